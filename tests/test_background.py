@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 
 import pytest
@@ -73,3 +75,90 @@ def test_who_is_gone_is_not_waited_for(learner):
     del row
     gc.collect()
     assert learner(3600.0).wait(60.0)
+
+
+def test_after_a_wait_in_vain_it_goes_on_for_a_while(monkeypatch, row):
+    """Beside frames without end it gets on at a rate of its own, whatever its steps take."""
+    monkeypatch.setattr(background, "WAIT_S", 0.01)
+    monkeypatch.setattr(background, "GRACE_S", 3600.0)
+    row.place()
+    passed = threading.Event()
+
+    def work():
+        with background.yielding():
+            background.give_way()
+            background.WAIT_S = 3600.0
+            for _ in range(100):
+                background.give_way()
+        passed.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert passed.wait(60.0)
+
+
+def sliced(work, yields=True):
+    """Run ``work`` in a thread, in slices; an event that is set when it is over."""
+    over = threading.Event()
+
+    def run():
+        with background.yielding() if yields else contextlib.nullcontext(), background.sliced():
+            work()
+        over.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return over
+
+
+def some_calls():
+    for _ in range(2 * background.CALLS):
+        sys.intern("call")
+
+
+def test_what_has_no_steps_waits_for_frames_too(monkeypatch, row):
+    monkeypatch.setattr(background, "WAIT_S", 60.0)
+    place = row.place()
+    over = sliced(some_calls)
+    assert not over.wait(0.2)
+    row.done(place)
+    assert over.wait(60.0)
+    row.place()
+    assert sliced(some_calls, yields=False).wait(60.0), "nobody is to wait there"
+
+
+def test_slices_end_with_what_is_sliced_and_leave_a_profiler_alone(row):
+    found = []
+
+    def profiler(frame, event, argument):
+        pass
+
+    def work():
+        with background.yielding():
+            with background.sliced():
+                found.append(sys.getprofile() is not None)
+            found.append(sys.getprofile())
+            sys.setprofile(profiler)
+            with background.sliced():
+                found.append(sys.getprofile() is profiler)
+            found.append(sys.getprofile() is profiler)
+            sys.setprofile(None)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60.0)
+    assert found == [True, None, True, True]
+
+
+def test_an_error_passes_through_slices(row):
+    found = []
+
+    def work():
+        try:
+            with background.yielding(), background.sliced():
+                raise KeyError("told")
+        except KeyError as error:
+            found.append((str(error), sys.getprofile()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60.0)
+    assert found == [("'told'", None)]

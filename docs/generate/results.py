@@ -308,10 +308,12 @@ def _split(record: Any) -> List[str]:
             lines += ["What mode `split` runs against the best plan that divides no operator, in turns:", ""]
             lines += _table(
                 [{**row, "times": "the same plan" if row["ratio"] is None else _interval(row["ratio"]),
-                  "before": _measured(row.get("measured"))} for row in model["pairs"]],
+                  "before": _measured(row.get("measured")), "beside": _set_aside(row.get("divided"))}
+                 for row in model["pairs"]],
                 [("MB/s", "bytes_per_s", _mb), ("plan", "kind", str), ("undivided", "undivided", str),
                  ("a divided plan as it ran before", "before", str), ("pairs", "pairs", str),
-                 ("ratio [95 %]", "times", str), ("fell back", "fell_back", str)],
+                 ("ratio [95 %]", "times", str), ("fell back", "fell_back", str),
+                 ("the divided plan that is not used", "beside", str)],
             )  # fmt: skip
             lines.append("")
     return lines
@@ -323,6 +325,11 @@ def _measured(found: Any) -> str:
         return "-"
     verdict = "used" if found["used"] else "not used"
     return f"{_interval(found['ratio'])} over {found['pairs']} pairs: {verdict}"
+
+
+def _set_aside(found: Any) -> str:
+    """A divided plan that is not used, against the undivided one that is."""
+    return f"{_interval(found['ratio'])} over {found['pairs']} pairs" if found else "-"
 
 
 def _exactness(record: Any) -> List[str]:

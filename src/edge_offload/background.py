@@ -26,12 +26,16 @@ class Ended(BaseException):
 _threads: Set[threading.Thread] = set()
 _lock = threading.Lock()
 _over: Future[Any] = Future()
+_ended = threading.Event()
 #: Niceness of a thread that learns, measures or plans, ...
 NICE = 10
 #: ... and seconds after which it gives up the interpreter to a frame that wants it (Python's own: 5 ms).
-SWITCH_S = 0.5e-3
-#: Seconds that it waits for frames between two of its steps, at most: it gets on beside any load; and between looks.
-WAIT_S, LOOK_S = 0.1, 1e-3
+SWITCH_S = 0.1e-3
+#: Seconds that it waits for frames between two of its steps, at most; for which it then does not wait again, so that it
+#: gets on beside any load; and between looks.
+WAIT_S, GRACE_S, LOOK_S = 0.1, 0.025, 2e-3
+#: Calls of Python between two looks in what has no steps (some tenths of a millisecond).
+CALLS = 1000
 _yielding = 0
 _usual_s = sys.getswitchinterval()
 _own = threading.local()
@@ -111,11 +115,42 @@ def give_way() -> None:
         Ended: see :func:`check`.
     """
     check()
-    if getattr(_own, "yields", False):
-        until_s = time.monotonic() + WAIT_S
-        while any(work.busy for work in list(_first)) and time.monotonic() < until_s:
-            wait((_over,), LOOK_S)
-            check()
+    if not getattr(_own, "yields", False) or time.monotonic() < getattr(_own, "grace_s", 0.0):
+        return
+    until_s = time.monotonic() + WAIT_S
+    while any(work.busy for work in list(_first)):
+        if time.monotonic() >= until_s:
+            _own.grace_s = time.monotonic() + GRACE_S
+            return
+        _ended.wait(LOOK_S)
+        check()
+
+
+@contextlib.contextmanager
+def sliced() -> Iterator[None]:
+    """What this thread calls until its end is divided into steps, between which it gives way (:func:`give_way`).
+
+    For what is not ours to divide: every so many calls of Python it is looked whether frames are under way. It may wait
+    at any of them: not for what holds a lock that frames need. Does nothing in a thread that is not :func:`yielding`,
+    or whose calls somebody else counts already (a profiler).
+    """
+    if not getattr(_own, "yields", False) or sys.getprofile() is not None:
+        yield
+        return
+    calls = 0
+
+    def look(_frame: Any, _event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= CALLS:
+            calls = 0
+            give_way()
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def check() -> None:
@@ -151,6 +186,7 @@ def end() -> None:
     """End all of it, now and for good; blocks until the threads are gone. Called by itself when the process ends."""
     with _lock:
         if not _over.done():
+            _ended.set()
             _over.set_result(None)
         threads = [thread for thread in _threads if thread is not threading.current_thread()]
     for thread in threads:

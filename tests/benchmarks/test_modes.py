@@ -62,6 +62,16 @@ def test_launches_are_held_to_the_best_mode() -> None:
     assert [bar["met"] for bar in bars] == [False, False, False, False, True, True, False]
 
 
+def test_launches_without_a_lead_are_held_to_the_server_while_they_learn() -> None:
+    found = {"auto": [run("auto", 0.216, ran="server")] * 3, "server": [run("server", 0.2)] * 3}
+    record = launched.judge(found, 0.0, 20.0, {"link": "wifi_93mbps"}, 1.1e6)
+    records.validate("adaptive_launch", record)
+    bars = {bar["name"].split(" <")[0]: (bar["value"], bar["met"]) for bar in record["bars"]}
+    assert bars["frames while learning"] == ("1.080 [1.080, 1.080] x", True)
+    assert "mean latency" not in bars, "nothing was waited for"
+    assert not launched.judge({**found, "auto": [run("auto", 0.23)] * 3}, 0.0, 20.0, {}, 0.0)["bars"][1]["met"]
+
+
 def test_launches_that_were_kept_are_not_run_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: List[str] = []
 

@@ -98,11 +98,12 @@ def test_predicted_wait_is_the_cost_of_what_is_served_first(arrivals, peer):
 def test_what_a_reader_has_taken_counts_until_it_is_served():
     queue = FairQueue()
     queue.put("a", "first", 1000.0)
-    assert queue.ahead_s("b") == 1000.0
+    assert (queue.ahead_s("b"), queue.busy) == (1000.0, True)
     queue.get(0)
     assert 0 < queue.ahead_s("b") <= 1000.0, "at no moment is it neither waiting nor under way"
+    assert queue.busy
     queue.served()
-    assert queue.ahead_s("b") == 0.0
+    assert (queue.ahead_s("b"), queue.busy) == (0.0, False)
 
 
 def test_closing_wakes_the_reader_and_refuses():

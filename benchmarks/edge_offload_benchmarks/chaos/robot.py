@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 import time
 from typing import List, Optional
-
-from edge_offload_benchmarks.chaos import wall_clock
 
 MODEL = "edge_offload_benchmarks.chaos.net:factory"
 #: Modes that frames may be sent to the server in; results of ``split`` agree with the local ones within its tolerance.
@@ -21,11 +18,6 @@ REMOTE = ("server", "split", "replay")
 FPS = 20.0
 #: Networks that take turns.
 TASKS = ("people", "scene")
-
-
-def _sleep(seconds: float) -> None:
-    """As time.sleep, in another way: libfaketime breaks clock_nanosleep until a time of the monotonic clock."""
-    threading.Event().wait(seconds)
 
 
 def main() -> int:
@@ -43,8 +35,6 @@ def main() -> int:
     parser.add_argument("--accuracy", type=float, help="asks for a promise of this bound; with --carry")
     parser.add_argument("--turns", action="store_true", help="two networks, which take turns at the server")
     args = parser.parse_args()
-    if wall_clock.faked():
-        time.sleep = _sleep  # type: ignore[assignment]
 
     from edge_offload.execute.threads import pin
     from edge_offload.link.security.keys import KeyStore

@@ -18,9 +18,25 @@ def library() -> Optional[str]:
     return next((found for place in PLACES for found in sorted(glob.glob(f"{place}/libfaketimeMT.so.1"))), None)
 
 
-def faked() -> bool:
-    """Whether this process has a wall clock of its own."""
-    return "FAKETIME_TIMESTAMP_FILE" in os.environ
+CUSTOMIZE = '''"""A process with a wall clock of its own sleeps in another way, from its start on, as do its children.
+
+libfaketime breaks clock_nanosleep until a time of the monotonic clock, as time.sleep does it from Python 3.11 on, and
+subprocess where it waits with a time limit: OSError 22. A sitecustomize that this one hides is run as well.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+import time
+
+time.sleep = lambda seconds: threading.Event().wait(seconds) and None
+_here = [os.path.abspath(entry or os.curdir) for entry in sys.path].index(os.path.dirname(os.path.abspath(__file__)))
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path[_here + 1 :])
+if _spec is not None and _spec.loader is not None:
+    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
+'''
 
 
 class WallClock:
@@ -39,10 +55,15 @@ class WallClock:
         self._library = found
         self._directory = tempfile.TemporaryDirectory(prefix="edge_offload_clock_")
         self._file = pathlib.Path(self._directory.name) / "offset"
+        # not beside the clock: what a process imports from there is this alone
+        self._customize = pathlib.Path(self._directory.name) / "python"
+        self._customize.mkdir()
+        (self._customize / "sitecustomize.py").write_text(CUSTOMIZE, encoding="ascii")
         self.step(0.0)
 
     def words(self) -> List[str]:
         """What to put before a command."""
+        path = [str(self._customize), os.environ.get("PYTHONPATH", "")]
         return [
             "env",
             f"LD_PRELOAD={self._library}",
@@ -50,6 +71,7 @@ class WallClock:
             "FAKETIME_CACHE_DURATION=1",  # it looks for a step once a second, not with every look at the clock
             "FAKETIME_DONT_FAKE_MONOTONIC=1",
             "DONT_FAKE_MONOTONIC=1",  # its name in older releases
+            f"PYTHONPATH={os.pathsep.join(filter(None, path))}",
         ]
 
     def step(self, offset_s: float) -> None:

@@ -20,6 +20,8 @@ every mode and plan will take.
   edge-offload bench adaptive --launch --json adaptive_launch.json     in real time: the launch file as it is started by
                                                                        default, against every mode held, three turns
   edge-offload bench adaptive --launch link=wifi_93mbps model=movenet  with arguments of the launch file
+  edge-offload bench adaptive --launch link=wifi_93mbps --held server --lead 0 --seconds 20 --turns 6
+                                                                       frames while modes are learnt and plans made
 
 regret: mean latency / the oracle's mean latency - 1. remote when faster: share of the frames for which a remote mode
 was forecast to be faster that went there. in outages: frames that begin while the link is dead. Below each table stands
@@ -75,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--launch", nargs="*", metavar="ARG=VALUE", help="real processes, with these arguments of "
                         "kapao_tracking.launch; in a shell with ROS")  # fmt: skip
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="with --launch: of all modes (3)")
-    parser.add_argument("--lead", type=float, default=120.0, metavar="S", help="with --launch: not judged (120)")
+    parser.add_argument("--lead", type=float, default=120.0, metavar="S", help="with --launch: of learning, not judged "
+                        "but against server; 0: it is all that is (120)")  # fmt: skip
+    parser.add_argument("--held", nargs="+", default=["server", "local", "replay", "split"], metavar="MODE",
+                        help="with --launch: modes that are held (all)")  # fmt: skip
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="with --launch: keep what each run did "
                         "here, and go on behind those that are there")  # fmt: skip
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
@@ -150,13 +155,15 @@ def _launch(args: argparse.Namespace) -> int:
         raise Unsupported("there is no roslaunch here", remedy="source devel/setup.bash")
     if args.turns < 1 or args.lead < 0 or not all("=" in item for item in args.launch):
         raise BadInput("--turns is at least 1, --lead at least 0, arguments are NAME=VALUE")
+    if "server" not in args.held or not set(args.held) <= set(launched.HELD):
+        raise BadInput(f"--held takes server, and others of {', '.join(launched.HELD)}")
     arguments = {"link": "wifi_indoors", **dict(item.replace(":=", "=").split("=", 1) for item in args.launch)}
     if args.trace is not None:
         arguments["link"] = str(args.trace.resolve())
     constant = arguments["link"] in ("wifi_93mbps", "wifi_73mbps")
     truth = named_link(arguments["link"]).up.mean() if constant else 0.0
-    record = launched.compare(args.turns, args.lead, args.seconds or 300.0, arguments, truth,
-                              keep=args.keep)  # fmt: skip
+    record = launched.compare(args.turns, args.lead, args.seconds or 300.0, arguments, truth, keep=args.keep,
+                              held=args.held)  # fmt: skip
     for bar in record["bars"]:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
     if args.json is not None:

@@ -16,7 +16,8 @@ sleeps most of its time). Planners that choose the same plan for the same bandwi
 figures as those of a busy machine where it was one (the load average is part of the record). With --pairs mode split
 runs as it does by itself until it has measured which plan to use at a bandwidth; then that plan and the best one that
 divides no operator (layer cuts included, by what they are expected to take) run in turns, inference by inference; the
-ratio is the median of the pairs', with its 95 % interval. Where both are the same there is nothing to compare.
+ratio is the median of the pairs', with its 95 % interval. Where both are the same, a plan that was measured and is not
+used is held against it instead.
 With --tensor-parallel each operator is divided by the speeds of the two sides, and both get all of each layer, as in a
 data centre; both halves run in this process then, and the link is emulated there. Records of other models and slowdowns
 that --json holds are kept, and --plot draws all of them.
@@ -229,10 +230,8 @@ def _pair(
     count: int, module: Any, runner: Any, inputs: Sequence[Any], tables: Dict[str, Any], bytes_per_s: float
 ) -> Dict[str, Any]:
     """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
-    from edge_offload.mode import Mode
     from edge_offload.modes.split.robot.runner import ways
     from edge_offload.split.model.simulate import simulate
-    from edge_offload_benchmarks.experiments.modes import interval
 
     measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
     chosen = {name: planned.plans[planned.in_use(bytes_per_s)] for name, planned in tables.items()}
@@ -249,14 +248,26 @@ def _pair(
         "bytes_per_s": bytes_per_s, "kind": ways(mine), "undivided": ways(other), "expected_s": expected[DEFAULT],
         "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None, "measured": measured,
     }  # fmt: skip
-    if (mine.robot, mine.server, mine.transfers) == (other.robot, other.server, other.transfers):
-        return row
+    if (mine.robot, mine.server, mine.transfers) != (other.robot, other.server, other.transfers):
+        return {**row, **_turns(count, module, runner, inputs, (chosen[DEFAULT], chosen[best]))}
+    if measured is not None:
+        # what was decided after few pairs is held as often as everything else
+        divided = tables[DEFAULT].plans[tables[DEFAULT].choose(bytes_per_s)]
+        row["divided"] = {"kind": ways(divided.plan), **_turns(count, module, runner, inputs, (divided, chosen[best]))}
+    return row
+
+
+def _turns(count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: Tuple[Any, Any]) -> Dict[str, Any]:
+    """Two plans, ``count`` times in turns: medians, and the median of their ratios with its interval."""
+    from edge_offload.mode import Mode
+    from edge_offload_benchmarks.experiments.modes import interval
 
     def both(planned: Any) -> Any:
-        table = replace(planned.table, bandwidths=(1.0, 2.0), plans=(mine, other))
-        return replace(planned, table=table, plans=(chosen[DEFAULT], chosen[best]), place=(0, 1), undivided=())
+        table = replace(planned.table, bandwidths=(1.0, 2.0), plans=tuple(item.plan for item in plans))
+        return replace(planned, table=table, plans=plans, place=(0, 1), undivided=())
 
     runner.put_in_force(inputs, both)
+    fell_back = 0
     seconds: List[List[float]] = [[], []]
     for number in range(count + 2):
         found = {}
@@ -264,15 +275,14 @@ def _pair(
             runner.bandwidth = 1.0 + place
             _, report = module.run(inputs, Mode.SPLIT)
             found[place] = report.total_s
-            row["fell_back"] += report.mode is not Mode.SPLIT
+            fell_back += report.mode is not Mode.SPLIT
         if number >= 2:  # the first ones find cold caches
             for place in (0, 1):
                 seconds[place].append(found[place])
-    row.update(
-        pairs=count, median_s=statistics.median(seconds[0]), undivided_median_s=statistics.median(seconds[1]),
-        ratio=list(interval(*seconds)),
-    )  # fmt: skip
-    return row
+    return {
+        "pairs": count, "fell_back": fell_back, "median_s": statistics.median(seconds[0]),
+        "undivided_median_s": statistics.median(seconds[1]), "ratio": list(interval(*seconds)),
+    }  # fmt: skip
 
 
 def _settled(
@@ -306,8 +316,10 @@ def _pair_line(row: Dict[str, Any]) -> str:
         verdict = "it is used" if row["measured"]["used"] else "it is not used"
         told = f"a divided plan took {ratio:.3f} [{low:.3f}, {high:.3f}] over {row['measured']['pairs']} pairs as it " \
                f"ran: {verdict}\n{told}"  # fmt: skip
-    if row["ratio"] is None:
+    if row["ratio"] is None and "divided" not in row:
         return told + "the same plan"
+    if row["ratio"] is None:
+        told, row = f"{told}the same plan; the {row['divided']['kind']} plan against it: ", row["divided"]
     ratio, low, high = row["ratio"]
     return told + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple
 
+from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.emulated import EMULATED, Emulation
@@ -120,6 +121,7 @@ class OffloadServer:
         self._device = Worker(
             "edge-offload-device", FairQueue(queue_per_peer, queue_total, _robot_of), self._prepare_device
         )
+        background.first(self._device.queue)  # what is traced meanwhile gives way to it
         self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total, _robot_of))
         self._replicas = ReplicaService(self.pool, self._device, self._loader, self._book, self._feed, quota)
         blobs = blobs if blobs is not None else BlobStore()

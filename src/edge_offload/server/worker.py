@@ -120,6 +120,11 @@ class FairQueue(Generic[Item]):
             begin = time.monotonic() - FORCED_S
             return min(0.5, sum(cost_s for when, cost_s in self._forced if when >= begin) / FORCED_S)
 
+    @property
+    def busy(self) -> bool:
+        """Whether something waits, or is being served."""
+        return self._count > 0 or self._serving is not None
+
     def served(self) -> None:
         """What :meth:`get` handed out last is done."""
         with self._changed:

@@ -102,3 +102,26 @@ def test_a_step_of_the_wall_clock_costs_nothing(whose, clock, server_process, ke
         slack = result["error_s"] + 1e-3
         assert -slack <= result["uplink_s"] <= result["took_s"] + slack, result
         assert -slack <= result["downlink_s"] <= result["took_s"] + slack, result
+
+
+PATIENT = """
+import subprocess, sys, time
+import marked
+before = time.time()
+time.sleep(0.01)
+# a child that takes longer is waited for with the same call
+subprocess.run([sys.executable, "-c", "import time; time.sleep(0.2)"], timeout=60.0, check=True)
+print(marked.seen, time.time() - before < 60.0)
+"""
+
+
+def test_a_process_that_sleeps_or_waits_with_a_limit_has_a_clock_of_its_own_too(clock, tmp_path, monkeypatch):
+    """From its start on, and so have its children; what was there to customise it is run as well."""
+    (tmp_path / "marked.py").write_text("seen = []")
+    (tmp_path / "sitecustomize.py").write_text("import marked; marked.seen.append('customised')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    clock.step(24 * 365 * HOUR_S)
+    done = subprocess.run(
+        [*clock.words(), sys.executable, "-c", PATIENT], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stdout.split("] ") == ["['customised'", "True\n"], done.stderr

@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Sequence
 import torch
 from torch import nn
 
+from edge_offload import background
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir import opaque
 from edge_offload.ir.build import from_module
@@ -18,6 +19,7 @@ from edge_offload.split.model.network import Network
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps state of its own outside the threads
 
 
+@background.sliced()
 def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Optional[int] = None) -> Network:
     """Trace all of ``module``; a ``readout`` behind its ``network`` whose sizes depend on the data is one operator.
 

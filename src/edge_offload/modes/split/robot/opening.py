@@ -274,6 +274,7 @@ class SplitOpener:
                 self._known[specs] = (network, measured, self.place.shared(network))
             return self._known[specs]
 
+    @background.sliced()
     def plan(self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor]) -> Planned:
         """Plans for :data:`BANDWIDTHS`, the equal ones once."""
         settings, objective = self.settings, self.settings.objective or Objective()

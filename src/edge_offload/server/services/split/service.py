@@ -189,5 +189,6 @@ class SplitService(Service):
             raise ProtocolError("a plan is a string of JSON")
         located, profile = split.traced.network.located, split.traced.profile
         assert profile is not None
-        split.plans = tuple(ready(Plan.from_json(text), located, profile.sequence) for text in texts)
+        with background.yielding(), background.sliced():
+            split.plans = tuple(ready(Plan.from_json(text), located, profile.sequence) for text in texts)
         request.reply({"plans": len(split.plans)})
