@@ -53,6 +53,8 @@ def chaos_carry(record: Any) -> List[str]:
         rows = [{**row, "turns": ", ".join(f"{task} {count}" for task, count in row["figures"]["turns"].items())}
                 for row in rows]  # fmt: skip
         turns = [("turns", "turns", str), ("two at once", "figures.two_outstanding", str)]
+    if any(row["figures"].get("followed") for row in record):
+        turns = [*turns, ("frames that turns chose", "figures.followed", str)]
     return [
         "Frames come 20 times a second; each that is taken up leaves once, in order, with the newest result there is.",
         "",

@@ -121,6 +121,8 @@ def judge(
     _leaks(verdict, faults)
     _latencies(verdict, frames, local_s, faults, outage, timing, in_flight, allows_s)
     verdict.figures.update(counts)
+    if summary.get("followed"):
+        verdict.figures["followed"] = summary["followed"]
     return verdict
 
 
