@@ -59,7 +59,7 @@ class FixedBoard(Board):
             )
             for one in clients
         ]  # fmt: skip
-        requests = list(simulate(paces, begin + self._horizon_s))
+        requests = simulate(paces, begin + self._horizon_s)
         for batch in adjust(paces, requests, self.latencies, begin, SLACK, wait=True):
             turns = tuple(Turn(paces[place].robot, frame) for place, frame in batch.members)
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace_of(len(turns)), turns))

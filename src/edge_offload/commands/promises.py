@@ -58,7 +58,7 @@ def _answer(problem: Any) -> Dict[str, Any]:
     from edge_offload.server.promises.packing import adjust, simulate
 
     names, paces, latencies, begin, horizon, grace = _parse(problem)
-    requests = list(simulate(paces, begin + horizon))
+    requests = simulate(paces, begin + horizon)
     batches = adjust(paces, requests, latencies, begin, grace)
     return {
         "batches": [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 from typing import List
 
 import pytest
@@ -89,6 +91,17 @@ def test_a_refusal_says_what_could_be_promised() -> None:
         Refused, match=r"full: \d+ robots have promises, and 0.001 would break one; .* could be promised"
     ):
         board.join(0.0, "late", Wish(0.001, 0.006, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_what_is_offered_is_promised_when_it_is_asked_for(noise: float) -> None:
+    board = Board(GPU)
+    joined(board, [a_robot(number, 0.02) for number in range(64)])
+    asked = Wish(0.0001, 0.006, 1 / 30, 0.012, 0.006, 8, noise=noise)
+    with pytest.raises(Refused) as refusal:
+        board.join(0.0, "late", asked, 0, 0.0)
+    (offer,) = re.findall(r"one; (\S+) could be promised now", str(refusal.value))
+    board.join(0.0, "late", replace(asked, bound=float(offer)), 0, 0.0)
 
 
 def test_a_robot_that_leaves_makes_room() -> None:

@@ -17,7 +17,7 @@ from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
 def plan_of(
     paces: Sequence[Pace], latencies: Latencies, begin: float, horizon: float, grace: float = 0.0
 ) -> List[Batch]:
-    return adjust(paces, list(simulate(paces, begin + horizon)), latencies, begin, grace)
+    return adjust(paces, simulate(paces, begin + horizon), latencies, begin, grace)
 
 
 def named(paces: Sequence[Pace], plan: Sequence[Batch]) -> List[Tuple[float, List[Tuple[str, int]]]]:
@@ -126,7 +126,7 @@ def test_plans_of_random_problems_hold_together() -> None:
             pace.frame_interval <= latencies.of[0] and pace.arrival <= begin - pace.frame_interval for pace in paces
         ):
             asked = sum(len(batch.members) for batch in plan)
-            assert asked == len(list(simulate(paces, begin + horizon))), "nothing falls away where frames are new"
+            assert asked == len(simulate(paces, begin + horizon)), "nothing falls away where frames are new"
     assert batches > 20_000, "the problems say something"
     assert larger > 3_000, "and of batches"
 

@@ -15,7 +15,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from edge_offload.errors import BadInput, Refused
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch
-from edge_offload.server.promises.planner import Client, Moment, Schedule, admit, hold, schedule
+from edge_offload.server.promises.planner import Client, Moment, Schedule, admit, hold, load, schedule
 from edge_offload.server.promises.settings import Wish, settle
 
 # the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
@@ -83,6 +83,8 @@ class _Robot:
     #: Newest frame that is in a batch, and when that arrives if it is sent as soon as it is taken.
     frame: int
     arrival: float
+    #: Share of the device that it was admitted with.
+    claim: float = 0.0
     #: Mean drop of what it was given so far, what is long ago counting less; None before its first turn.
     mean: Optional[float] = None
     #: How much less plans cost than they say, on average: batches begin as soon as all members have come.
@@ -196,16 +198,19 @@ class Board:
         begin = self._begin(now)
         others = [replace(self._at(one, begin), spare=one.usual_spare) for one in self._robots.values()]
         usual = [one.usual_spare / one.client.wish.bound for one in self._robots.values()]
-        spare = wish.bound * statistics.mean(usual) if usual else 0.0
-        first = replace(self._at(_Robot(newcomer, frame, arrival), begin), spare=spare)
-        plan, bound = admit(first, others, self.latencies, self._moment(begin))
+        usual_share = statistics.mean(usual) if usual else 0.0
+
+        def at(bound: float) -> Client:
+            asked = replace(newcomer, wish=replace(wish, bound=bound))
+            return replace(self._at(_Robot(asked, frame, arrival), begin), spare=bound * usual_share)
+
+        plan, bound = admit(at, wish.bound, others, self.latencies, self._moment(begin))
         if plan is None:
             raise Refused(
-                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; "
-                f"{_offer(bound / self._planned)}",
-                remedy="ask for a looser bound, or use another server",
+                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; {_offer(bound)}",
+                remedy="ask for a looser bound, or use another server" if bound < math.inf else "use another server",
             )
-        self._robots[robot] = _Robot(newcomer, frame, arrival)
+        self._robots[robot] = _Robot(newcomer, frame, arrival, load(newcomer, self.latencies))
 
     def leave(self, robot: str) -> None:
         """Its promise ends; batches go on without it."""
@@ -249,13 +254,19 @@ class Board:
         plan, gone = self._held(clients, self._moment(begin))
         reasons = []
         for client in gone:
+            found = self._robots[client.robot]
             self.leave(client.robot)
-            _, bound = admit(replace(client, spare=0.0), plan.clients, self.latencies, self._moment(begin))
+
+            def at(bound: float, found: _Robot = found) -> Client:
+                asked = replace(found.client, wish=replace(found.client.wish, bound=bound))
+                return replace(self._at(replace(found, client=asked), begin), spare=0.0)
+
+            promised = found.client.wish.bound
+            _, bound = admit(at, promised, plan.clients, self.latencies, self._moment(begin))
             reasons.append(
                 (
                     client.robot,
-                    f"the promise of {client.wish.bound / self._planned:g} cannot be kept beside "
-                    f"{len(plan.clients)} others; {_offer(bound / self._planned)}",
+                    f"the promise of {promised:g} cannot be kept beside {len(plan.clients)} others; {_offer(bound)}",
                 )
             )
         for batch in plan.batches:
@@ -282,8 +293,9 @@ class Board:
         if plan.holds:
             self._strained = 0
             return plan, []
+        claims = [one.claim for one in self._robots.values()]
         if self._whole:
-            return hold(clients, self.latencies, moment)
+            return hold(clients, self.latencies, moment, claims)
         lasting = [replace(one, spare=self._robots[one.robot].usual_spare, fresh=True) for one in clients]
         usual = schedule(lasting, self.latencies, moment)
         if usual.holds or (usual.worst <= NEARLY and all(one.kept for one in self._robots.values())):
@@ -293,7 +305,7 @@ class Board:
         if self._strained < PATIENCE and usual.worst <= BY_FAR:
             return plan, []
         self._strained = 0
-        return hold(lasting, self.latencies, moment)
+        return hold(lasting, self.latencies, moment, claims)
 
     def turns(self, robot: str) -> List[Tuple[int, float]]:
         """(frame, start of its batch) of a robot, as planned now."""

@@ -7,10 +7,11 @@ arrivals is kept. The time is linear in the requests, but for their merging by a
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from edge_offload.server.promises.latencies import Latencies
 
@@ -63,16 +64,32 @@ class Batch(NamedTuple):
     members: Tuple[Tuple[int, int], ...]
 
 
-def simulate(paces: Sequence[Pace], until: float) -> Iterator[int]:
+def simulate(paces: Sequence[Pace], until: float) -> List[int]:
     """Whose request arrives next, if each robot keeps to its interval: places among ``paces``, up to ``until``."""
-    heap = [(pace.arrival + pace.interval * pace.frame_interval, place, 1) for place, pace in enumerate(paces)]
-    heapq.heapify(heap)
-    while heap and heap[0][0] <= until + _NEAR:
-        _, place, count = heap[0]
-        pace = paces[place]
-        yield place
-        coming = pace.arrival + (count + 1) * pace.interval * pace.frame_interval
-        heapq.heapreplace(heap, (coming, place, count + 1))
+    counts = [_requests(pace, until + _NEAR) for pace in paces]
+    total = sum(counts)
+    if not total:
+        return []
+    each = np.array(counts)
+    number = np.arange(1, total + 1) - np.repeat(np.cumsum(each) - each, each)
+    arrival, interval, frame_interval = (
+        np.repeat([getattr(pace, name) for pace in paces], each) for name in ("arrival", "interval", "frame_interval")
+    )
+    places = np.repeat(np.arange(len(paces)), each)
+    # of requests that arrive together the first robot's goes first
+    order = np.argsort(arrival + number * interval * frame_interval, kind="stable")
+    found: List[int] = places[order].tolist()
+    return found
+
+
+def _requests(pace: Pace, until: float) -> int:
+    """How many of its requests arrive by then: as many as the sums, rounded as they are, say."""
+    count = max(0, int((until - pace.arrival) / (pace.interval * pace.frame_interval)))
+    while pace.arrival + (count + 1) * pace.interval * pace.frame_interval <= until:
+        count += 1
+    while count and pace.arrival + count * pace.interval * pace.frame_interval > until:
+        count -= 1
+    return count
 
 
 def adjust(
@@ -83,6 +100,7 @@ def adjust(
     grace: float = 0.0,
     wait: bool = False,
     fresh: bool = False,
+    until: float = math.inf,
 ) -> List[Batch]:
     """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2).
 
@@ -96,32 +114,47 @@ def adjust(
             on, instead of falling away: batches are not back to back there.
         fresh: with ``wait``, a batch whose first request is not due yet begins when that arrives, not with an earlier
             frame.
+        until: a batch that begins after this is the last.
     """
     plan: List[Batch] = []
-    newest: Dict[int, int] = {}
+    # a planner does this some thousand times a second: what a robot is, side by side
+    largest, count = latencies.largest, len(requests)
+    takes = [latencies.batch(size) * (1.0 + grace) for size in range(1, largest + 1)]
+    limits = [pace.batch for pace in paces]
+    newest = [pace.frame for pace in paces]
+    # as Pace.frame_at
+    bases = [pace.arrival - (0.5 * pace.frame_interval if pace.late is None else pace.late) for pace in paces]
+    frames, frame_intervals = [pace.frame for pace in paces], [pace.frame_interval for pace in paces]
+    inside = [-1] * len(paces)
+    floor = math.floor
     at, start = 0, begin
-    while at < len(requests):
+    while at < count:
         members: List[Tuple[int, int]] = []
-        inside: Set[int] = set()
-        limit = latencies.largest
-        while at < len(requests) and len(members) < limit:
+        size, limit, number = 0, largest, len(plan)
+        while size < limit and at < count:
             place = requests[at]
-            pace = paces[place]
-            if place in inside or len(members) >= pace.batch:
+            most = limits[place]
+            if size >= most or inside[place] == number:
                 break
-            frame = pace.frame_at(start)
-            least = newest.get(place, pace.frame) + (max(1, int(pace.interval)) - 1 if fresh else 0)
-            if wait and not members and frame <= least:
-                frame = least + 1 if fresh else least + max(1, int(pace.interval // 2))
-                start = max(start, pace.arrival_of(frame) - min(0.0, pace.late or 0.0))
-                frame = max(frame, pace.frame_at(start))
-            if frame > newest.get(place, pace.frame):
+            frame = frames[place] + floor((start - bases[place]) / frame_intervals[place] + _NEAR)
+            if wait and not size:
+                pace = paces[place]
+                least = newest[place] + (max(1, int(pace.interval)) - 1 if fresh else 0)
+                if frame <= least:
+                    frame = least + 1 if fresh else least + max(1, int(pace.interval // 2))
+                    start = max(start, pace.arrival_of(frame) - min(0.0, pace.late or 0.0))
+                    frame = max(frame, pace.frame_at(start))
+            if frame > newest[place]:
                 members.append((place, frame))
-                inside.add(place)
+                size += 1
+                inside[place] = number
                 newest[place] = frame
-                limit = min(limit, pace.batch)
+                if most < limit:
+                    limit = most
             at += 1
         if members:
             plan.append(Batch(start, tuple(members)))
-            start += latencies.batch(len(members)) * (1.0 + grace)
+            if start > until:
+                break
+            start += takes[size - 1]
     return plan

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
 from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, settle
-from edge_offload.server.promises.staleness import mean_drops
+from edge_offload.server.promises.staleness import Staleness
 
 #: Bounds are promised in steps of this share of the one before: an offer is within it of the least possible.
 OFFER_STEP = 1.05
-#: So many steps are looked at: 349 times the bound that was asked for.
-OFFER_STEPS = 120
+#: Bounds are shares of an accuracy of 0 to 1.
+MOST_BOUND = 1.0
 #: Frames are chosen that arrive this share of a frame interval before their batch begins.
 EARLY = 0.05
 #: Times that intervals are fitted to what the schedule costs, each time by at most this share.
 FITTED, FITTED_BY = 8, 0.25
+#: Where intervals that keep the bounds, with results as fresh as can be, would take this much of the device's time and
+#: more, no plan holds.
+HOPELESS = 1.0
+#: Requests of each robot that are planned, all plans of one moment together, before the best that was found has to do.
+TRIED = 150
+#: Nor where the best that was found so far costs somebody so many bounds.
+FAR = 1.5
 
 
 @dataclass(frozen=True)
@@ -114,37 +121,94 @@ def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) ->
     Settings of Step 1 use a bound up as if batches began at any time. Whom the batches as they fall cost more gets
     shorter intervals, and while there is not enough room, whom they cost less gets longer ones. Where back to back does
     not hold, batches that begin when a frame arrives may: the device is idle now and then, but results are fresher.
+    Where the device is too small for all, whatever the batches, everybody gets as much less.
     """
-    plan = _fit(clients, latencies, moment, False, False)
+    trial = _Trial(clients, latencies, moment)
     if moment.whole:
+        return trial.fit(False, False)
+    plan = trial.fit(False, False)
+    if plan.holds:
         return plan
-    for fresh, hopeful in ((True, True), (False, True)):
-        if plan.holds:
+    too_much = trial.load(trial.paces(True))
+    if too_much > HOPELESS or plan.worst > FAR:
+        return min(plan, trial.shared(max(1.0, too_much)), key=_badness)
+    for fresh in (True, False):
+        if plan.holds or trial.tired:
             break
-        plan = min(plan, _fit(clients, latencies, moment, fresh, hopeful), key=_badness)
+        plan = min(plan, trial.fit(fresh, True), key=_badness)
     return plan
 
 
-def _fit(clients: Sequence[Client], latencies: Latencies, moment: Moment, fresh: bool, hopeful: bool) -> Schedule:
-    """``fresh``: batches begin when a frame arrives. ``hopeful``: intervals are at first as if they all did."""
-    paces = [client.pace(latencies, moment.whole, hopeful) for client in clients]
-    if not moment.whole and paces:
+class _Trial:
+    """Plans for the same clients at the same moment, with one pace after another."""
+
+    def __init__(self, clients: Sequence[Client], latencies: Latencies, moment: Moment) -> None:
+        self._clients, self._latencies, self._moment = tuple(clients), latencies, moment
+        self._ends = moment.begin + moment.horizon
+        self._grace = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
+        wishes = [client.wish for client in clients]
+        self._staleness = Staleness(wishes, latencies, [client.fresh for client in clients])
+        self._references = [wish.reference(latencies) for wish in wishes]
+        self._planned = 0
+
+    @property
+    def tired(self) -> bool:
+        """Whether enough was tried."""
+        return self._planned > TRIED * len(self._clients)
+
+    def paces(self, hopeful: bool) -> List[Pace]:
+        """As Step 1 says. ``hopeful``: as if all batches began when a frame arrives."""
+        latencies, whole = self._latencies, self._moment.whole
+        paces = [client.pace(latencies, whole, hopeful) for client in self._clients]
+        if whole or not paces:
+            return paces
         usual = sorted(pace.batch for pace in paces)[(len(paces) - 1) // 2]
-        paces = [_wider(pace, client.wish, usual, latencies, hopeful) for pace, client in zip(paces, clients)]
-    plan = best = _schedule(clients, paces, latencies, moment, fresh)
-    for _ in range(FITTED):
-        if plan.holds or (moment.whole and plan.overfull):
-            break
-        fitted = [
-            _fitted(pace, client, drop, plan.overfull, moment.whole)
-            for pace, client, drop in zip(paces, clients, plan.drops)
+        return [_wider(pace, client.wish, usual, latencies, hopeful) for pace, client in zip(paces, self._clients)]
+
+    def load(self, paces: Sequence[Pace]) -> float:
+        """The least share of the device's time that robots take at these paces: in batches as large as they allow."""
+        takes = sum(
+            self._latencies.batch(pace.batch) / pace.batch / (pace.interval * pace.frame_interval) for pace in paces
+        )
+        return takes * (1.0 + self._grace)
+
+    def fit(self, fresh: bool, hopeful: bool) -> Schedule:
+        """``fresh``: batches begin when a frame arrives. ``hopeful``: intervals are at first as if they all did."""
+        whole, clients = self._moment.whole, self._clients
+        paces = self.paces(hopeful)
+        plan = best = self._schedule(paces, fresh)
+        for _ in range(FITTED):
+            if plan.holds or (whole and plan.overfull) or self.tired:
+                break
+            fitted = [
+                _fitted(pace, client, drop, plan.overfull, whole)
+                for pace, client, drop in zip(paces, clients, plan.drops)
+            ]
+            # who asks for more than was too much already does not get it
+            if fitted == paces or (plan.overfull and self.load(fitted) >= self.load(paces)):
+                break
+            paces = fitted
+            plan = self._schedule(paces, fresh)
+            best = min(plan, best, key=_badness)
+        return plan if whole else best
+
+    def shared(self, too_much: float) -> Schedule:
+        """Everybody's interval is longer than it should be, so that there is room for all."""
+        paces = [
+            replace(pace, interval=min(float(MAX_INTERVAL), pace.interval * too_much)) for pace in self.paces(True)
         ]
-        if fitted == paces:
-            break
-        paces = fitted
-        plan = _schedule(clients, paces, latencies, moment, fresh)
-        best = min(plan, best, key=_badness)
-    return plan if moment.whole else best
+        return self._schedule(paces, False)
+
+    def _schedule(self, paces: Sequence[Pace], fresh: bool) -> Schedule:
+        begin, whole = self._moment.begin, self._moment.whole
+        until = math.inf if whole else self._ends
+        requests = simulate(paces, self._ends)
+        batches = adjust(paces, requests, self._latencies, begin, self._grace, wait=True, fresh=fresh, until=until)
+        self._planned += sum(len(batch.members) for batch in batches)
+        overfull = bool(batches) and batches[-1].start > self._ends
+        lost = self._staleness.mean_drops(batches, paces, until if overfull and not whole else None)
+        drops = tuple(max(0.0, one - reference) for one, reference in zip(lost, self._references))
+        return Schedule(self._clients, tuple(batches), drops, overfull)
 
 
 def _badness(plan: Schedule) -> Tuple[bool, float, bool]:
@@ -174,62 +238,93 @@ def _fitted(pace: Pace, client: Client, drop: float, stretch: bool, whole: bool)
     return replace(pace, interval=min(float(MAX_INTERVAL), max(1.0, pace.interval * (1 + longer))))
 
 
-def _schedule(
-    clients: Sequence[Client], paces: Sequence[Pace], latencies: Latencies, moment: Moment, fresh: bool
-) -> Schedule:
-    wishes = [client.wish for client in clients]
-    requests = list(simulate(paces, moment.begin + moment.horizon))
-    stretched = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
-    batches = adjust(paces, requests, latencies, moment.begin, stretched, wait=True, fresh=fresh)
-    lost = mean_drops(batches, paces, wishes, latencies, [client.fresh for client in clients])
-    drops = tuple(max(0.0, one - wish.reference(latencies)) for wish, one in zip(wishes, lost))
-    overfull = bool(batches) and batches[-1].start > moment.begin + moment.horizon
-    return Schedule(tuple(clients), tuple(batches), drops, overfull)
-
-
-def hold(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Tuple[Schedule, List[Client]]:
+def hold(
+    clients: Sequence[Client], latencies: Latencies, moment: Moment, claims: Sequence[float] = ()
+) -> Tuple[Schedule, List[Client]]:
     """The schedule of as many of ``clients`` as it can hold, and those that had to go.
 
-    While a bound is broken, the one goes that takes most of the device's time for itself; of equals, the last.
+    While a bound is broken, the one goes that takes most of the device's time for itself; of equals, the last. How many
+    have to go is found by halves.
+
+    Args:
+        clients: who has a promise.
+        latencies: what a batch takes.
+        moment: when.
+        claims: share of the device (:func:`load`) that each was admitted with. So much of what it takes does not count
+            against it, but no more than half of them have: who said little to be let in goes before who said the truth.
     """
-    held = list(clients)
-    gone: List[Client] = []
-    while True:
-        plan = schedule(held, latencies, moment)
-        if plan.holds or not held:
-            return plan, gone
-        loads = [_load(client, latencies) for client in held]
-        gone.append(held.pop(max(range(len(held)), key=lambda place: (loads[place], place))))
+    loads = [load(client, latencies) for client in clients]
+    if claims:
+        usual = sorted(claims)[(len(claims) - 1) // 2]
+        loads = [takes - min(claim, usual) for takes, claim in zip(loads, claims)]
+    leave = sorted(range(len(clients)), key=lambda place: (loads[place], place), reverse=True)
+
+    def without(count: int) -> Schedule:
+        gone = set(leave[:count])
+        return schedule([one for place, one in enumerate(clients) if place not in gone], latencies, moment)
+
+    plan = without(0)
+    too_few, enough, step = 0, 0, 1
+    while not plan.holds and enough < len(clients):
+        too_few, enough = enough, min(len(clients), enough + step)
+        plan, step = without(enough), 2 * step
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        tried = without(middle)
+        if tried.holds:
+            plan, enough = tried, middle
+        else:
+            too_few = middle
+    return plan, [clients[place] for place in leave[:enough]]
 
 
 def admit(
-    newcomer: Client, clients: Sequence[Client], latencies: Latencies, moment: Moment
+    newcomer: Callable[[float], Client],
+    bound: float,
+    clients: Sequence[Client],
+    latencies: Latencies,
+    moment: Moment,
 ) -> Tuple[Optional[Schedule], float]:
     """The schedule with the newcomer, and its bound; or None, and the bound that could be promised to it now.
 
-    The bound offered is infinite where none would do.
+    Args:
+        newcomer: as it would be planned with, if it were promised a bound.
+        bound: that it asks for.
+        clients: who has promises.
+        latencies: what a batch takes.
+        moment: when.
+
+    Returns:
+        The bound offered is infinite where none of up to :data:`MOST_BOUND` would do.
     """
-    plan = schedule([*clients, newcomer], latencies, moment)
+
+    def planned(asked: float) -> Schedule:
+        return schedule([*clients, newcomer(asked)], latencies, moment)
+
+    plan = planned(bound)
     if plan.holds:
-        return plan, newcomer.wish.bound
+        return plan, bound
+    steps = max(1, math.ceil(math.log(MOST_BOUND / bound, OFFER_STEP)))
 
     def at(step: int) -> float:
-        return newcomer.wish.bound * OFFER_STEP**step
+        return min(MOST_BOUND, _rounded(bound * OFFER_STEP**step))
 
-    def holds(step: int) -> bool:
-        offer = replace(newcomer, wish=replace(newcomer.wish, bound=at(step)))
-        return schedule([*clients, offer], latencies, moment).holds
-
-    too_tight, enough = 0, OFFER_STEPS
-    if not holds(enough):
+    too_tight, enough = 0, steps
+    if bound >= MOST_BOUND or not planned(at(enough)).holds:
         return None, math.inf
     while enough - too_tight > 1:
         middle = (too_tight + enough) // 2
-        too_tight, enough = (too_tight, middle) if holds(middle) else (middle, enough)
+        too_tight, enough = (too_tight, middle) if planned(at(middle)).holds else (middle, enough)
     return None, at(enough)
 
 
-def _load(client: Client, latencies: Latencies) -> float:
+def _rounded(bound: float) -> float:
+    """Up, to what people read: who asks for what was offered asks for no less."""
+    unit: float = 10.0 ** (math.floor(math.log10(bound)) - 2)
+    return math.ceil(bound / unit - 1e-9) * unit
+
+
+def load(client: Client, latencies: Latencies) -> float:
     """Share of the device's time that it takes, in batches as large as it allows."""
     settings = settle(client.wish, latencies)
     return latencies.batch(settings.batch) / settings.batch / (settings.interval * client.wish.frame_interval)

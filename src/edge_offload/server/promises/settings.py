@@ -108,10 +108,13 @@ class Wish:
 
     def longest(self, service: float, latencies: Latencies, fresh: bool = False) -> float:
         """The longest interval that keeps the bound, in frames; below 1: none does."""
+        return self._longest(service, self.reference(latencies), fresh)
+
+    def _longest(self, service: float, reference: float, fresh: bool) -> float:
         if self.slope == 0 and not (self.flicker and self.settle):
             return float(MAX_INTERVAL)
         age = self.planned_age(service, fresh)
-        most = self.bound + self.reference(latencies) - self.flicker - self.slope * (age - 0.5)
+        most = self.bound + reference - self.flicker - self.slope * (age - 0.5)
         if not self.flicker or not self.settle:
             return min(float(MAX_INTERVAL), 2 * most / self.slope)
         # the drop is concave in the interval: from the left, Newton's steps stay on the left
@@ -166,10 +169,17 @@ def settle(wish: Wish, latencies: Latencies, whole: bool = False, fresh: bool = 
         fresh: batches begin when a frame arrives.
     """
     best, most = Settings(1, 1), -math.inf
+    reference, longest = wish.reference(latencies), float(MAX_INTERVAL)
     for batch in range(1, min(wish.batch, latencies.largest) + 1):
-        interval = wish.longest(latencies.batch(batch), latencies, fresh) + _NEAR
-        interval = float(math.floor(interval)) if whole else interval
-        held = batch / latencies.batch(batch) * interval
-        if interval >= 1 and held > most * (1 + _NEAR):
+        service = latencies.batch(batch)
+        # a larger batch takes longer, so that its interval is no longer than that of a smaller one
+        if batch / service * longest <= most:
+            continue
+        longest = wish._longest(service, reference, fresh) + _NEAR
+        if longest < 1:
+            break
+        interval = float(math.floor(longest)) if whole else longest
+        held = batch / service * interval
+        if held > most * (1 + _NEAR):
             best, most = Settings(interval, batch), held
     return best
