@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from edge_offload.errors import EdgeOffloadError, Refused
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
 from edge_offload.manager.promise import HABITS, PromisePolicy
-from edge_offload.protocol.promises import Ask
+from edge_offload.protocol.promises import Ask, Report
 from edge_offload.runtime.promise import Promise
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks.simulation.fleet import (
@@ -58,21 +58,43 @@ KEPT = 8
 APART_S = 0.1
 
 
+#: What robots beside the others do, of which those are to notice nothing.
+MISBEHAVE = ("lying", "greedy", "silent")
+
+
 def measure(
-    table: pathlib.Path, latencies: Latencies, robots: int, bound: float, interval: float, rate: float, seconds: float
+    table: pathlib.Path,
+    latencies: Latencies,
+    robots: int,
+    bound: float,
+    interval: float,
+    rate: float,
+    seconds: float,
+    misbehave: bool = False,
 ) -> Dict[str, Any]:
-    """So many robots ask a server on the device of ``table``; whom it holds, and whether it keeps its promises."""
+    """So many robots ask a server on the device of ``table``; whom it holds, and whether it keeps its promises.
+
+    ``misbehave``: three more ask first. One says truly what it loses when it asks, and then that it loses everything;
+    one sends all its frames, with a turn or without; one sends none of its turns.
+    """
     from edge_offload_benchmarks.chaos.robot import MODEL
 
     told = {
         "robots": robots, "seconds": seconds, "bound": bound, "interval": interval, "rate": rate, "model": MODEL,
-        "latencies": list(latencies.of),
+        "latencies": list(latencies.of), "misbehave": list(MISBEHAVE if misbehave else ()),
     }  # fmt: skip
     return _measured(told, ("--allow", MODEL, "--device", f"emulated:{table}"), ())
 
 
 def measure_network(
-    size: int, first: int, count: int, folder: pathlib.Path, robots: int, bound: float, seconds: float
+    size: int,
+    first: int,
+    count: int,
+    folder: pathlib.Path,
+    robots: int,
+    bound: float,
+    seconds: float,
+    misbehave: bool = False,
 ) -> Dict[str, Any]:
     """The same with a real network, kapao_vtest, on one core, and the sample video at its 10 frames per second.
 
@@ -87,12 +109,14 @@ def measure_network(
         robots: that ask.
         bound: that they ask for.
         seconds: of a session.
+        misbehave: as in :func:`measure`.
     """
     from edge_offload_benchmarks.processes import two_cores
 
     told = {
         "robots": robots, "seconds": seconds, "bound": bound, "interval": 1 / RATE, "model": "kapao_vtest",
         "network": {"size": size, "first": first, "count": count, "folder": str(folder)},
+        "misbehave": list(MISBEHAVE if misbehave else ()),
     }  # fmt: skip
     return _measured(told, ("--threads", "1"), two_cores()[1:])
 
@@ -104,6 +128,7 @@ def _measured(told: Dict[str, Any], options: Sequence[str], cores: Sequence[int]
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
+        told = {**told, "robots": told["robots"] + len(told["misbehave"])}
         public, stores = introduced(root, [f"robot{number}" for number in range(told["robots"])])
         with Server("--keys", str(root / "server"), "--promises", *options, cores=cores) as server:
             for store in stores.values():
@@ -142,16 +167,25 @@ class _Load:
     latencies: Latencies
 
 
+class _Liar(PromisePolicy):
+    """Says that it loses all there is to lose, once it has its promise."""
+
+    def report(self, now: float, captured: float) -> Optional[Report]:
+        """See :class:`PromisePolicy`."""
+        report = super().report(now, captured)
+        return None if report is None else replace(report, slope=1.0, flicker=1.0, noise=1.0)
+
+
 class _Real:
     """A robot on a real link."""
 
-    def __init__(self, number: int, told: Dict[str, Any], load: _Load) -> None:
+    def __init__(self, number: int, told: Dict[str, Any], load: _Load, habit: str = "") -> None:
         from edge_offload.link.security.keys import KeyStore
 
-        self._load = load
+        self._load, self.habit, self.name = load, habit, f"robot{number}"
         loopback = Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))
         self.virtual = Robot(number, 0.0, load.content, loopback, np.random.default_rng(number))
-        self.policy = PromisePolicy(told["bound"], habits=load.habits)
+        self.policy = (_Liar if habit == "lying" else PromisePolicy)(told["bound"], habits=load.habits)
         keys = KeyStore(pathlib.Path(told["directory"]) / f"robot{number}")
         self.client = Client(told["address"], keys=keys, on_notify=self._notified, on_state=self._changed)
         self.handle: Optional[int] = None
@@ -195,9 +229,10 @@ class _Real:
         while frame * content.interval < seconds:
             time.sleep(max(0.0, began + frame * content.interval - time.monotonic()))
             captured = began + frame * content.interval
-            if self.promise.wants(captured):
-                turn = self.promise.turn(captured)
-                if turn or not self._under_way:
+            wanted = self.promise.wants(captured)
+            if (wanted or self.habit == "greedy") and not (self.habit == "silent" and not self.promise.alone):
+                turn = self.promise.turn(captured) if wanted else {}
+                if turn or self.habit == "greedy" or not self._under_way:
                     self._send(frame, captured, turn, began)
             if self.held_since is None and not self.promise.alone:
                 self.held_since = captured - began
@@ -312,11 +347,20 @@ def _other(told: Dict[str, Any], robots: Sequence[_Real]) -> int:
     return other
 
 
+def _fate(robot: _Real, served: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """What became of one that misbehaves."""
+    facts = {"sent": robot.sent, "answered": robot.answered, "followed": robot.followed, "alone": robot.promise.alone}
+    if served is None:
+        return facts
+    return {**facts, **{key: served[key] for key in ("drop", "interval", "late", "note")}}
+
+
 def _main(told: Dict[str, Any]) -> None:
     """The robots, in a process without torch."""
     draw = np.random.default_rng(0)
     load = _network(told) if "network" in told else _emulated(told, draw)
-    robots = [_Real(number, told, load) for number in range(told["robots"])]
+    habits = told["misbehave"] + [""] * told["robots"]
+    robots = [_Real(number, told, load, habits[number]) for number in range(told["robots"])]
     for robot in robots:
         robot.open()
     robots[0].measured()
@@ -333,7 +377,7 @@ def _main(told: Dict[str, Any]) -> None:
         thread.start()
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     status: Dict[str, Any] = {}
-    held = [robot for robot in robots if not robot.promise.alone]
+    held = [robot for robot in robots if not robot.promise.alone and not robot.habit]
     try:
         status = robots[0].client.request("status", timeout_s=WAIT_S).result(WAIT_S + 1).body
     except EdgeOffloadError as error:
@@ -352,12 +396,14 @@ def _main(told: Dict[str, Any]) -> None:
         broken += not fine
         means.append(mean)
         parts += windows(robot.virtual, reference, seconds, first_s)
-    promised = status.get("promises", [])
+    served = {one["robot"]: one for one in status.get("promises", [])}
+    promised = [served[robot.name] for robot in robots if robot.name in served and not robot.habit]
     turns = sum(one["turns"] for one in promised)
     print(
         json.dumps(
             {
-                "robots": len(robots),
+                "robots": sum(not robot.habit for robot in robots),
+                "misbehave": {robot.habit: _fate(robot, served.get(robot.name)) for robot in robots if robot.habit},
                 "seconds": told["seconds"],
                 "bound": told["bound"],
                 "held": len(held),

@@ -22,6 +22,9 @@ time says of the same robots (linear, cameras of --rate frames per second).
 
 --network SIZE: --robots on a real server, kapao_vtest at that size on one core; the drop of every frame is measured
 against the network's own result for it (--people, --tables).
+
+--misbehave: beside them a robot that says it loses everything, one that sends all its frames whatever its turns, and
+one that sends none of its turns.
 """
 
 from __future__ import annotations
@@ -97,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--systems", metavar="NAME,...", help="only these, such as ours,fixed (all)")
     parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
     parser.add_argument("--network", type=int, metavar="SIZE", help="a real network, long side of its images (px)")
+    parser.add_argument("--misbehave", action="store_true", help="with --real, --network: beside three that do")
     parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
     parser.add_argument("--rate", type=float, default=10.0, metavar="HZ", help="of their cameras, with --real (10)")
     parser.add_argument("--bound", type=float, help="only this one; with --real, the one that they ask for (0.04)")
@@ -165,7 +169,9 @@ def _network(args: argparse.Namespace) -> int:
     if not (64 <= args.network <= 1280 and 1 <= args.robots <= 16 and 0 < bound <= 1):
         raise BadInput("--network is 64 to 1280, --robots 1 to 16, --bound above 0 to 1")
     folder = args.tables or cache_dir() / "staleness"
-    found = fleet_robots.measure_network(args.network, int(first), int(count), folder, args.robots, bound, args.seconds)
+    found = fleet_robots.measure_network(
+        args.network, int(first), int(count), folder, args.robots, bound, args.seconds, args.misbehave
+    )
     print(", ".join(f"{name} {value}" for name, value in found.items()), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"seconds": args.seconds, "network": found}, indent=1) + "\n", encoding="utf-8")
@@ -183,7 +189,9 @@ def _real(args: argparse.Namespace) -> int:
     slope = RATE * LINEAR_FPS / args.rate / 2
     for path in args.latencies:
         latencies = load_csv(path)
-        real = fleet_robots.measure(path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds)
+        real = fleet_robots.measure(
+            path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds, args.misbehave
+        )
         draw = np.random.default_rng(0)
         rates = tuple(float(rate) for rate in slope * draw.uniform(0.5, 1.5, args.robots))
         content, loopback = Lines(1 / args.rate, rates), Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))

@@ -234,6 +234,8 @@ class Requester:
             body["number"] = draw.choice([1, 1, 2, 0, 1 << 40])
             body["answered"] = draw.choice([0, 1, 1 << 40])
         kind = draw.choice(self.KINDS)
+        if kind == "promise" and self._handle is not None and draw.random() < 0.7:
+            body = self._asking()
         if kind == "device.end" and draw.random() < 0.99:
             body["session"] = noise(draw, 16)
         buffers = [noise(draw, draw.choice([0, 1, 8, 100, 5000])) for _ in range(draw.randrange(4))]
@@ -248,8 +250,10 @@ class Requester:
         buffers = [bytearray(memoryview(buffer).cast("B")) for buffer in self._coded.buffers]
         descriptor = {**self._spec, "payload": self._coded.descriptor, "parts": len(buffers)}
         body: Dict[str, Any] = {"handle": self._handle, "codec": "auto", "wait_s": None, "meta": {}}
-        if draw.random() < 0.3:
-            body["turn"] = {"frame": self._junk(1), "slope": draw.choice([0.01, self._junk(1)]), "up": self._junk(1)}
+        if draw.random() < 0.5:
+            body["turn"] = {"frame": draw.randrange(-50, 50), **self._estimates()}
+            if draw.random() < 0.5:
+                body["turn"][draw.choice(sorted(body["turn"]))] = self._junk(1)
         what = draw.randrange(5)
         if what <= 1:
             mangle(buffers, draw)
@@ -268,6 +272,27 @@ class Requester:
         """Wait for everything."""
         while self._waiting:
             self._settle()
+
+    def _asking(self) -> Dict[str, Any]:
+        """A promise that could be asked for, mostly but for one number."""
+        draw = self._draw
+        body = {
+            "handle": self._handle, "bound": draw.choice([0.05, 1.0, 1e-300, 1e-9]), "batched": draw.random() < 0.5,
+            "frame_interval": draw.choice([1 / 250, 0.1, 10.0]), "frame": draw.choice([0, 2**52, -(2**52)]),
+            "age": draw.choice([0.0, 10.0]), **self._estimates(),
+        }  # fmt: skip
+        if draw.random() < 0.7:
+            body[draw.choice(sorted(body))] = draw.choice([self._junk(1), -1e-9, float("inf"), 1e308, 5e-324])
+        return body
+
+    def _estimates(self) -> Dict[str, Any]:
+        """What a robot may say of itself, absurd or not."""
+        draw = self._draw
+        ways, shares = [0.0, 1e-300, 0.02, 10.0], [0.0, 5e-324, 0.01, 1.0]
+        return {
+            **{name: draw.choice(ways) for name in ("up", "down", "usual")},
+            **{name: draw.choice(shares) for name in ("slope", "slope_error", "flicker", "noise")},
+        }
 
     def _ask(self, kind: str, body: Dict[str, Any], buffers: List[bytes]) -> None:
         self._waiting.append(self._client.request(kind, body, buffers, timeout_s=WAIT_S))

@@ -55,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
         widths = [max(len(line[column]) for line in rows) for column in range(len(rows[0]))]
         for line in rows:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+        for one in status.promises:
+            if one.note:
+                print(f"{one.robot} {one.note}")
     return 0
 
 

@@ -87,7 +87,7 @@ class PromisePolicy:
         self._sent: OrderedDict[float, int] = OrderedDict()
         self._promised = self._asking = False
         self._ask_s = -math.inf
-        self._why = "no promise has been asked for yet"
+        self._why, self._note = "no promise has been asked for yet", ""
         self.missed = self.followed = self.outdated = 0
 
     # ------------------------------------------------------------------ asking
@@ -112,9 +112,9 @@ class PromisePolicy:
         age = min(max(0.0, now - self._base_s), MOST_WAY_S)
         return Ask(handle, self.bound, interval_s, self.batched, 0, age, *estimates)
 
-    def admitted(self, now: float) -> None:
-        """The server has made the promise."""
-        self._asking, self._promised, self._told_s, self._why = False, True, now, ""
+    def admitted(self, now: float, note: str = "") -> None:
+        """The server has made the promise; ``note``: why its batches are no larger."""
+        self._asking, self._promised, self._told_s, self._why, self._note = False, True, now, "", note
 
     def ended(self, now: float, why: str, again_s: float = AGAIN_S) -> None:
         """There is no promise (any more): it was refused, taken back, or the connection broke."""
@@ -190,7 +190,10 @@ class PromisePolicy:
     def words(self, now: float) -> str:
         """How things stand, for people."""
         why = self.alone(now)
-        return f"on its own: {why}" if why else f"promised: at most {self.bound:g} by sharing the server"
+        if why:
+            return f"on its own: {why}"
+        note = f" ({self._note})" if self._note else ""
+        return f"promised: at most {self.bound:g} by sharing the server{note}"
 
     def _number(self, captured: float) -> float:
         return (captured - self._base_s) / self._interval_s

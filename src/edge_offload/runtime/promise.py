@@ -125,7 +125,7 @@ class Promise:
         error = done.exception()
         with self._lock:
             if error is None:
-                self.policy.admitted(self._clock())
+                self.policy.admitted(self._clock(), words(done.result().body, "note"))
             else:
                 self.policy.ended(self._clock(), str(error))
         _log.info("%s", self.words())

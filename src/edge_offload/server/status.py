@@ -36,6 +36,7 @@ class PromiseStatus:
         batch: frames that were computed together, on average; NaN: none was.
         late: share of its turns whose frame came too late for its batch, 0 to 1.
         turns: that it has had.
+        note: what it says of itself and is not believed, in words; empty: all is.
     """
 
     robot: str
@@ -46,6 +47,7 @@ class PromiseStatus:
     batch: float = math.nan
     late: float = 0.0
     turns: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True)

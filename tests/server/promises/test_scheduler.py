@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -306,6 +307,49 @@ def test_a_robot_that_lies_loses_its_own_promise_and_no_other() -> None:
     _, status = rig.promises.status()
     assert len(status) == before - 1
     assert all(one.drop <= one.bound for one in status)
+
+
+def test_a_robot_that_lies_is_held_against_its_own_results() -> None:
+    """Its results are always the same: they cannot be outdated, whatever it says."""
+    rig = Rig()
+    robots = joined(rig, 12)
+    honest, liar = robots[0], robots[3]
+    liar.slope = 0.12
+    drive(rig, robots, 6.0, random.Random(4))
+    assert not [peer for peer, kind, _ in rig.told if kind == ENDED]
+    by_name = {one.robot: one for one in rig.promises.status()[1]}
+    assert "is believed" in by_name[liar.peer.name].note
+    assert by_name[honest.peer.name].note == ""
+    assert by_name[liar.peer.name].interval > 0.5 * by_name[honest.peer.name].interval, "it gains little"
+
+
+def test_an_emulated_device_says_nothing_of_robots() -> None:
+    rig = Rig()
+    rig.subject = replace(rig.subject, judges=False)
+    robots = joined(rig, 4)
+    robots[3].slope = 0.12
+    drive(rig, robots, 6.0, random.Random(4))
+    assert all(one.note == "" for one in rig.promises.status()[1])
+
+
+def test_who_said_little_to_be_let_in_goes_before_who_said_the_truth() -> None:
+    rig = Rig()
+    rig.subject = replace(rig.subject, judges=False)
+    robots = joined(rig, 64)
+    late = [robot for robot in (rig.robot(100 + number, slope=1e-5) for number in range(2)) if _joined(robot)]
+    assert late, "there is room for who says that it loses nothing"
+    for robot in late:
+        robot.slope = robots[0].slope * 0.98  # a little less than anybody else says
+    drive(rig, [*robots, *late], 6.0, random.Random(4))
+    assert {peer.name for peer, kind, _ in rig.told if kind == ENDED} <= {robot.peer.name for robot in late}
+
+
+def _joined(robot: Robot) -> bool:
+    try:
+        robot.join()
+    except Refused:
+        return False
+    return True
 
 
 def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None:

@@ -61,6 +61,7 @@ class Batches:
         executor = replica.executor
         self.run: Callable[[Frames], List[Execution]]
         self._judge = None
+        self.emulated = isinstance(executor, EmulatedExecutor)
         if isinstance(executor, EmulatedExecutor):
             self.run = executor.run_batch
         else:

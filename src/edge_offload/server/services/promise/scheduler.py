@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
 
 import torch
 
@@ -17,6 +18,7 @@ from edge_offload.server.promises.board import Board
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
 from edge_offload.server.services.promise.ages import Ages
+from edge_offload.server.services.promise.evidence import Evidence
 from edge_offload.server.services.replica.service import Inference, Opened, Scheduler
 from edge_offload.server.status import PromiseStatus, StatusBook
 
@@ -27,6 +29,7 @@ SIGMAS = 0.25
 #: A robot's frames that may wait for their batches.
 MOST_WAITING = 8
 
+_log = logging.getLogger(__name__)
 Run = Callable[[Sequence[Sequence[torch.Tensor]]], List[Execution]]
 
 
@@ -46,6 +49,7 @@ class _Promised:
     largest: int
     heard: float
     ages: Ages = field(default_factory=Ages)
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,13 @@ class Subject:
         opened: both.
         run: computes a batch, on the device's thread.
         latencies: of its batches.
+        judges: whether outputs are those of the frames, so that robots are judged by them.
     """
 
     opened: Opened
     run: Run
     latencies: Latencies
+    judges: bool = True
 
 
 class Promises:
@@ -168,7 +174,7 @@ class Promises:
                         PromiseStatus(
                             robot.peer.name, robot.opened.replica.name, wish.bound,
                             ages.drop(now, self._board.latencies), ages.interval(now), ages.batch(now),
-                            ages.late(now), ages.turns,
+                            ages.late(now), ages.turns, robot.evidence.note,
                         )
                     )  # fmt: skip
             return self._batches, found
@@ -228,7 +234,8 @@ class Promises:
             if _what(robot.opened) != _what(inference.opened):
                 return False
             robot.heard = self._clock()
-            self._board.told(name, _wish(report, wish.bound, wish.frame_interval, robot.largest))
+            said = _wish(report, wish.bound, wish.frame_interval, robot.largest)
+            self._board.told(name, self._believed(robot, said))
             self._board.arrived(name, report.frame, robot.heard)  # from then on a batch can have it
             key = (name, report.frame)
             mine = sum(one == name for one, _ in self._waiting)
@@ -237,6 +244,13 @@ class Promises:
                 return False
             self._waiting[key] = inference
             return True
+
+    def _believed(self, robot: _Promised, said: Wish) -> Wish:
+        before = robot.evidence.note
+        believed = robot.evidence.believed(said)
+        if robot.evidence.note and not before:
+            _log.warning("robot %s %s", robot.peer.name, robot.evidence.note)
+        return believed
 
     def drop(self, peer: Peer) -> None:
         """See :class:`~..replica.service.Scheduler`."""
@@ -272,13 +286,13 @@ class Promises:
                 if inference is not None:
                     members.append((turn.robot, turn.frame, inference))
             self._board.take(now, len(members))
-            run = self._subject.run
+            subject = self._subject
             if members:
                 self._batches += 1
         self._release()
-        self._compute(run, members)
+        self._compute(subject, members)
 
-    def _compute(self, run: Run, members: Sequence[Tuple[str, int, Inference]]) -> None:
+    def _compute(self, subject: Subject, members: Sequence[Tuple[str, int, Inference]]) -> None:
         frames, taken = [], []
         for name, frame, inference in members:
             try:
@@ -290,7 +304,7 @@ class Promises:
         if not taken:
             return
         try:
-            executions = run(frames)
+            executions = subject.run(frames)
         except Exception as error:
             for _, _, inference in taken:
                 self._fail(inference.request, inference.failed(error))
@@ -306,6 +320,16 @@ class Promises:
                 inference.answer(execution, shared_by=len(taken))
             except Exception as error:  # the answer of one robot that cannot be sent costs the others nothing
                 self._fail(inference.request, error)
+        if subject.judges:
+            self._judge((name, frame, execution) for (name, frame, _), execution in zip(taken, executions))
+
+    def _judge(self, results: Iterable[Tuple[str, int, Execution]]) -> None:
+        """What robots say of themselves is held against this."""
+        for name, frame, execution in results:
+            with self._lock:
+                robot = self._robots.get(name)
+                if robot is not None:
+                    robot.evidence.result(frame, execution.outputs)
 
     def _release(self) -> None:
         """What waits for a batch that there is not any more is computed with all others."""

@@ -79,9 +79,8 @@ class PromiseService(Service):
         self.promises.check(opened)  # before seconds of the device's time are spent
         batches, table = self._table(opened)
         largest = len(table.median_s) if ask.batched else table.equal
-        self.promises.join(
-            request.peer, ask, Subject(opened, batches.run, table.latencies), largest, request.received_s
-        )
+        subject = Subject(opened, batches.run, table.latencies, judges=not batches.emulated)
+        self.promises.join(request.peer, ask, subject, largest, request.received_s)
         note = table.reason
         if largest < len(table.median_s):
             note = f"batches of more than {largest} differ in the last digits, and it did not say batched:=true"

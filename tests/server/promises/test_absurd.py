@@ -1,0 +1,50 @@
+"""Numbers that the wire lets through, however absurd: plans are made, nobody else pays, and nothing fails."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+
+from edge_offload.errors import Refused
+from edge_offload.protocol.promises import LEAST_INTERVAL_S, MOST_INTERVAL_S, MOST_SLOPE, MOST_WAY_S, SETTLE_S
+from edge_offload.server.promises.board import PERIOD_S, Board
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.settings import Wish
+
+TABLES = [Latencies((0.0125, 0.0185, 0.0245)), Latencies((5.0,)), Latencies((1e-6, 1e-6)), Latencies((0.02,) * 8)]
+
+
+def an_absurd_wish(source: random.Random) -> Wish:
+    interval = source.choice([LEAST_INTERVAL_S, 0.1, MOST_INTERVAL_S])
+    up, down, usual = (source.choice([0.0, 5e-324, 0.01, MOST_WAY_S]) for _ in range(3))
+    slope, flicker, noise = (source.choice([0.0, 5e-324, 1e-300, 0.01, MOST_SLOPE]) for _ in range(3))
+    bound = source.choice([5e-324, 1e-300, 1e-9, 0.05, 1.0])
+    return Wish(
+        bound, slope * 1.25, interval, up, down, source.choice([1, 3, 8]), usual, flicker, SETTLE_S / interval, noise
+    )
+
+
+def test_no_wish_that_the_wire_lets_through_stops_the_planner() -> None:
+    source = random.Random(1)
+    joined = 0
+    for _ in range(150):
+        board, names, now = Board(source.choice(TABLES)), [], 1000.0  # type: Board, List[str], float
+        for number in range(source.randrange(1, 5)):
+            with contextlib.suppress(Refused):
+                board.join(now, str(number), an_absurd_wish(source), source.choice([0, 2**53, -(2**53)]), now - 5.0)
+                names.append(str(number))
+        joined += len(names)
+        for _ in range(4):
+            for name in names:
+                board.told(name, an_absurd_wish(source))
+                board.arrived(name, source.choice([0, 2**53, -(2**53), 17]), now)
+            board.replan(now)
+            assert all(math.isfinite(drop) for drop in board.drops.values())
+            assert all(math.isfinite(batch.start) for batch in board.planned())
+            now += PERIOD_S
+            while board.due() is not None and board.due().start < now:  # type: ignore[union-attr]
+                batch = board.take(now)
+                for turn in batch.turns:
+                    board.done(turn.robot, turn.frame, now)
+    assert joined > 100
