@@ -165,7 +165,7 @@ def test_estimates_are_told_with_the_request() -> None:
     assert Report.parse(camera.frame().to_wire()).slope == pytest.approx(0.01, rel=0.02)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, 1.5])
+@pytest.mark.parametrize("bound", [0.0, 1e-9, -1.0, math.nan, 1.5])
 def test_bounds_that_cannot_be(bound: float) -> None:
     with pytest.raises(BadInput, match="accuracy"):
         PromisePolicy(bound)

@@ -76,7 +76,8 @@ def test_rubbish_is_a_protocol_error(parse: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("bound", 0), ("bound", -0.1), ("bound", math.nan), ("bound", 1.5), ("bound", "0.05"), ("bound", True),
+        ("bound", 0), ("bound", 5e-324), ("bound", -0.1), ("bound", math.nan), ("bound", 1.5), ("bound", "0.05"),
+        ("bound", True),
         ("frame_interval", 0.0), ("frame_interval", 1e9), ("slope", -1.0), ("slope", math.nan), ("slope", 1e30),
         ("slope_error", math.inf), ("up", -1e-9), ("down", 11.0), ("age", -1.0), ("frame", 2**60), ("frame", 1.5),
         ("handle", None), ("batched", 1),

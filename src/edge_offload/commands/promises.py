@@ -23,6 +23,7 @@ from typing import Any, Dict, List, Tuple
 
 MAX_ROBOTS = 10_000
 MAX_REQUESTS = 1_000_000
+MOST_FRAME = 1 << 53
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,14 +101,14 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
             for key, least in (("interval", 1.0), ("batch", 1.0), ("frame", -math.inf))
         }
         for key, value in whole.items():
-            if value != int(value):
-                raise BadInput(f"robot {name}: {key} is {value}", remedy="give a whole number")
+            if value != int(value) or abs(value) > MOST_FRAME:
+                raise BadInput(f"robot {name}: {key} is {value:g}", remedy="give a whole number below 2^53")
         arrival = _number(robot, "arrival", -math.inf, f"robot {name}: ")
         names.append(name)
         paces.append(Pace(str(name), int(whole["interval"]), int(whole["batch"]), int(whole["frame"]), arrival))
         expected += max(0.0, (begin + horizon - arrival) / whole["interval"])
     if expected > MAX_REQUESTS:
-        raise BadInput(f"{expected:.0f} requests in the horizon", remedy=f"at most {MAX_REQUESTS}: shorten the horizon")
+        raise BadInput(f"{expected:.3g} requests in the horizon", remedy=f"at most {MAX_REQUESTS}: shorten the horizon")
     return names, paces, latencies, begin, horizon, grace
 
 

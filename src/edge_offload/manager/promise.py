@@ -19,6 +19,7 @@ from edge_offload.manager.drop import DropEstimator, Habits
 from edge_offload.manager.policy import Decision, Situation
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import (
+    LEAST_BOUND,
     LEAST_INTERVAL_S,
     MOST_INTERVAL_S,
     MOST_SLOPE,
@@ -60,7 +61,7 @@ class PromisePolicy:
     """Of one network. One thread at a time.
 
     Args:
-        bound: accuracy, above 0 and at most 1, that sharing the server may cost.
+        bound: accuracy, at most 1, that sharing the server may cost.
         batched: whether results may differ in the last digits from those of frames computed alone.
         habits: what the network's results lose with age, before it was measured.
 
@@ -74,8 +75,8 @@ class PromisePolicy:
     habits: Habits = UNKNOWN
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound <= 1:
-            raise BadInput(f"accuracy is {self.bound}", remedy="give a bound above 0 and at most 1, such as 0.05")
+        if not LEAST_BOUND <= self.bound <= 1:
+            raise BadInput(f"accuracy is {self.bound}", remedy=f"give a bound from {LEAST_BOUND:g} to 1, such as 0.05")
         self._times: Deque[float] = deque(maxlen=PACED + 1)
         self._interval_s = math.nan
         self._base_s = 0.0

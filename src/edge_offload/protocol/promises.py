@@ -15,7 +15,7 @@ from edge_offload.errors import ProtocolError
 
 TURNS, ENDED = "turns", "promise_ended"
 #: Bounds and drops are shares of an accuracy of 0 to 1; a slope is what is lost for each frame that a result is older.
-MOST_SLOPE = 1.0
+LEAST_BOUND, MOST_SLOPE = 1e-4, 1.0
 #: Seconds between two frames of a camera, and that a frame or a result may be on its way.
 LEAST_INTERVAL_S, MOST_INTERVAL_S, MOST_WAY_S = 1 / 250, 10.0, 10.0
 #: Seconds of staleness in which two thirds of the flicker are lost (mean curves of kapao_vtest and SCONet, carried).
@@ -75,7 +75,7 @@ class Ask(_Map):
 
     Attributes:
         handle: of the model that it has open for the shape of its frames.
-        bound: accuracy, above 0 and at most 1, that sharing the server may cost it over having the server alone.
+        bound: accuracy, :data:`LEAST_BOUND` to 1, that sharing the server may cost it over having the server alone.
         frame_interval: seconds between two frames of its camera.
         batched: whether results may differ in the last digits from those of frames computed alone.
         frame: number of its newest frame.
@@ -105,9 +105,7 @@ class Ask(_Map):
             ProtocolError: it is something else, or a number is out of bounds.
         """
         facts = _facts(raw, "a promise")
-        bound = number(facts, "bound", 0.0, 1.0)
-        if bound == 0.0:
-            raise ProtocolError("bound is 0", remedy="ask for a bound above 0, such as 0.05")
+        bound = number(facts, "bound", LEAST_BOUND, 1.0)
         batched = facts.get("batched", False)
         if not isinstance(batched, bool):
             raise ProtocolError("batched is true or false")

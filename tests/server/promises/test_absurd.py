@@ -7,7 +7,14 @@ import math
 import random
 
 from edge_offload.errors import Refused
-from edge_offload.protocol.promises import LEAST_INTERVAL_S, MOST_INTERVAL_S, MOST_SLOPE, MOST_WAY_S, SETTLE_S
+from edge_offload.protocol.promises import (
+    LEAST_BOUND,
+    LEAST_INTERVAL_S,
+    MOST_INTERVAL_S,
+    MOST_SLOPE,
+    MOST_WAY_S,
+    SETTLE_S,
+)
 from edge_offload.server.promises.board import PERIOD_S, Board
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
@@ -19,7 +26,7 @@ def an_absurd_wish(source: random.Random) -> Wish:
     interval = source.choice([LEAST_INTERVAL_S, 0.1, MOST_INTERVAL_S])
     up, down, usual = (source.choice([0.0, 5e-324, 0.01, MOST_WAY_S]) for _ in range(3))
     slope, flicker, noise = (source.choice([0.0, 5e-324, 1e-300, 0.01, MOST_SLOPE]) for _ in range(3))
-    bound = source.choice([5e-324, 1e-300, 1e-9, 0.05, 1.0])
+    bound = source.choice([LEAST_BOUND, 0.05, 1.0])
     return Wish(
         bound, slope * 1.25, interval, up, down, source.choice([1, 3, 8]), usual, flicker, SETTLE_S / interval, noise
     )

@@ -89,6 +89,7 @@ class Robot:
         self.rig, self.phase, self.slope = rig, 99.0 + 0.004 * (number % 8), slope
         self.peer = Peer(f"robot{number}", f"key{number}", session, ready=True)
         self.sent: Dict[int, Inference] = {}
+        self.still = False
         self.ask = Ask(1, bound, FRAME_S, True, self.frame(), 0.0, slope, 0.0, 0.012, 0.006)
 
     def frame(self) -> int:
@@ -108,7 +109,7 @@ class Robot:
         return self.phase + frame * FRAME_S + 0.012
 
     def send(self, frame: int, turn: Any = None, late: float = 0.0) -> Inference:
-        descriptors, buffers = pack([INPUT], "raw")
+        descriptors, buffers = pack([INPUT if self.still else INPUT + frame % 7], "raw")
         body: Dict[str, Any] = {"handle": 1, "inputs": descriptors, "codec": "raw"}
         body["turn"] = Report(frame, self.slope, 0.0, 0.012, 0.006).to_wire() if turn is None else turn
         message = Message("request", 0, frame, "infer", body, (), [memoryview(one).cast("B") for one in buffers])
@@ -314,7 +315,7 @@ def test_a_robot_that_lies_is_held_against_its_own_results() -> None:
     rig = Rig()
     robots = joined(rig, 12)
     honest, liar = robots[0], robots[3]
-    liar.slope = 0.12
+    liar.slope, liar.still = 0.12, True
     drive(rig, robots, 6.0, random.Random(4))
     assert not [peer for peer, kind, _ in rig.told if kind == ENDED]
     by_name = {one.robot: one for one in rig.promises.status()[1]}
@@ -327,7 +328,7 @@ def test_an_emulated_device_says_nothing_of_robots() -> None:
     rig = Rig()
     rig.subject = replace(rig.subject, judges=False)
     robots = joined(rig, 4)
-    robots[3].slope = 0.12
+    robots[3].slope, robots[3].still = 0.12, True
     drive(rig, robots, 6.0, random.Random(4))
     assert all(one.note == "" for one in rig.promises.status()[1])
 

@@ -320,8 +320,8 @@ def admit(
 
 def _rounded(bound: float) -> float:
     """Up, to what people read: who asks for what was offered asks for no less."""
-    unit: float = 10.0 ** (math.floor(math.log10(bound)) - 2)
-    return math.ceil(bound / unit - 1e-9) * unit
+    unit = 10.0 ** (math.floor(math.log10(bound)) - 2)
+    return float(f"{math.ceil(bound / unit - 1e-9) * unit:.3g}")
 
 
 def load(client: Client, latencies: Latencies) -> float:

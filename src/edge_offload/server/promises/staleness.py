@@ -45,30 +45,31 @@ class Staleness:
         latencies, count = self._latencies, len(paces)
         if not count:
             return []
-        facts = [(pace.frame, pace.arrival, pace.frame_interval, math.ceil(pace.interval - _NEAR)) for pace in paces]
-        asked, arrival, frame_interval, interval = np.array(facts).T
+        facts = [(pace.arrival, pace.frame_interval, math.ceil(pace.interval - _NEAR)) for pace in paces]
+        arrival, frame_interval, interval = np.array(facts).T
         sizes = [len(batch.members) for batch in plan]
         ends = np.repeat([batch.start + latencies.batch(size) for batch, size in zip(plan, sizes)], sizes)
-        members = np.array([member for batch in plan for member in batch.members], float).reshape(-1, 2)
-        place, frame = members[:, 0].astype(int), members[:, 1]
-        captured = arrival[place] + (frame - asked[place]) * frame_interval[place] - self._up[place]
+        # frames count from the one that was asked for last
+        members = [(place, frame - paces[place].frame) for batch in plan for place, frame in batch.members]
+        place, frame = np.array(members, int).reshape(-1, 2).T
+        captured = arrival[place] + frame * frame_interval[place] - self._up[place]
         late = (ends + self._down[place] - captured) / frame_interval[place]
         begin = frame + np.maximum(1.0, np.ceil(late - _NEAR))
         first = [
-            pace.frame + wish.age(latencies.batch(min(pace.batch, latencies.largest)))
+            float(wish.age(latencies.batch(min(pace.batch, latencies.largest))))
             for pace, wish in zip(paces, self._wishes)
         ]
         # robot by robot: the result that it has, then those of the plan
         place = np.concatenate([np.arange(count), place])
         order = np.argsort(place, kind="stable")
         place = place[order]
-        frame, begin = np.concatenate([asked, frame])[order], np.concatenate([first, begin])[order]
+        frame, begin = np.concatenate([np.zeros(count), frame])[order], np.concatenate([first, begin])[order]
         starts = np.searchsorted(place, np.arange(count))
         following, last = np.empty_like(begin), np.append(starts[1:], len(place)) - 1
         following[:-1] = begin[1:]
         following[last] = begin[last] + interval
         if until is not None:
-            following[last] = np.maximum(following[last], asked + np.floor((until - arrival) / frame_interval))
+            following[last] = np.maximum(following[last], np.floor((until - arrival) / frame_interval))
         more = last > starts
         second = np.minimum(starts + 1, last)
         # what it has counts for nothing: for who is new, and where the plan's first result comes before
@@ -76,7 +77,7 @@ class Staleness:
         following[nothing] = begin[nothing]
         number = np.maximum(0.0, following - begin)
         lost = self._lost(place, begin - frame, number)
-        frames = np.add.reduceat(number, starts)
+        frames = np.maximum(1.0, np.add.reduceat(number, starts))
         found: List[float] = (np.add.reduceat(lost, starts) / frames).tolist()
         return found
 

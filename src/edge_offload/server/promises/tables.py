@@ -36,7 +36,10 @@ def load_csv(path: pathlib.Path) -> Latencies:
                 remedy=f"list batches 1, 2, … without a gap, at most {MAX_BATCH}",
             )
         try:
-            values.append(float(row["latency_ms"]) / 1e3)
+            values.append(float(row["latency_ms"]))
         except (TypeError, ValueError) as error:
             raise BadInput(f"{path}: latency_ms of batch {row['batch']} is {row['latency_ms']!r}") from error
-    return Latencies.parse(values)
+    try:
+        return Latencies(tuple(one / 1e3 for one in Latencies.parse(values).of))
+    except BadInput as error:
+        raise BadInput(f"{path}, in ms: {error.cause}", error.remedy) from error
