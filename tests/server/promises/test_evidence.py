@@ -51,7 +51,7 @@ def test_a_robot_whose_results_differ_much_does_lose_something() -> None:
     evidence = seen(0.6)
     believed = evidence.believed(a_wish(0.0))
     assert said(believed) == pytest.approx(LEAST * (0.6 - NOISE), rel=0.01)
-    assert "0.03 is believed" in evidence.note
+    assert "0.006 is believed" in evidence.note
 
 
 def test_few_results_say_nothing_and_those_of_another_time_are_not_compared() -> None:

@@ -22,9 +22,9 @@ from edge_offload.server.promises.settings import Wish
 #: Results in a row that a robot is judged by, and how many it takes to judge.
 RESULTS, ENOUGH = 64, 12
 #: What is said may be so many times what results differ by, or this share of it.
-MOST, LEAST = 10.0, 0.05
-#: Differences below this are rounding, or a camera's noise.
-NOISE = 0.003
+MOST, LEAST = 10.0, 0.01
+#: Differences below this are rounding.
+NOISE = 2e-4
 #: Results further apart than this are not compared (frames).
 FAR = 60
 #: Numbers of an output that are looked at, evenly spread.
