@@ -18,7 +18,7 @@ from edge_offload.protocol.promises import ENDED, TURNS, Ask, Report
 from edge_offload.server.promises.board import PATIENCE, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
-from edge_offload.server.services.promise.scheduler import SILENT_S, Promises, Subject
+from edge_offload.server.services.promise.scheduler import SILENT_S, SILENT_TURNS, Promises, Subject
 from edge_offload.server.services.replica.replicas import Replica
 from edge_offload.server.services.replica.service import Inference, Opened
 from edge_offload.server.status import StatusBook
@@ -258,6 +258,22 @@ def test_a_silent_robot_loses_its_promise_and_is_told_why() -> None:
         (silent.peer, "none of its frames came for")
     ]
     assert len(rig.promises.status()[1]) == 2
+
+
+def test_a_robot_whose_turns_are_rare_is_not_silent_when_one_was_missed() -> None:
+    rig = Rig()
+    robots = joined(rig, 1)
+    rig.promises.tick()
+    for missed in range(SILENT_TURNS):
+        rig.now += SILENT_S / 2  # so far apart are its turns
+        rig.promises.tick()
+        assert len(rig.promises.status()[1]) == 1, f"{missed} missed"
+        due = rig.promises.due_s()
+        assert due is not None
+        rig.now = max(rig.now, due)
+        rig.promises.run()
+    rig.promises.tick()
+    assert [(peer, kind) for peer, kind, _ in rig.told if kind == ENDED] == [(robots[0].peer, ENDED)]
 
 
 def test_one_promise_for_each_robot_and_a_new_connection_takes_it_over() -> None:

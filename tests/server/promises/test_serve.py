@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Dict, List
 
@@ -38,6 +39,7 @@ class TinyRobot:
 
     def __init__(self, address: str, keys: pathlib.Path) -> None:
         self.plan: List[Any] = []
+        self.ended: List[str] = []
         self.client = Client(address, keys=KeyStore(keys), timings=TIMINGS, on_notify=self._told).start()
         self.welcome = self.client.wait_ready(60)
         body: Dict[str, Any] = {"name": NET, "options": {"seconds": 0.001}}
@@ -48,6 +50,8 @@ class TinyRobot:
     def _told(self, kind: str, body: Dict[str, Any], _: Any) -> None:
         if kind == TURNS:
             self.plan.append((time.monotonic(), Turns.parse(body)))
+        else:
+            self.ended.append(body["reason"])
 
     def ask(self, kind: str, body: Dict[str, Any], buffers: Any = ()) -> Dict[str, Any]:
         found: Dict[str, Any] = self.client.request(kind, body, buffers, timeout_s=60).result(60).body
@@ -59,9 +63,9 @@ class TinyRobot:
         ask = Ask(self.handle, bound, FRAME_S, True, frame, age, 0.01, 0.0, 0.005, 0.005)
         return self.ask("promise", {**ask.to_wire(), **more})
 
-    def infer(self, frame: int) -> Dict[str, Any]:
+    def infer(self, frame: int, slope: float = 0.01) -> Dict[str, Any]:
         descriptors, buffers = pack(X, "raw")
-        turn = Report(frame, 0.01, 0.0, 0.005, 0.005).to_wire()
+        turn = Report(frame, slope, 0.0, 0.005, 0.005).to_wire()
         return self.ask("infer", {"handle": self.handle, "inputs": descriptors, "codec": "raw", "turn": turn}, buffers)
 
 
@@ -90,6 +94,54 @@ def test_promises_over_real_sockets(own_server: Any, keys: pathlib.Path, table: 
     shown = json.loads(subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True, text=True).stdout)
     assert (shown["device"], shown["promises"], shown["inferences"]) == (f"emulated:{table}", [], 2)
     robot.client.close()
+
+
+@pytest.mark.slow
+def test_who_lies_floods_or_is_silent_takes_no_promise_from_others(
+    own_server: Any, keys: pathlib.Path, tmp_path: pathlib.Path, table: pathlib.Path
+) -> None:
+    """A robot of each kind beside two that do as they are told."""
+    names = ["honest0", "honest1", "lying", "greedy", "silent"]
+    stores = {name: KeyStore(tmp_path / name) for name in names}
+    for name, store in stores.items():
+        KeyStore(keys).trust_client(name, store.new_pair("client").public)
+    server = own_server(extra=["--promises", "--device", f"emulated:{table}"])
+    for store in stores.values():
+        store.trust_server(server.address, KeyStore(keys).pair("server").public)
+    robots = {name: TinyRobot(server.address, tmp_path / name) for name in names}
+    for robot in robots.values():
+        robot.promise(0.05)
+    ends, answered = time.monotonic() + 6.0, dict.fromkeys(names, 0)
+
+    def follows(name: str) -> None:
+        robot, sent = robots[name], -1
+        while time.monotonic() < ends:
+            turns = [frame for frame, _ in robot.plan[-1][1].turns if frame > sent] if robot.plan else []
+            if name == "greedy" or not turns:
+                frame = int((time.monotonic() - robot.began) / FRAME_S) if name == "greedy" else None
+            else:
+                frame = turns[0]
+            if frame is None or name == "silent":
+                time.sleep(0.02)
+                continue
+            sent = frame
+            time.sleep(max(0.0, robot.began + frame * FRAME_S - time.monotonic()))
+            robot.infer(frame, slope=1.0 if name == "lying" else 0.01)
+            answered[name] += 1
+
+    threads = [threading.Thread(target=follows, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    held = {one["robot"] for one in robots["honest0"].ask("status", {})["promises"]}
+    ended = {name: robot.ended for name, robot in robots.items()}
+    assert {"honest0", "honest1"} <= held, ended
+    assert "silent" not in held
+    assert ended["silent"][0].startswith("none of its frames came for")
+    assert all(answered[name] > 5 for name in names if name != "silent")
+    for robot in robots.values():
+        robot.client.close()
 
 
 def test_a_server_without_promises_says_so(server: Any, keys: pathlib.Path) -> None:

@@ -22,7 +22,7 @@ from edge_offload.server.services.promise.evidence import Evidence
 from edge_offload.server.services.replica.service import Inference, Opened, Scheduler
 from edge_offload.server.status import PromiseStatus, StatusBook
 
-#: A robot that sends none of its turns for so long, and for so many intervals, loses its promise.
+#: A robot that sends nothing for so long, and none of so many turns, loses its promise.
 SILENT_S, SILENT_TURNS = 3.0, 4
 #: What is planned with is the slope that a robot tells and so many of its standard deviations.
 SIGMAS = 0.25
@@ -48,6 +48,8 @@ class _Promised:
     opened: Opened
     largest: int
     heard: float
+    #: Turns since then whose frame did not come in time.
+    missed: int = 0
     ages: Ages = field(default_factory=Ages)
     evidence: Evidence = field(default_factory=Evidence)
 
@@ -185,11 +187,8 @@ class Promises:
         with self._lock:
             now = self._clock()
             for name, robot in list(self._robots.items()):
-                turns = self._board.turns(name)
-                wish = self._board.wish(name)
-                gap = 0.0 if wish is None or len(turns) < 2 else (turns[-1][1] - turns[0][1]) / (len(turns) - 1)
                 silent = now - robot.heard
-                if silent > max(SILENT_S, SILENT_TURNS * gap):
+                if silent > SILENT_S and robot.missed >= SILENT_TURNS:
                     told.append((robot.peer, ENDED, {"reason": f"none of its frames came for {silent:.1f} s"}))
                     self._end(name)
             self._board.other = self._forced()
@@ -233,7 +232,7 @@ class Promises:
                 return False
             if _what(robot.opened) != _what(inference.opened):
                 return False
-            robot.heard = self._clock()
+            robot.heard, robot.missed = self._clock(), 0
             said = _wish(report, wish.bound, wish.frame_interval, robot.largest)
             self._board.told(name, self._believed(robot, said))
             self._board.arrived(name, report.frame, robot.heard)  # from then on a batch can have it
@@ -282,7 +281,9 @@ class Promises:
             assert batch is not None
             for turn in batch.turns:
                 inference = self._waiting.pop((turn.robot, turn.frame), None)
-                self._robots[turn.robot].ages.turn(now, late=inference is None)
+                robot = self._robots[turn.robot]
+                robot.ages.turn(now, late=inference is None)
+                robot.missed += inference is None
                 if inference is not None:
                     members.append((turn.robot, turn.frame, inference))
             self._board.take(now, len(members))
