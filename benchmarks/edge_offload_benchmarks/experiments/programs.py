@@ -17,12 +17,14 @@ bits of 'exec --mode local'; in mode split, on a robot emulated to be 8 times sl
 value. How far mode local is from the plain CPU is told beside it; where that is more than 1e-6, also how far single
 operators are, and how far the program's own results move by one unit in the last place of its convolutions.
 With --against two processes live at once, one in mode replay and one in the other mode, and take their inferences in
-turn over one emulated link: the ratio of their medians, replay over the other, has a 95 % interval by bootstrap.
+turn over one emulated link, or none (--link loopback): the ratio of their medians, replay over the other, has a 95 %
+interval by bootstrap.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import pathlib
@@ -39,6 +41,7 @@ from edge_offload_benchmarks.programs.catalogue import ENVIRONMENTS, MAIN
 
 MODES = ("local", "per_op", "lazy", "replay", "split")
 OPERATORS = "edge_offload_benchmarks.programs.operators"
+LOOPBACK = "loopback"
 CLOSE = 1e-6
 """To the plain CPU, as a share of the largest value: farther off, operators are looked at one by one."""
 SLOWDOWN = 8
@@ -54,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", default="local,lazy,replay", help=f"some of {','.join(MODES)} (%(default)s)")
     parser.add_argument("--inferences", type=int, default=20, metavar="N", help="of each program (20)")
     parser.add_argument("--against", choices=("lazy", "cached", "per_op"), help="replay and this mode in pairs")
-    parser.add_argument("--link", default="wifi_93mbps", metavar="NAME", help="of --against (%(default)s)")
+    parser.add_argument("--link", default="wifi_93mbps", metavar="NAME", help="of --against, or loopback (%(default)s)")
     parser.add_argument("--pairs", type=int, default=40, metavar="N", help="steady inferences of --against (40)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="for one program in one mode (300)")
     parser.add_argument("--quick", action="store_true", help="the dozen that tests run")
@@ -171,8 +174,11 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
     done = {item["program"] for item in record["programs"]}
     with tempfile.TemporaryDirectory() as folder:
         keys = str(pathlib.Path(folder) / "keys")
-        with Server("--keys", keys) as server, Emulator("127.0.0.1:0", server.address, named_link(args.link)) as link:
-            session = ["--server", link.address, "--keys", keys]
+        with Server("--keys", keys) as server, contextlib.ExitStack() as stack:
+            address = server.address
+            if args.link != LOOPBACK:
+                address = stack.enter_context(Emulator("127.0.0.1:0", address, named_link(args.link))).address
+            session = ["--server", address, "--keys", keys]
             for name in [name for name in names if name not in done]:
                 program = [python, "-m", "edge_offload_benchmarks.programs.child", name, "cuda"]
                 found = measure(program, modes, session, _environment(), args.pairs, args.timeout)

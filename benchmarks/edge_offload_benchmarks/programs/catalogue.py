@@ -44,6 +44,7 @@ ENVIRONMENTS = {
             "openai-whisper==20250625",
             "monai==1.6.1",
             "torchdiffeq==0.2.5",
+            "facenet-pytorch==2.5.3",
         )
     ),
     "lerobot": Environment(("torch==2.10.0", "torchvision==0.25.0", "lerobot==0.4.4")),

@@ -1,10 +1,13 @@
-"""Detectors, masks, poses: ultralytics and transformers."""
+"""Detectors, masks, poses, faces: ultralytics, transformers, torchvision, facenet-pytorch."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import importlib
+import pathlib
+from typing import Any, Callable, List
 
 import torch
+import torch.nn.functional as F
 
 from edge_offload_benchmarks.programs.catalogue import Infer, program
 from edge_offload_benchmarks.programs.inputs import noise, ready, tokens
@@ -13,8 +16,6 @@ from edge_offload_benchmarks.programs.inputs import noise, ready, tokens
 def _yolo(name: str, kind: str, suppressed: bool) -> None:
     @program(f"ultralytics/{name}{'_nms' if suppressed else ''}", varies=suppressed)
     def make(device: str) -> Infer:
-        import importlib
-
         tasks: Any = importlib.import_module("ultralytics.nn.tasks")
         torch.manual_seed(0)
         network = ready(getattr(tasks, kind)(f"{name}.yaml", verbose=False), device)
@@ -148,5 +149,108 @@ def _owl(device: str) -> Infer:
                 input_ids=tokens(number, 8, 200, rows=2).to(device), pixel_values=noise(number, 1, 3, 32, 32).to(device)
             )
         return [out.logits.cpu(), out.pred_boxes.cpu()]
+
+    return infer
+
+
+def _photograph(number: int, size: int) -> torch.Tensor:
+    """A part of a photograph of people [size, size, 3], uint8, another for each inference; ultralytics brings it."""
+    from PIL import Image
+
+    file = pathlib.Path(importlib.import_module("ultralytics").__file__ or "").parent / "assets" / "zidane.jpg"
+    left, top = 420 + 90 * (number % 5), 11 * (number % 7)
+    part = Image.open(file).convert("RGB").crop((left, top, left + 450, top + 450)).resize((size, size))
+    return torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).view(size, size, 3)
+
+
+@program("facenet/mtcnn", varies=True)
+def _mtcnn(device: str) -> Infer:
+    """Three networks, the second and third on what is left by the one before; trained weights."""
+    mtcnn: Any = importlib.import_module("facenet_pytorch.models.mtcnn")
+    network = mtcnn.MTCNN(keep_all=True, device=device)
+
+    def infer(number: int) -> Any:
+        boxes, scores = network.detect(_photograph(number, 224).numpy())
+        if boxes is None:
+            return torch.zeros(0)
+        return [torch.from_numpy(boxes.astype("float64")), torch.from_numpy(scores.astype("float64"))]
+
+    return infer
+
+
+@program("torchvision/maskrcnn_resnet50_fpn", varies=True)
+def _mask_rcnn(device: str) -> Infer:
+    from edge_offload.ir.torchvision_package import torchvision_package
+
+    torch.manual_seed(0)
+    build = torchvision_package().models.detection.maskrcnn_resnet50_fpn
+    network = ready(
+        build(
+            weights=None, weights_backbone=None, num_classes=5, min_size=128, max_size=160, box_score_thresh=0.1,
+            rpn_post_nms_top_n_test=50, box_detections_per_img=10,
+        ),
+        device,
+    )  # fmt: skip
+
+    def infer(number: int) -> Any:
+        image = _photograph(number, 128).permute(2, 0, 1).float().div(255).to(device)
+        with torch.no_grad():
+            found = network([image])[0]
+        return [found[name].cpu() for name in sorted(found)]
+
+    return infer
+
+
+def _suppressed(boxes: torch.Tensor, scores: torch.Tensor, limit: float = 0.2) -> torch.Tensor:
+    """The best boxes that overlap no better one, one after the other, as many repositories write it."""
+    area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    kept: List[torch.Tensor] = []
+    order = scores.argsort(descending=True)
+    while order.numel() > 0 and len(kept) < 20:
+        best = order[0]
+        kept.append(best)
+        if order.numel() == 1:
+            break
+        rest = order[1:]
+        low, high = torch.maximum(boxes[best, :2], boxes[rest, :2]), torch.minimum(boxes[best, 2:], boxes[rest, 2:])
+        shared = (high - low).clamp(min=0).prod(1)
+        order = rest[shared / (area[best] + area[rest] - shared + 1e-6) < limit]
+    return torch.stack(kept)
+
+
+@program("plain/pillars", varies=True)
+def _pillars(device: str) -> Infer:
+    """PointPillars: clouds of points, pillars of them, a map seen from above, and suppression in Python per class."""
+    torch.manual_seed(0)
+    points_net = ready(torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU()), device)
+    map_net = ready(torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, 2, 1), torch.nn.ReLU()), device)
+    head = ready(torch.nn.Conv2d(16, 3 * 8, 1), device)
+
+    def infer(number: int) -> Any:
+        count = 300 + 17 * (number % 5)
+        scale = torch.tensor([32.0, 32.0, 4.0])
+        points = torch.cat((noise(number, count, 3) * scale, noise(number + 500, count, 1)), 1).to(device)
+        with torch.no_grad():
+            cells = (points[:, :2] / 2).long()
+            pillars, inverse = torch.unique(cells[:, 1] * 16 + cells[:, 0], return_inverse=True)
+            full = torch.bincount(inverse, minlength=pillars.numel()).float()
+            mean = torch.zeros(pillars.numel(), 3, device=device).index_add_(0, inverse, points[:, :3]) / full[:, None]
+            centre = torch.stack((pillars % 16, torch.div(pillars, 16, rounding_mode="floor")), 1).float() * 2 + 1
+            near = torch.cat((points, points[:, :3] - mean[inverse], points[:, :2] - centre[inverse]), 1)
+            pooled = torch.zeros(pillars.numel(), 16, device=device).scatter_reduce_(
+                0, inverse[:, None].expand(-1, 16), points_net(near), "amax", include_self=False
+            )
+            above = torch.zeros(16, 256, device=device)
+            above[:, pillars] = pooled.t()
+            out = head(map_net(above.view(1, 16, 16, 16)))[0].view(3, 8, -1).permute(0, 2, 1)
+            found = []
+            for scored in out:
+                scores = scored[:, 0].sigmoid()
+                likely = scores > scores.mean()
+                boxes, scores = scored[likely], scores[likely]
+                corners = torch.cat((boxes[:, 1:3] * 8 - 1, boxes[:, 1:3] * 8 + F.softplus(boxes[:, 3:5])), 1)
+                kept = _suppressed(corners, scores)
+                found.append(torch.cat((corners[kept], scores[kept, None]), 1).cpu())
+        return found
 
     return infer

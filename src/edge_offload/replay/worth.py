@@ -75,8 +75,8 @@ class Trial:
         """Whether the other way could be the faster one."""
         if not self._ahead:
             return True
-        steps, trips, undone = (sum(cost) for cost in zip(*((c.steps, c.trips, c.undone) for c in self._costs)))
-        in_vain = undone >= SHARE_UNDONE * steps
+        steps, trips = sum(c.steps for c in self._costs), sum(c.trips for c in self._costs)
+        in_vain = sum(c.undone for c in self._costs) >= SHARE_UNDONE * steps
         return in_vain or (trips >= LEAST_TRIPS * RECENT and trips >= SHARE_OF_STEPS * steps)
 
     def _changed(self) -> bool:
