@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from edge_offload import errors
 from edge_offload.errors import EdgeOffloadError, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
 from edge_offload.execute.session.limits import Limits
 from edge_offload.ir.trace.segments import CallFailed
-from edge_offload.protocol.messages import parse_answer, refusal
+from edge_offload.protocol.messages import answer_to_wire, parse_answer, refusal
 
 
 def test_every_error_of_ours_is_a_runtime_error() -> None:
@@ -33,6 +34,23 @@ def test_what_the_server_says_is_raised_as_a_device_would(told: EdgeOffloadError
     answer = parse_answer(refusal(told))
     assert isinstance(answer.error, kind)
     assert str(told) in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.linalg.cholesky(-torch.eye(2)),
+        lambda: torch.ones(3)[torch.tensor([7])],
+        lambda: torch.ones(3) @ torch.ones(4),
+        lambda: torch.ones(3).sum(dim=5),
+    ],
+)
+def test_what_an_operator_raises_has_its_class_on_the_robot(call: Callable[[], Any]) -> None:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 (which one is what the robot is to raise)
+        call()
+    failed = CallFailed("aten::x", raised.value)
+    told = {"operator": failed.operator, "kind": failed.kind, "text": failed.text}
+    assert type(parse_answer(answer_to_wire([], [], error=told)).error) is raised.type
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute import heap
+from edge_offload.execute.session.note import Note
 from edge_offload.execute.session.serve import serve
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import Arriving
@@ -70,11 +71,16 @@ class WorkerRemote(Remote):
         super().__init__()
         ours, theirs = socket.socketpair()
         command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
-        command += ["--device", device, "--threads", str(threads)]
-        self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
-        )
-        theirs.close()
+        note = self._note = Note()
+        command += ["--device", device, "--threads", str(threads), "--note", str(note.descriptor)]
+        fds = [theirs.fileno(), note.descriptor]
+        try:
+            self.process = subprocess.Popen(
+                command, pass_fds=fds, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
+            )
+        finally:
+            note.shared()
+            theirs.close()
         self._channel = Channel(ours)
         self._lock = threading.Lock()
         self._waiting: Dict[int, Arriving] = {}
@@ -114,8 +120,7 @@ class WorkerRemote(Remote):
                     waiting = self._waiting[header["id"]] if ahead else self._waiting.pop(header["id"])
                 (waiting.add if ahead else waiting.complete)(answer)
         except (LinkLost, ProtocolError) as error:
-            code = self.process.poll()
-            reason = LinkLost(f"{error}" + (f", exit code {code}" if code is not None else ""))
+            reason = LinkLost(f"{error}{self._note.epitaph(self.process)}")
             with self._lock:
                 self._lost = reason
                 left, self._waiting = list(self._waiting.values()), {}

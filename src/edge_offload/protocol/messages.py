@@ -272,6 +272,7 @@ _EAGER_ERRORS = {
         ZeroDivisionError,
         OverflowError,
         torch.cuda.OutOfMemoryError,
+        torch.linalg.LinAlgError,  # type: ignore[attr-defined]
     )
 }
 

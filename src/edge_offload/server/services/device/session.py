@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import queue
 import socket
@@ -16,6 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.heap import of_executor
+from edge_offload.execute.session.note import Note
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.channel import Channel
@@ -23,8 +23,6 @@ from edge_offload.server import blobs
 from edge_offload.server.quota import DeviceQuota
 
 _log = logging.getLogger(__name__)
-#: Size of the memory in which an executor notes the operator that it is about to run.
-NOTE_BYTES = 128
 #: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
 MAX_KEPT, MAX_KEPT_BYTES = 64, 256 << 20
 #: What a piece takes besides its bytes: even empty ones are not gathered without end.
@@ -64,7 +62,7 @@ class Session:
         self._inbox: queue.Queue[Optional[Tuple[str, Request]]] = queue.Queue()
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._channel: Optional[Channel] = None
-        self._note: Optional[mmap.mmap] = None
+        self._note: Optional[Note] = None
         self._thread = threading.Thread(target=self._feed, name="edge_offload-device", daemon=True)
         self._thread.start()
 
@@ -151,7 +149,8 @@ class Session:
             oldest = next(iter(self._waiting), None)
             began_s = self._began_s.get(oldest, now) if oldest is not None else now
         if now - began_s > self._quota.message_s:
-            self.close(f"a message took longer than {self._quota.message_s:g} s{_running(self._note)}")
+            running = self._note.running() if self._note is not None else ""
+            self.close(f"a message took longer than {self._quota.message_s:g} s{running}")
 
     def close(self, reason: str) -> None:
         """End the executor."""
@@ -169,17 +168,19 @@ class Session:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        note = os.memfd_create("edge_offload-operator")
-        os.ftruncate(note, NOTE_BYTES)
+        note = Note()
         try:
             command = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
-            command += [*self._options, "--note", str(note)]
+            command += [*self._options, "--note", str(note.descriptor)]
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno(), note], env=of_executor(os.environ), stdin=subprocess.DEVNULL
+                command,
+                pass_fds=[theirs.fileno(), note.descriptor],
+                env=of_executor(os.environ),
+                stdin=subprocess.DEVNULL,
             )
-            self._note = mmap.mmap(note, NOTE_BYTES)
+            self._note = note
         finally:
-            os.close(note)
+            note.shared()
             theirs.close()
         channel = Channel(ours)
         with self._lock:
@@ -320,8 +321,8 @@ class Session:
         """The executor is no more: tell whoever waits, once."""
         with self._lock:
             process, note = self._process, self._note
-            if not self.over and not clean and process is not None:
-                reason = f"{reason}{_epitaph(process, note)}"
+            if not self.over and not clean and process is not None and note is not None:
+                reason = f"{reason}{note.epitaph(process)}"
             self.over = self.over or f"the executor process of this session ended: {reason}"
             waiting, self._waiting = list(self._waiting.values()), OrderedDict()
             self._kept.clear()
@@ -358,22 +359,6 @@ def _assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) ->
     if direct:
         raise ProtocolError("a message has more buffers than it says")
     return buffers
-
-
-def _epitaph(process: subprocess.Popen[bytes], note: Optional[mmap.mmap]) -> str:
-    """How a process ended, and the operator that it was running."""
-    try:
-        code = process.wait(5.0)
-    except subprocess.TimeoutExpired:
-        return _running(note)
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f", {how}{_running(note)}"
-
-
-def _running(note: Optional[mmap.mmap]) -> str:
-    """The operator that an executor is running, or was running when it ended."""
-    operator = bytes(note[:NOTE_BYTES]).rstrip(b"\0").decode(errors="replace") if note is not None else ""
-    return f", while running {operator}" if operator else ""
 
 
 def _count(request: Request, name: str) -> int:

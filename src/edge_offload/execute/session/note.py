@@ -1,0 +1,41 @@
+"""The memory in which an executor notes the operator that it is about to run: what is left of one that crashed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+
+#: Its size.
+NOTE_BYTES = 128
+
+
+class Note:
+    """That of one process, made by its parent.
+
+    Attributes:
+        descriptor: for the process to inherit, until :meth:`shared`.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("edge_offload-operator")
+        os.ftruncate(self.descriptor, NOTE_BYTES)
+        self._memory = mmap.mmap(self.descriptor, NOTE_BYTES)
+
+    def shared(self) -> None:
+        """The process has inherited it, or will not."""
+        os.close(self.descriptor)
+
+    def running(self) -> str:
+        """``, while running …``: the operator that the process is running, or was when it ended; empty if none."""
+        operator = bytes(self._memory[:NOTE_BYTES]).rstrip(b"\0").decode(errors="replace")
+        return f", while running {operator}" if operator else ""
+
+    def epitaph(self, process: subprocess.Popen[bytes]) -> str:
+        """How ``process`` ended, and the operator that it was running."""
+        try:
+            code = process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return self.running()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f", {how}{self.running()}"

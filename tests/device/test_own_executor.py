@@ -1,0 +1,35 @@
+"""The executor process of a program without a server: how it ended is told, and what it was running."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from edge_offload.native import libraries
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler, no virtual device"),
+]
+PROGRAM = """
+import os, signal, torch
+from edge_offload.device.installation import installed
+x = torch.ones(3).cuda()
+assert torch.sort(x)[0].tolist() == [1.0, 1.0, 1.0]
+os.kill(installed().recorder.remote.process.pid, signal.SIGSEGV)
+try:
+    print((x * 2).tolist())
+except RuntimeError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_one_that_crashes_names_the_operator() -> None:
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "lazy", "--threads", "1", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert re.match(r"LinkLost the executor process is gone.*, signal 11, while running aten::sort", done.stdout)
