@@ -53,6 +53,7 @@ class Trial:
         self._costs: Deque[Cost] = deque(maxlen=RECENT)
         self._tried: Optional[Dict[bool, List[float]]] = None
         self._judged: Optional[Tuple[float, float]] = None
+        self._before = True
 
     def ahead(self) -> bool:
         """Whether the inference that begins is run ahead."""
@@ -62,9 +63,11 @@ class Trial:
 
     def note(self, ahead: bool, cost: Cost) -> None:
         """An inference is over that was run ahead, or was not."""
+        first, self._before = ahead and not self._before, ahead
         if self._tried is not None:
-            self._tried[ahead].append(cost.step_s)
-            self._judge(self._tried[True], self._tried[False])
+            if not first:  # nobody could announce what it uploads
+                self._tried[ahead].append(cost.step_s)
+                self._judge(self._tried[True], self._tried[False])
             return
         self._costs.append(cost)
         self._wait -= 1
