@@ -80,6 +80,7 @@ ENTRIES = (
     "nn.functional.conv2d",
     "nn.functional.unfold",
     "max_pool2d_with_indices*",
+    "nn.functional.pixel_unshuffle",
 )
 
 
