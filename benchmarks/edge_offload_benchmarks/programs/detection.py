@@ -7,7 +7,6 @@ import pathlib
 from typing import Any, Callable, List
 
 import torch
-import torch.nn.functional as F
 
 from edge_offload_benchmarks.programs.catalogue import Infer, program
 from edge_offload_benchmarks.programs.inputs import noise, ready, tokens
@@ -248,7 +247,7 @@ def _pillars(device: str) -> Infer:
                 scores = scored[:, 0].sigmoid()
                 likely = scores > scores.mean()
                 boxes, scores = scored[likely], scores[likely]
-                corners = torch.cat((boxes[:, 1:3] * 8 - 1, boxes[:, 1:3] * 8 + F.softplus(boxes[:, 3:5])), 1)
+                corners = torch.cat((boxes[:, 1:3] * 8 - 1, boxes[:, 1:3] * 8 + boxes[:, 3:5].exp()), 1)
                 kept = _suppressed(corners, scores)
                 found.append(torch.cat((corners[kept], scores[kept, None]), 1).cpu())
         return found

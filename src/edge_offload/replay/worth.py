@@ -21,9 +21,9 @@ from typing import Callable, Deque, Dict, Hashable, List, Optional, Tuple
 #: Inferences in a row by which it is judged whether anything is to be gained, and by which a change is seen.
 RECENT = 8
 #: Inferences that learning gets before anything is tried; after a trial twice as many each time, up to the second.
-PATIENCE, MOST_PATIENCE = 16, 1024
+PATIENCE, MOST_PATIENCE = 12, 1024
 #: Of each kind in a trial; fewer where so many that were not run ahead were all slower by that factor.
-TRIALS, FEWEST, MUCH = 6, 2, 1.25
+TRIALS, FEWEST, MUCH = 4, 2, 1.25
 #: A trial is made from so many round trips an inference on, this share of its steps; or from this share rolled back.
 LEAST_TRIPS, SHARE_OF_STEPS, SHARE_UNDONE = 4, 0.3, 0.25
 #: The other way has to be faster by that.
