@@ -4,8 +4,9 @@ GPUs are emulated, so that many batches are under way; processes are killed and 
 how each batch stood that was under way then and could not go on where it was. One *could* be in time elsewhere if its
 deadline leaves time for what is left of it at another worker of its stage, or for another route from its inputs, from
 when the failure could be known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's
-notice where that was earlier. Its last tensors may be in the failed machine's store (a killed actor leaves that): then
-from its inputs alone. Each batch is judged as if it were the only one.
+notice where that was earlier; each call as late as calls were in the mean before. Its last tensors may be in the failed
+machine's store (a killed actor leaves that): then from its inputs alone. Each batch is judged as if it were the only
+one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 WANTED = 0.95
 #: Machines of each class.
 MACHINES = 3
+#: Stages of a pipeline, at most.
+CALLS = 3
 #: In units of the deadline: load before a fault, and after it.
 BEFORE, AFTER = 1.0, 2.0
 
@@ -86,7 +89,9 @@ def measure(
                             rate * load, slo_s * (BEFORE + AFTER), np.random.default_rng([seed, number])
                         )
                         faults.append(_fault(pool, members[-1], robots, at_s.tolist(), slo_s, kind))
-                    rows.append({"fault": kind, "slo_s": slo_s, "load": load, "faults": repeat, **_sums(faults)})
+                    sums = _sums(faults)
+                    sums["beyond_s"] /= repeat
+                    rows.append({"fault": kind, "slo_s": slo_s, "load": load, "faults": repeat, **sums})
                     print(f"{kind}: {rows[-1]['did']} of {rows[-1]['could']} that could be in time", flush=True)
                 robots.end()
     return rows
@@ -100,6 +105,7 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
     load.start()
     time.sleep(BEFORE * slo_s)
     lost = _node(pool, victim) if loses else ""
+    beyond_s = CALLS * max(0.0, pool.status()["late_s"]["mean"])
     began_s = time.monotonic()
     harm(pool, victim)
     time.sleep(AFTER * slo_s)
@@ -108,12 +114,13 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
     time.sleep(2.0)  # the driver tells once a second
     stranded = [each for each in pool.status()["stranded"] if each["began"] <= began_s <= each["noticed"]]
     took_s = answers[0]["took_s"]
-    could = [each for each in stranded if able(each, began_s, lost)]
+    could = [each for each in stranded if able(each, began_s, lost, beyond_s)]
     for each in could:
         if not in_time(each):
             ends_s = {name: round(each[name] - began_s, 2) for name in ("noticed", "due", "deadline")}
             print(f"{kind} at {began_s:.3f}, not in time: { ({**each, **ends_s}) }", flush=True)
     return {
+        "beyond_s": beyond_s,
         "requests": len(at_s),
         "in_time": sum(took is not None and took <= slo_s for took in took_s),
         "refused": answers[0]["refused"],
@@ -130,23 +137,25 @@ def in_time(stood: Mapping[str, Any]) -> bool:
     return stood["answered"] is not None and stood["answered"] <= stood["deadline"]
 
 
-def able(stood: Mapping[str, Any], began_s: float, lost: str) -> bool:
+def able(stood: Mapping[str, Any], began_s: float, lost: str, beyond_s: float = 0.0) -> bool:
     """Whether a batch could be in time elsewhere: see the module. None stands for infinite.
 
     Args:
         stood: as the driver tells.
         began_s: when the machine failed.
         lost: its node, if what its store holds is lost.
+        beyond_s: what its calls cost beyond their time.
     """
     overdue_s = max(stood["due"], began_s) + max(GRACE_S, stood["takes"] / 2)
     known_s = min(overdue_s, stood["noticed"])
     gone = lost and stood["at"] == lost
     free_s, anew_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))
     free_s = math.inf if gone else free_s
-    return bool(min(max(free_s, known_s) + stood["left_s"], known_s + anew_s) <= stood["deadline"])
+    end_s = min(max(free_s, known_s) + stood["left_s"], known_s + anew_s) + beyond_s
+    return bool(end_s <= stood["deadline"])
 
 
-def _sums(faults: Sequence[Mapping[str, int]]) -> Dict[str, int]:
+def _sums(faults: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     return {name: sum(fault[name] for fault in faults) for name in faults[0]}
 
 

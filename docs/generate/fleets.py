@@ -61,6 +61,9 @@ def _pool_faults(rows: Any) -> List[str]:
     lines = ["", "## Faults under load, on Ray", "", "`edge-offload bench pool --faults`: as above, at "
              f"{rows[0]['load']:g} of the planned rate, each request within {rows[0]['slo_s']:.1f} s; processes of one "
              "machine are killed or stopped from outside.", ""]  # fmt: skip
+    if "beyond_s" in rows[0]:
+        late = ", ".join(f"{1e3 * row['beyond_s']:.0f}" for row in rows)
+        lines[-2] += f" What could be in time allows for what three calls cost beyond their time ({late} ms)."
     return [*lines, *table(rows, [(title, name, str) for name, title in names.items()])]
 
 

@@ -93,6 +93,7 @@ def test_what_could_be_in_time_elsewhere_is_counted_from_when_it_could_be_known(
     stood = {**stood, "anew_s": None, "at": "n1", "deadline": 10.0}
     assert pool_faults.able({**stood, **changed}, 5.0, "") is can
     assert pool_faults.able({**stood, **changed}, 5.0, "n2") is can
+    assert not pool_faults.able({**stood, **changed}, 5.0, "", 9.0), "calls cost more than there is time"
     assert pool_faults.able({**stood, **changed}, 5.0, "n1") is (changed.get("anew_s") == 3.0), "its tensors are gone"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.server.pool.columns import Cluster, Demand
@@ -153,6 +153,7 @@ def test_without_faults_nearly_all_is_in_time() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["freeze", "die", "blink"]))
+@example(41387, "blink")  # a call that was made twice ends when what follows it has nobody
 def test_every_request_has_one_outcome_whatever_happens(seed: int, fault: str) -> None:
     world = World(seed)
     names = sorted(set(world.nodes.values()))
@@ -309,3 +310,24 @@ def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: flo
     dispatcher.step(1.6)
     dispatcher.step(max(1.6, free_s))
     assert [call.worker for call in calls] == [0, goes_to], "A's other worker only where B is not in time"
+
+
+@pytest.mark.parametrize(("deadline", "route"), [(5.5, 0), (4.5, 1)])
+def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadline: float, route: int) -> None:
+    frees = [np.array([0.0, 3.0]), np.zeros(1)], [np.zeros(1)]
+    routes = [
+        Route(
+            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, len(free)) for n, free in enumerate(of))),
+            [StageTable(np.zeros(len(free), int), free, np.array([1.0]), 0.0) for free in of],
+            Links(1),
+        )
+        for of in frees
+    ]
+    calls: List[Call] = []
+    dispatcher = Dispatcher(calls.append, lambda *_: None, lambda *_: None)
+    dispatcher.use(routes, {(0, 0, 0): "A", (0, 0, 1): "B", (0, 1, 0): "C", (1, 0, 0): "D"}, [])
+    dispatcher.arrive(1, ["inputs"], deadline)
+    dispatcher.step(0.0)
+    dispatcher.failed(calls[0].number, "it died", True, 0.1)
+    dispatcher.step(0.1)
+    assert [routes.index(call.track.route) for call in calls] == [0, route]

@@ -271,6 +271,7 @@ class Dispatcher:
             call.use.next = None
         track.route.used(call.stage, call.use, now)
         if job.done or track.stage != call.stage:
+            self._refuse_stranded(job, "full: no member of the pool answered in time")
             return
         track.stage += 1
         track.payload, track.at = payload, self._node(call) if stays else ""
@@ -299,9 +300,8 @@ class Dispatcher:
             key = (id(call.track.route), call.stage, call.worker)
             self._absent.add(key)
             self._free(key, math.inf)
-        if not job.done and call.track.stage == call.stage:
-            self._elsewhere(call, now)
-            self._refuse_stranded(job, f"full: a member of the pool failed: {why}"[:500])
+        self._elsewhere(call, now)
+        self._refuse_stranded(job, f"full: a member of the pool failed: {why}"[:500])
 
     def heard(self, node: str, now: float) -> None:
         """A node answers."""
@@ -402,10 +402,10 @@ class Dispatcher:
             self._refuse(job.requests, why)
 
     def _elsewhere(self, call: Call, now: float) -> None:
-        """From the last tensors at hand at another worker of the stage; else from the inputs by another route.
+        """From the last tensors at hand at another worker of the stage, or from the inputs by another route.
 
-        Both where the tensors are on a node that may be gone, from the inputs alone where it is. By nodes that nothing
-        speaks against, if these are in time.
+        The latter where that is sooner and the former may be late. Both where the tensors are on a node that may be
+        gone, from the inputs alone where it is. By nodes that nothing speaks against, if these are in time.
         """
         track, job = call.track, call.track.job
         if job.done or track.stage != call.stage:
@@ -420,30 +420,41 @@ class Dispatcher:
         self._note(call, min(others, default=math.inf), now)
         doubtful = self._doubtful(track)
         moved = now + table.transfer_s * batch
-        dues = {worker: max(float(table.free[worker]), moved) + call.takes for worker in left}
-        left = [worker for worker in left if dues[worker] <= job.deadline]
-        if left and track.at not in self.out:
-            worker = min(left, key=lambda each: (nodes[each] in suspects, dues[each]))
-            due = dues[worker]
-            use = Use(worker, now, moved, due, call.takes, call.use.next)
-            if use.next is not None:
-                after, of = use.next
-                of.moved += max(0.0, due - call.use.end)
-                after.settle(of.worker)
-            call.use.next = None
-            table.turns[worker].append(use)
-            table.settle(worker)
-            self._call(Call(next(self._numbers), track, call.stage, use, now))
+        rest_s = _rest_s(track.route, call.stage + 1, batch)
+        ends = {worker: max(float(table.free[worker]), moved) + call.takes + rest_s for worker in left}
+        left = [worker for worker in left if ends[worker] <= job.deadline and track.at not in self.out]
+        worker = min(left, key=lambda each: (nodes[each] in suspects, ends[each]), default=None)
+        sure = worker is not None and ends[worker] + self._slack_s <= job.deadline
+        anew = None if sure and (not doubtful or job.anew) else self._anew(track, now, doubtful, suspects)
+        if worker is not None and (doubtful or anew is None or ends[worker] <= anew[1].end):
+            self._again(call, Use(worker, now, moved, ends[worker] - rest_s, call.takes, call.use.next), now)
             if not doubtful or job.anew:
                 return
+        if anew is not None:
+            job.anew = job.anew or doubtful
+            anew[0].reserve(anew[1])
+            self._next(_track(job, anew[0], anew[1].uses), now)
+
+    def _again(self, call: Call, use: Use, now: float) -> None:
+        """Make a call once more, at another worker; what follows it moves."""
+        if use.next is not None:
+            after, of = use.next
+            of.moved += max(0.0, use.end - call.use.end)
+            after.settle(of.worker)
+        call.use.next = None
+        call.table.turns[use.worker].append(use)
+        call.table.settle(use.worker)
+        self._call(Call(next(self._numbers), call.track, call.stage, use, now))
+
+    def _anew(self, track: Track, now: float, doubtful: bool, suspects: Set[str]) -> Optional[Tuple[Route, Way]]:
+        """The soonest way from the inputs, by the same route only if the tensors may be gone; None: too late."""
+        batch = len(track.job.requests)
         routes = [route for route in self._routes if route.batch >= batch and (doubtful or route is not track.route)]
         for avoid in (suspects, set()):
-            route, way = min(self._ways(routes, batch, now, avoid), key=lambda each: each[1].end, default=(None, None))
-            if route is not None and way is not None and way.end <= job.deadline:
-                job.anew = job.anew or doubtful
-                route.reserve(way)
-                self._next(_track(job, route, way.uses), now)
-                return
+            found = min(self._ways(routes, batch, now, avoid), key=lambda each: each[1].end, default=None)
+            if found is not None and found[1].end <= track.job.deadline:
+                return found
+        return None
 
     def _ways(self, routes: Sequence[Route], batch: int, now: float, avoid: Set[str]) -> List[Tuple[Route, Way]]:
         """The earliest way through each route; by none of these nodes."""
@@ -469,9 +480,7 @@ class Dispatcher:
         if job.stranded is not None:
             return
         batch = len(job.requests)
-        left_s = sum(
-            float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in track.route.stages[call.stage :]
-        )
+        left_s = _rest_s(track.route, call.stage, batch)
         others = [route for route in self._routes if (track.stage or route is not track.route) and route.batch >= batch]
         own = {self._node(call)} - {""}
         anew_s = min((way.end - now for _, way in self._ways(others, batch, now, own)), default=math.inf)
@@ -538,6 +547,11 @@ class Dispatcher:
         for route in self._routes:
             if id(route) == key[0]:
                 route.stages[key[1]].occupy(key[2], when)
+
+
+def _rest_s(route: Route, first: int, batch: int) -> float:
+    """Seconds of the stages from ``first`` on when nothing waits."""
+    return sum(float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in route.stages[first:])
 
 
 def _track(job: Job, route: Route, uses: Tuple[Use, ...]) -> Track:
