@@ -496,7 +496,6 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "adaptive": _adaptive,
     "adaptive_replay": _adaptive,
     "adaptive_launch": _adaptive_launch,
-    "adaptive_learning": _adaptive_launch,
     "modes": _modes,
     "busy": _busy,
     "engines": _engines,

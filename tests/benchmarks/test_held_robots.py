@@ -6,8 +6,8 @@ from edge_offload import records
 from edge_offload_benchmarks.held_robots import judge
 
 
-def told(frames: int = 20, **fell_back: int) -> dict:
-    return {"seconds": [0.1] * frames, "fell_back": fell_back, "plan": "split"}
+def told(frames: int = 20, plan: str = "split", **fell_back: int) -> dict:
+    return {"seconds": [0.1] * frames, "fell_back": fell_back, "plan": plan}
 
 
 def checked(equal: int, difference: float) -> dict:
@@ -28,5 +28,8 @@ def test_robots_are_held_to_exactness_fairness_and_to_their_mode() -> None:
     assert passed("split", fine, [exact, near])
     assert not passed("split", fine, [exact, far])
     assert not passed("replay", [told(20), told(30)], [exact, exact]), "one was served more"
+    alone = told(300, plan="device-only")
+    assert passed("split", [*fine, alone], [exact, near, exact]), "its plan leaves all to the robot: it is not served"
+    assert not passed("split", [told(20), told(30), alone], [exact, near, exact])
     assert not passed("replay", [told(20), told(20, late=1)], [exact, exact]), "a frame was computed on the robot"
     assert not passed("split", fine, [{"checked": 0, "equal": 0, "difference": 0.0}] * 2), "nothing was compared"

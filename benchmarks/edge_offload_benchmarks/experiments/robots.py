@@ -16,7 +16,8 @@ reason. Ends with 1 if anything failed, if the most served robot got more than 1
 the server grew by more than 2 %, or held more sockets or threads than at the beginning (--front: without the ratio).
 With --mode each robot runs frame after frame for --seconds once all have learnt and planned; results are compared with
 what the robot computes itself: bit for bit, or for split within 1e-4 of the largest value. Ends with 1 where that, or
-the ratio, is not met, or a frame fell back to the robot.
+the ratio, is not met, or a frame fell back to the robot. The ratio is of those whose plan of split does not leave all
+to the robot.
 """
 
 from __future__ import annotations
