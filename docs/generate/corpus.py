@@ -55,8 +55,8 @@ def _far(programs: Sequence[Any]) -> List[str]:
     rows = []
     for item in far:
         worst = {name.rsplit(".", 1)[-1]: off for name, off in item["operators"]["worst"].items()}
-        names = ", ".join(f"{name} {off:.1e}" for name, off in worst.items())
-        rows.append({**item, "worst": max(worst.values()), "names": names})
+        names = ", ".join(f"{name} {off:.1e}" for name, off in worst.items()) or "none is off"
+        rows.append({**item, "worst": max(worst.values(), default=0.0), "names": names})
     return [*table(rows, columns), ""]
 
 
