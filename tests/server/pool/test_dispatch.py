@@ -331,3 +331,36 @@ def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadli
     dispatcher.failed(calls[0].number, "it died", True, 0.1)
     dispatcher.step(0.1)
     assert [routes.index(call.track.route) for call in calls] == [0, route]
+
+
+def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
+    world = TwoStages()
+    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.step(0.0)
+    (first,) = world.calls
+    assert first.use.next is not None
+    assert first.use.next[1].worker == 0
+    world.dispatcher._strikes["C"] = 1  # as a call there that is overdue tells
+    world.began()
+    world.dispatcher.ended(first.number, "kept on A", 1.0)
+    world.dispatcher.step(1.0)
+    assert world.began() == [(1, 1, "kept on A")]
+
+
+def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere_at_once() -> None:
+    world = TwoStages()
+    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.step(0.0)
+    (first,) = world.calls
+    world.dispatcher.node_lost("C", 0.5)
+    table = first.track.route.stages[1]
+    assert [len(turns) for turns in table.turns] == [0, 1]
+    assert float(table.free[1]) == 2.0, "nobody else gets it meanwhile"
+    world.began()
+    world.dispatcher.ended(first.number, "kept on A", 1.3)
+    world.dispatcher.step(1.3)
+    (second,) = world.calls
+    assert (second.worker, second.due) == (1, pytest.approx(2.3))
+    world.dispatcher.ended(second.number, "result", 2.3)
+    assert world.answered == [1]
+    assert [len(turns) for turns in table.turns] == [0, 0]

@@ -220,6 +220,7 @@ class Dispatcher:
         key = self._key(worker)
         self._absent.add(key)
         self._free(key, math.inf)
+        self._reserve_elsewhere({key})
 
     def arrive(self, request: int, inputs: Any, deadline: float) -> None:
         """A request comes; deadlines rise with arrival."""
@@ -300,6 +301,7 @@ class Dispatcher:
             key = (id(call.track.route), call.stage, call.worker)
             self._absent.add(key)
             self._free(key, math.inf)
+            self._reserve_elsewhere({key})
         self._elsewhere(call, now)
         self._refuse_stranded(job, f"full: a member of the pool failed: {why}"[:500])
 
@@ -329,6 +331,14 @@ class Dispatcher:
             self._elsewhere(call, now)
             self._refuse_stranded(track.job, "full: no other member of the pool is there")
             return
+        suspects = {*self._strikes, *self._doubted}
+        if self._node(call) in suspects:  # by another one, if that is in time
+            rest_s = _rest_s(track.route, call.stage + 1, len(track.job.requests))
+            worker, end = self._soonest(call, suspects, rest_s, now)
+            if worker is not None and self._nodes_of(call)[worker] not in suspects:
+                self._again(call, worker, end - rest_s, now)
+                call.table.done(use)
+                return
         if self.links and track.stage:
             call.ready = max(now, use.moved)
         self._call(call)
@@ -411,23 +421,22 @@ class Dispatcher:
         if job.done or track.stage != call.stage:
             return
         track.tried.add(call.worker)
-        table, batch = call.table, len(job.requests)
-        own = self._node(call)
+        own, batch = self._node(call), len(job.requests)
         suspects = {node for node in (own, *self._strikes, *self._doubted) if node}
-        nodes = [self._nodes.get((id(track.route), call.stage, worker), "") for worker in range(len(table.free))]
-        left = [worker for worker in range(len(nodes)) if worker not in track.tried]
-        others = [float(table.free[worker]) for worker in left if nodes[worker] != own or not own]
+        nodes = self._nodes_of(call)
+        others = [
+            float(call.table.free[worker])
+            for worker, node in enumerate(nodes)
+            if worker not in track.tried and (node != own or not own)
+        ]
         self._note(call, min(others, default=math.inf), now)
         doubtful = self._doubtful(track)
-        moved = now + table.transfer_s * batch
         rest_s = _rest_s(track.route, call.stage + 1, batch)
-        ends = {worker: max(float(table.free[worker]), moved) + call.takes + rest_s for worker in left}
-        left = [worker for worker in left if ends[worker] <= job.deadline and track.at not in self.out]
-        worker = min(left, key=lambda each: (nodes[each] in suspects, ends[each]), default=None)
-        sure = worker is not None and ends[worker] + self._slack_s <= job.deadline
+        worker, end = self._soonest(call, suspects, rest_s, now)
+        sure = worker is not None and end + self._slack_s <= job.deadline
         anew = None if sure and (not doubtful or job.anew) else self._anew(track, now, doubtful, suspects)
-        if worker is not None and (doubtful or anew is None or ends[worker] <= anew[1].end):
-            self._again(call, Use(worker, now, moved, ends[worker] - rest_s, call.takes, call.use.next), now)
+        if worker is not None and (doubtful or anew is None or end <= anew[1].end):
+            self._again(call, worker, end - rest_s, now)
             if not doubtful or job.anew:
                 return
         if anew is not None:
@@ -435,8 +444,30 @@ class Dispatcher:
             anew[0].reserve(anew[1])
             self._next(_track(job, anew[0], anew[1].uses), now)
 
-    def _again(self, call: Call, use: Use, now: float) -> None:
-        """Make a call once more, at another worker; what follows it moves."""
+    def _nodes_of(self, call: Call) -> List[str]:
+        """Of the workers of its stage."""
+        key = id(call.track.route), call.stage
+        return [self._nodes.get((*key, worker), "") for worker in range(len(call.table.free))]
+
+    def _soonest(self, call: Call, suspects: Set[str], rest_s: float, now: float) -> Tuple[Optional[int], float]:
+        """The worker by which the batch ends first, of those that were not tried, and when; None: it would be late."""
+        track, nodes = call.track, self._nodes_of(call)
+        if track.at in self.out:
+            return None, math.inf
+        moved = now + call.table.transfer_s * len(track.job.requests)
+        ends = {
+            worker: max(float(call.table.free[worker]), moved) + call.takes + rest_s
+            for worker in range(len(nodes))
+            if worker not in track.tried
+        }
+        in_time = [worker for worker, end in ends.items() if end <= track.job.deadline]
+        worker = min(in_time, key=lambda each: (nodes[each] in suspects, ends[each]), default=None)
+        return worker, math.inf if worker is None else ends[worker]
+
+    def _again(self, call: Call, worker: int, end: float, now: float) -> None:
+        """Make a call once more, or there instead; what follows it moves."""
+        moved = now + call.table.transfer_s * len(call.track.job.requests)
+        use = Use(worker, now, moved, end, call.takes, call.use.next)
         if use.next is not None:
             after, of = use.next
             of.moved += max(0.0, use.end - call.use.end)
@@ -532,9 +563,34 @@ class Dispatcher:
 
     def _take_out(self, node: str, now: float) -> None:
         self.out[node] = now
-        for key, of in self._nodes.items():
-            if of == node:
-                self._free(key, math.inf)
+        keys = {key for key, of in self._nodes.items() if of == node}
+        for key in keys:
+            self._free(key, math.inf)
+        self._reserve_elsewhere(keys)
+
+    def _reserve_elsewhere(self, gone: Set[Tuple[int, int, int]]) -> None:
+        """What batches under way are to do later at workers that are gone has its turn at others from now on."""
+        for track in {id(call.track): call.track for call in self._calls.values() if not call.track.job.done}.values():
+            uses = [call.use for call in self._calls.values() if call.track is track]
+            for stage in range(track.stage + 1, len(track.route.stages)):
+                use, table = track.uses[stage], track.route.stages[stage]
+                worker = int(table.free.argmin())
+                if (id(track.route), stage, use.worker) not in gone or not math.isfinite(float(table.free[worker])):
+                    continue
+                end = max(float(table.free[worker]), use.moved) + use.takes
+                other = Use(worker, use.begin, use.moved, end, use.takes, use.next)
+                for before in (track.uses[stage - 1], *uses):
+                    if before.next is not None and before.next[1] is use:
+                        before.next = table, other
+                if use.next is not None:
+                    after, of = use.next
+                    of.moved += end - use.end
+                    after.settle(of.worker)
+                use.next = None
+                table.done(use)
+                table.turns[worker].append(other)
+                table.settle(worker)
+                track.uses = (*track.uses[:stage], other, *track.uses[stage + 1 :])
 
     def _node(self, call: Call) -> str:
         return self._nodes.get((id(call.track.route), call.stage, call.worker), "")
