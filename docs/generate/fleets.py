@@ -181,7 +181,36 @@ def fleet(record: Any) -> List[str]:
                 ("server's memory", "memory_growth", lambda value: f"{value:+.1%}"),
             ],
         )
-    return [*lines, *_fleet_network(record.get("network"))]
+    return [*lines, *_fleet_network(record.get("network")), *_fleet_misbehave(record.get("misbehave"))]
+
+
+def _fleet_misbehave(found: Any) -> List[str]:
+    if not found:
+        return []
+    lines = ["", "With `--misbehave`: beside three more robots. Counted are the others; the first row is without "
+             "them.", ""]  # fmt: skip
+    lines += table(
+        found,
+        [
+            ("device", "device", str),
+            ("beside", "beside", str),
+            ("robots that ask", "robots", str),
+            ("held at the end", "held", str),
+            ("for 20 s and more", "judged", str),
+            ("promises broken", "broken", str),
+            ("bound", "bound", lambda value: f"{value:g}"),
+            ("drop, most", "drop_most", lambda value: f"{value:.4f}"),
+            ("windows within", "windows_within", lambda value: f"{value:.1%}"),
+            ("late", "late", lambda value: f"{value:.1%}"),
+        ],
+    )
+    fates = [
+        {"device": row["device"], "robot": habit, **fate, "words": fate.get("note") or fate["alone"]}
+        for row in found
+        for habit, fate in row["misbehave"].items()
+    ]
+    columns: List[Column] = [(name, name, str) for name in ("device", "robot", "sent", "answered")]
+    return [*lines, "", *table(fates, [*columns, ("what the server says of it, or it of the server", "words", str)])]
 
 
 def _fleet_network(found: Any) -> List[str]:

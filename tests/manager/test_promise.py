@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import List, Optional, Tuple
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import Situation
-from edge_offload.manager.promise import AGAIN_S, PACED, SILENT_S, PromisePolicy
+from edge_offload.manager.promise import AGAIN_S, PACED, SILENT_S, UNKNOWN, PromisePolicy
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import SETTLE_S, Ask, Report, Turns
 
@@ -163,6 +164,18 @@ def test_estimates_are_told_with_the_request() -> None:
     assert ask.down == pytest.approx(0.01)
     camera.told(1, 1)
     assert Report.parse(camera.frame().to_wire()).slope == pytest.approx(0.01, rel=0.02)  # type: ignore[union-attr]
+
+
+def test_noise_that_averages_out_is_not_told() -> None:
+    told = []
+    for lasting in (1.0, 0.5):
+        camera = Camera()
+        camera.policy = PromisePolicy(0.05, habits=replace(UNKNOWN, lasting=lasting))
+        for number in range(200):
+            camera.policy.compared(camera.now, 0.1, 0.1 + 0.05 * (-1) ** number)
+        told.append(camera.promised().noise)
+    assert told[1] == pytest.approx(told[0] / 2)
+    assert told[0] == pytest.approx(0.05, rel=0.3)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1e-9, -1.0, math.nan, 1.5])

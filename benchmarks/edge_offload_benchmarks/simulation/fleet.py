@@ -184,7 +184,7 @@ class Robot:
     def wish(self, bound: float, slope: float, batch: int, curve: Optional[DropCurve] = None) -> Wish:
         """What it asks for; without a curve what it loses is a line through zero."""
         interval = self.content.interval
-        flicker, noise = (0.0, 0.0) if curve is None else (curve.intercept, curve.noise)
+        flicker, noise = (0.0, 0.0) if curve is None else (curve.intercept, curve.lasting)
         return Wish(
             bound, slope, interval, self.ups, self.downs, batch, self.usual, flicker, SETTLE_S / interval, noise
         )

@@ -45,6 +45,7 @@ class Habits:
         alike: so many comparisons in a row say the same thing, since what is seen stays.
         level_error: what any carried result loses beyond the line, however little it is carried, is 0, give or take
             this; no schedule changes it, so that it is kept out of the line. 0: there is no such thing.
+        lasting: share of the noise that does not average out over a session.
     """
 
     intercept: float = 0.1
@@ -61,6 +62,7 @@ class Habits:
     mean_gain: float = MEAN_GAIN
     alike: float = 1.0
     level_error: float = 0.0
+    lasting: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -79,6 +81,7 @@ class DropCurve:
         local, local_error: drop of the local algorithm; None, inf: the task has none, or it was never compared.
         age_s: since the last comparison of a carried result; inf before the first one.
         noise: standard deviation of a single comparison.
+        lasting: what of that does not average out over a session.
     """
 
     intercept: float
@@ -88,6 +91,7 @@ class DropCurve:
     local_error: float = math.inf
     age_s: float = math.inf
     noise: float = 0.0
+    lasting: float = 0.0
 
     def carried(self, stale_s: float) -> float:
         """Of a result that is carried along for so long: 0 to 1."""
@@ -227,6 +231,7 @@ class DropEstimator:
             error,
             math.inf if math.isnan(self._measured_s) else max(0.0, now - self._measured_s),
             math.sqrt(self._noise),
+            math.sqrt(self._noise) * self._habits.lasting,
         )
 
     def _after(self, now: float) -> Tuple[Array, Array]:

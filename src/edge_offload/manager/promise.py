@@ -46,10 +46,10 @@ FAR_S = 10.0
 #: kapao_vtest on frames 0 to 399 of the sample video, and of SCONet in the made-up street 11 (up to 0.8 s), carried. A
 #: promise is about the mean of a session, and there what a robot has seen says little of what comes: the curve is
 #: learnt slowly. What is lost at once, however little older a result is, differs from street to street, and no
-#: schedule changes it.
+#: schedule changes it. What is noise from one person's box to the next averages out sooner than what a street is like.
 UNKNOWN = Habits(0.1, 0.05, 0.1, 0.1, intercept_s=600.0, slope_s=600.0, settle_s=SETTLE_S, mean_gain=0.0, alike=4.0)
 HABITS = {
-    "people": replace(UNKNOWN, intercept=0.18, intercept_error=0.02, slope=0.13, slope_error=0.015),
+    "people": replace(UNKNOWN, intercept=0.18, intercept_error=0.02, slope=0.13, slope_error=0.015, lasting=0.75),
     "scene": replace(
         UNKNOWN, intercept=0.03, intercept_error=0.002, slope=0.07, slope_error=0.004, noise=0.06, level_error=0.05
     ),
@@ -208,7 +208,7 @@ class PromisePolicy:
     def _estimates(self, now: float) -> Tuple[float, ...]:
         told = self._drops.curve(now)
         slope, error = (min(max(0.0, one) * self._interval_s, MOST_SLOPE) for one in (told.slope, told.slope_error))
-        flicker, noise = (min(1.0, max(0.0, one)) for one in (told.intercept, told.noise))
+        flicker, noise = (min(1.0, max(0.0, one)) for one in (told.intercept, told.lasting))
         ups, downs = sorted(self._ups), sorted(self._downs)
         up = ups[int(NEARLY_ALL * (len(ups) - 1))] if ups else 0.0
         down, usual = (statistics.median(ways) if ways else 0.0 for ways in (downs, ups))

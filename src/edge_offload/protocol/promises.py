@@ -46,7 +46,7 @@ class Report(_Map):
         down: from the server's answer to the result's use (seconds).
         usual: as ``up``, of a usual frame.
         flicker: accuracy that any older result loses, however little older.
-        noise: standard deviation of what a single result loses.
+        noise: standard deviation of what a single result loses, as far as it does not average out.
     """
 
     frame: int

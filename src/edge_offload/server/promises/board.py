@@ -293,9 +293,9 @@ class Board:
         if plan.holds:
             self._strained = 0
             return plan, []
-        claims = [one.claim for one in self._robots.values()]
         if self._whole:
-            return hold(clients, self.latencies, moment, claims)
+            return hold(clients, self.latencies, moment)
+        claims = [one.claim for one in self._robots.values()]
         lasting = [replace(one, spare=self._robots[one.robot].usual_spare, fresh=True) for one in clients]
         usual = schedule(lasting, self.latencies, moment)
         if usual.holds or (usual.worst <= NEARLY and all(one.kept for one in self._robots.values())):

@@ -33,7 +33,7 @@ class Wish:
         usual: as ``up``, of a usual frame: so long it takes where nobody waits for those that come late; None: as long.
         flicker: accuracy that any older result loses, however little older: networks flicker.
         settle: frames in which two thirds of that are lost; 0: all at once.
-        noise: standard deviation of what a single result loses.
+        noise: standard deviation of what a single result loses, as far as it does not average out.
     """
 
     bound: float
