@@ -4,7 +4,7 @@ GPUs are emulated, so that many batches are under way; processes are killed and 
 how each batch stood that was under way then and could not go on where it was. One *could* be in time elsewhere if its
 deadline leaves time for what is left of it at another worker of its stage, or for another route from its inputs, from
 when the failure could be known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's
-notice where that was earlier; each call as late as calls were in the mean before. Its last tensors may be in the failed
+notice where that was earlier; each call as late as half of the calls were before. Its last tensors may be in the failed
 machine's store (a killed actor leaves that): then from its inputs alone. Each batch is judged as if it were the only
 one.
 """
@@ -105,7 +105,7 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
     load.start()
     time.sleep(BEFORE * slo_s)
     lost = _node(pool, victim) if loses else ""
-    beyond_s = CALLS * max(0.0, pool.status()["late_s"]["mean"])
+    beyond_s = CALLS * max(0.0, pool.status()["late_s"]["p50"])
     began_s = time.monotonic()
     harm(pool, victim)
     time.sleep(AFTER * slo_s)
