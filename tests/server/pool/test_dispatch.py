@@ -347,6 +347,37 @@ def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
     assert world.began() == [(1, 1, "kept on A")]
 
 
+@pytest.mark.parametrize(("deadline", "besides"), [(20.0, [(1, 0)]), (2.5, [])])
+def test_a_next_stage_that_only_a_late_node_has_is_begun_from_the_inputs_besides(
+    deadline: float, besides: List[Tuple[int, int]]
+) -> None:
+    routes = [
+        Route(
+            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, 1) for n in range(count))),
+            [StageTable(np.zeros(1, int), np.zeros(1), np.array([1.0]), 0.0) for _ in range(count)],
+            Links(1),
+        )
+        for count in (2, 2)
+    ]
+    calls: List[Call] = []
+    answered: List[int] = []
+    dispatcher = Dispatcher(calls.append, lambda requests, _: answered.extend(requests), lambda *_: None)
+    dispatcher.use(routes, {(0, 0, 0): "A", (0, 1, 0): "C", (1, 0, 0): "D", (1, 1, 0): "E"}, [])
+    dispatcher.arrive(1, ["inputs"], deadline)
+    dispatcher.step(0.0)
+    dispatcher._strikes["C"] = 1  # as a call there that is overdue tells
+    dispatcher.ended(calls[0].number, "kept on A", 1.0)
+    dispatcher.step(1.0)
+    begun = [(routes.index(call.track.route), call.stage) for call in calls[1:]]
+    assert sorted(begun) == [(0, 1), *besides], "where that is in time"
+    late = next(call for call in calls[1:] if call.stage == 1)
+    dispatcher.ended(late.number, "result", 2.0)
+    assert answered == [1], "whichever is first"
+    for call in calls[1:]:
+        dispatcher.ended(call.number, "another result", 2.4)
+    assert answered == [1], "once"
+
+
 def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere_at_once() -> None:
     world = TwoStages()
     world.dispatcher.arrive(1, ["inputs"], 20.0)

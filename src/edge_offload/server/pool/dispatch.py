@@ -339,6 +339,10 @@ class Dispatcher:
                 self._again(call, worker, end - rest_s, now)
                 call.table.done(use)
                 return
+            anew = None if track.job.anew else self._from_inputs(track, now, True, suspects)
+            if anew is not None:  # from its inputs besides
+                track.job.anew = True
+                self._begin_anew(track.job, anew, now)
         if self.links and track.stage:
             call.ready = max(now, use.moved)
         self._call(call)
@@ -434,15 +438,16 @@ class Dispatcher:
         rest_s = _rest_s(track.route, call.stage + 1, batch)
         worker, end = self._soonest(call, suspects, rest_s, now)
         sure = worker is not None and end + self._slack_s <= job.deadline
-        anew = None if sure and (not doubtful or job.anew) else self._anew(track, now, doubtful, suspects)
+        anew = None
+        if not sure or (doubtful and not job.anew):
+            anew = self._from_inputs(track, now, doubtful, suspects) or self._from_inputs(track, now, doubtful, set())
         if worker is not None and (doubtful or anew is None or end <= anew[1].end):
             self._again(call, worker, end - rest_s, now)
             if not doubtful or job.anew:
                 return
         if anew is not None:
             job.anew = job.anew or doubtful
-            anew[0].reserve(anew[1])
-            self._next(_track(job, anew[0], anew[1].uses), now)
+            self._begin_anew(job, anew, now)
 
     def _nodes_of(self, call: Call) -> List[str]:
         """Of the workers of its stage."""
@@ -477,15 +482,17 @@ class Dispatcher:
         call.table.settle(use.worker)
         self._call(Call(next(self._numbers), call.track, call.stage, use, now))
 
-    def _anew(self, track: Track, now: float, doubtful: bool, suspects: Set[str]) -> Optional[Tuple[Route, Way]]:
-        """The soonest way from the inputs, by the same route only if the tensors may be gone; None: too late."""
+    def _from_inputs(self, track: Track, now: float, again: bool, avoid: Set[str]) -> Optional[Tuple[Route, Way]]:
+        """The soonest way from the inputs by none of these nodes, by the same route only ``again``; None: too late."""
         batch = len(track.job.requests)
-        routes = [route for route in self._routes if route.batch >= batch and (doubtful or route is not track.route)]
-        for avoid in (suspects, set()):
-            found = min(self._ways(routes, batch, now, avoid), key=lambda each: each[1].end, default=None)
-            if found is not None and found[1].end <= track.job.deadline:
-                return found
-        return None
+        routes = [route for route in self._routes if route.batch >= batch and (again or route is not track.route)]
+        found = min(self._ways(routes, batch, now, avoid), key=lambda each: each[1].end, default=None)
+        return found if found is not None and found[1].end <= track.job.deadline else None
+
+    def _begin_anew(self, job: Job, by: Tuple[Route, Way], now: float) -> None:
+        route, way = by
+        route.reserve(way)
+        self._next(_track(job, route, way.uses), now)
 
     def _ways(self, routes: Sequence[Route], batch: int, now: float, avoid: Set[str]) -> List[Tuple[Route, Way]]:
         """The earliest way through each route; by none of these nodes."""
