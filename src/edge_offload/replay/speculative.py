@@ -8,7 +8,7 @@ is rolled back, and the server runs what was issued.
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import List, Optional
 
 import torch
 
@@ -26,7 +26,6 @@ from edge_offload.replay.signatures import CompletedStep, SegmentInvocation, upl
 from edge_offload.replay.speculation import SpeculatedStep, Speculation
 from edge_offload.replay.step_models import StepPlan
 from edge_offload.replay.strategy import Strategy
-from edge_offload.replay.worth import Worth
 
 
 class Speculative(Strategy):
@@ -35,7 +34,6 @@ class Speculative(Strategy):
     def __init__(self, dispatcher: SegmentDispatcher) -> None:
         super().__init__(dispatcher)
         self._budget = Budget()
-        self._worth = Worth()
         self.forget()
 
     def forget(self) -> None:
@@ -47,7 +45,6 @@ class Speculative(Strategy):
         self._invocations: List[SegmentInvocation] = []
         self._deferred = 0
         self._freed_in_step: List[int] = []
-        self._ended: Optional[int] = READ
 
     @property
     def in_step(self) -> bool:  # type: ignore[override]
@@ -70,8 +67,6 @@ class Speculative(Strategy):
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """See :class:`Strategy`: the server starts before the program gets to the read."""
-        if not self._invocations and not self._enter(payloads):
-            return
         plan = self._predictor.next() if self._speculation is None and not self._invocations else None
         if plan is None or plan.node.segment != segment:
             return
@@ -117,30 +112,13 @@ class Speculative(Strategy):
         ):
             self._begin(plan, invocation.base, payloads)
 
-    def _enter(self, payloads: Sequence[torch.Tensor]) -> bool:
-        """A step begins, with uploads perhaps; whether it is run ahead. An upload after a read begins an inference."""
-        if self._ended == READ and payloads:
-            self._ended = None
-            counters = self.dispatcher.exchange.counters
-            first = payloads[0]  # of which alone it is known here whether it will always be the first
-            if not self._worth.begin((first.dtype, first.dim()), counters.round_trips, counters.undone):
-                self.dispatcher.native.expect(-1)
-                if self._speculation is not None:
-                    self._roll_back(self._speculation, len(self._speculation.future.so_far.ran))
-        return self._worth.ahead
-
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         """See :class:`Strategy`."""
-        ahead = bool(self._invocations) or self._enter(invocation.payloads)
-        self._worth.entered()
         try:
-            return self._run(invocation, freed) if ahead else self.dispatcher.run([invocation])
+            return self._run(invocation, freed)
         except BaseException:
             self._invocations, self._deferred = [], 0
             raise
-        finally:
-            self._ended = invocation.reason
-            self._worth.done(invocation.reason in (READ, DYNAMIC))
 
     def _run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         before = self._invocations[-1] if self._invocations else None
