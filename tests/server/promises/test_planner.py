@@ -78,7 +78,7 @@ def test_the_age_of_results_is_that_of_frames_counted_one_by_one() -> None:
         lost = [
             wish.slope * age + wish.flicker * (1 - (math.exp(-age / wish.settle) if wish.settle else 0)) for age in ages
         ]
-        assert Staleness([wish], GPU).mean_drops(plan, [pace]) == [pytest.approx(sum(lost) / len(lost))]
+        assert Staleness([wish], GPU, [pace]).mean_drops(plan, [pace]) == [pytest.approx(sum(lost) / len(lost))]
 
 
 def fleet(count: int, bound: float, slope: float = 0.005, batch: int = 8) -> List[Client]:

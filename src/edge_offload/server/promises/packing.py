@@ -8,7 +8,6 @@ arrivals is kept. The time is linear in the requests, but for their merging by a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from edge_offload.server.promises.latencies import Latencies
 _NEAR = 1e-9
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """How a robot asks: all times in the unit of the plan, on one clock.
 
     Attributes:
@@ -71,11 +69,10 @@ def simulate(paces: Sequence[Pace], until: float) -> List[int]:
     if not total:
         return []
     each = np.array(counts)
-    number = np.arange(1, total + 1) - np.repeat(np.cumsum(each) - each, each)
-    arrival, interval, frame_interval = (
-        np.repeat([getattr(pace, name) for pace in paces], each) for name in ("arrival", "interval", "frame_interval")
-    )
     places = np.repeat(np.arange(len(paces)), each)
+    number = np.arange(1, total + 1) - (np.cumsum(each) - each)[places]
+    columns = np.array([(pace.arrival, pace.interval, pace.frame_interval) for pace in paces])
+    arrival, interval, frame_interval = columns[places].T
     # of requests that arrive together the first robot's goes first
     order = np.argsort(arrival + number * interval * frame_interval, kind="stable")
     found: List[int] = places[order].tolist()
@@ -120,30 +117,32 @@ def adjust(
     # a planner does this some thousand times a second: what a robot is, side by side
     largest, count = latencies.largest, len(requests)
     takes = [latencies.batch(size) * (1.0 + grace) for size in range(1, largest + 1)]
-    limits = [pace.batch for pace in paces]
+    facts = []
+    for pace in paces:
+        late = 0.5 * pace.frame_interval if pace.late is None else pace.late
+        # with ``wait``: frames after the newest that are too early for a batch's first, and so many after it that one is
+        early, later = (max(1, int(pace.interval)) - 1, 1) if fresh else (0, max(1, int(pace.interval // 2)))
+        facts.append(
+            (pace.batch, pace.frame, pace.arrival, pace.frame_interval, late, pace.arrival - late, early, later)
+        )
     newest = [pace.frame for pace in paces]
-    # as Pace.frame_at
-    bases = [pace.arrival - (0.5 * pace.frame_interval if pace.late is None else pace.late) for pace in paces]
-    frames, frame_intervals = [pace.frame for pace in paces], [pace.frame_interval for pace in paces]
     inside = [-1] * len(paces)
     floor = math.floor
-    at, start = 0, begin
+    at, start, number = 0, begin, 0
     while at < count:
         members: List[Tuple[int, int]] = []
-        size, limit, number = 0, largest, len(plan)
+        size, limit = 0, largest
         while size < limit and at < count:
             place = requests[at]
-            most = limits[place]
+            most, first, arrival, frame_interval, late, base, early, later = facts[place]
             if size >= most or inside[place] == number:
                 break
-            frame = frames[place] + floor((start - bases[place]) / frame_intervals[place] + _NEAR)
-            if wait and not size:
-                pace = paces[place]
-                least = newest[place] + (max(1, int(pace.interval)) - 1 if fresh else 0)
-                if frame <= least:
-                    frame = least + 1 if fresh else least + max(1, int(pace.interval // 2))
-                    start = max(start, pace.arrival_of(frame) - min(0.0, pace.late or 0.0))
-                    frame = max(frame, pace.frame_at(start))
+            # as Pace.frame_at
+            frame = first + floor((start - base) / frame_interval + _NEAR)
+            if wait and not size and frame <= newest[place] + early:
+                frame = newest[place] + early + later
+                start = max(start, arrival + (frame - first) * frame_interval - min(0.0, late))
+                frame = max(frame, first + floor((start - arrival + late) / frame_interval + _NEAR))
             if frame > newest[place]:
                 members.append((place, frame))
                 size += 1
@@ -157,4 +156,5 @@ def adjust(
             if start > until:
                 break
             start += takes[size - 1]
+            number += 1
     return plan

@@ -6,8 +6,8 @@ Replanning, overlap with the plan under way and what the robots are told is up t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Callable, List, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
@@ -146,8 +146,10 @@ class _Trial:
         self._clients, self._latencies, self._moment = tuple(clients), latencies, moment
         self._ends = moment.begin + moment.horizon
         self._grace = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
+        self._paces: Dict[bool, List[Pace]] = {}
         wishes = [client.wish for client in clients]
-        self._staleness = Staleness(wishes, latencies, [client.fresh for client in clients])
+        paces = self.paces(False)
+        self._staleness = Staleness(wishes, latencies, paces, [client.fresh for client in clients])
         self._references = [wish.reference(latencies) for wish in wishes]
         self._planned = 0
 
@@ -158,6 +160,11 @@ class _Trial:
 
     def paces(self, hopeful: bool) -> List[Pace]:
         """As Step 1 says. ``hopeful``: as if all batches began when a frame arrives."""
+        if hopeful not in self._paces:
+            self._paces[hopeful] = self._usual_paces(hopeful)
+        return self._paces[hopeful]
+
+    def _usual_paces(self, hopeful: bool) -> List[Pace]:
         latencies, whole = self._latencies, self._moment.whole
         paces = [client.pace(latencies, whole, hopeful) for client in self._clients]
         if whole or not paces:
@@ -195,7 +202,7 @@ class _Trial:
     def shared(self, too_much: float) -> Schedule:
         """Everybody's interval is longer than it should be, so that there is room for all."""
         paces = [
-            replace(pace, interval=min(float(MAX_INTERVAL), pace.interval * too_much)) for pace in self.paces(True)
+            pace._replace(interval=min(float(MAX_INTERVAL), pace.interval * too_much)) for pace in self.paces(True)
         ]
         return self._schedule(paces, False)
 
@@ -221,7 +228,7 @@ def _wider(pace: Pace, wish: Wish, batch: int, latencies: Latencies, fresh: bool
     if pace.batch >= batch:
         return pace
     interval = wish.longest(latencies.batch(batch), latencies, fresh)
-    return pace if interval < 1 else replace(pace, batch=batch, interval=interval)
+    return pace if interval < 1 else pace._replace(batch=batch, interval=interval)
 
 
 def _fitted(pace: Pace, client: Client, drop: float, stretch: bool, whole: bool) -> Pace:
@@ -231,11 +238,11 @@ def _fitted(pace: Pace, client: Client, drop: float, stretch: bool, whole: bool)
         return pace
     if whole:
         shorter = min(pace.interval - 1, math.floor(pace.interval * 0.9))
-        return replace(pace, interval=max(1, shorter))
+        return pace._replace(interval=max(1, shorter))
     # a frame more between two results makes them half a frame older on average
     slope = max(client.wish.slope, 1e-6)
     longer = min(FITTED_BY, max(-FITTED_BY, 2 * left / slope / pace.interval))
-    return replace(pace, interval=min(float(MAX_INTERVAL), max(1.0, pace.interval * (1 + longer))))
+    return pace._replace(interval=min(float(MAX_INTERVAL), max(1.0, pace.interval * (1 + longer))))
 
 
 def hold(
