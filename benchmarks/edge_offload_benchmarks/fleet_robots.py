@@ -59,7 +59,10 @@ APART_S = 0.1
 
 
 #: What robots beside the others do, of which those are to notice nothing.
-MISBEHAVE = ("lying", "greedy", "silent")
+MISBEHAVE = ("lying", "modest", "greedy", "silent")
+#: Of those that lie what they say, and after how many turns.
+SAYS = {"lying": 1.0, "modest": 0.0}
+TRUE_FIRST = 16
 
 
 def measure(
@@ -74,8 +77,9 @@ def measure(
 ) -> Dict[str, Any]:
     """So many robots ask a server on the device of ``table``; whom it holds, and whether it keeps its promises.
 
-    ``misbehave``: three more ask first. One says truly what it loses when it asks, and then that it loses everything;
-    one sends all its frames, with a turn or without; one sends none of its turns.
+    ``misbehave``: four more ask first. Two say truly what they lose when they ask and for some turns, and then one that
+    it loses everything, though it sees one picture all the time, and one that it loses nothing; the third sends all its
+    frames, with a turn or without; the last sends none of its turns.
     """
     from edge_offload_benchmarks.chaos.robot import MODEL
 
@@ -168,12 +172,16 @@ class _Load:
 
 
 class _Liar(PromisePolicy):
-    """Says that it loses all there is to lose, once it has its promise."""
+    """Says after a while that it loses what it does not."""
+
+    says: float
 
     def report(self, now: float, captured: float) -> Optional[Report]:
         """See :class:`PromisePolicy`."""
         report = super().report(now, captured)
-        return None if report is None else replace(report, slope=1.0, flicker=1.0, noise=1.0)
+        if report is None or self.followed <= TRUE_FIRST:
+            return report
+        return replace(report, slope=self.says, slope_error=0.0, flicker=self.says, noise=self.says)
 
 
 class _Real:
@@ -185,7 +193,9 @@ class _Real:
         self._load, self.habit, self.name = load, habit, f"robot{number}"
         loopback = Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))
         self.virtual = Robot(number, 0.0, load.content, loopback, np.random.default_rng(number))
-        self.policy = (_Liar if habit == "lying" else PromisePolicy)(told["bound"], habits=load.habits)
+        self.policy = (_Liar if habit in SAYS else PromisePolicy)(told["bound"], habits=load.habits)
+        if isinstance(self.policy, _Liar):
+            self.policy.says = SAYS[habit]
         keys = KeyStore(pathlib.Path(told["directory"]) / f"robot{number}")
         self.client = Client(told["address"], keys=keys, on_notify=self._notified, on_state=self._changed)
         self.handle: Optional[int] = None
@@ -243,7 +253,8 @@ class _Real:
         return self.client.request("infer", body, buffers, timeout_s=WAIT_S)
 
     def _send(self, frame: int, captured: float, turn: Dict[str, Any], began: float) -> None:
-        inputs, buffers = self._load.inputs(self.virtual.number, frame)
+        shown = 0 if self.habit == "lying" else frame
+        inputs, buffers = self._load.inputs(self.virtual.number, shown)
         future = self._request(inputs, buffers, turn)
         self.sent += 1
         self.followed += bool(turn)

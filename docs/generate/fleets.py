@@ -187,7 +187,7 @@ def fleet(record: Any) -> List[str]:
 def _fleet_misbehave(found: Any) -> List[str]:
     if not found:
         return []
-    lines = ["", "With `--misbehave`: beside three more robots. Counted are the others; the first row is without "
+    lines = ["", "With `--misbehave`: beside robots that do. Counted are the others; the first row is without "
              "them.", ""]  # fmt: skip
     lines += table(
         found,
@@ -205,11 +205,12 @@ def _fleet_misbehave(found: Any) -> List[str]:
         ],
     )
     fates = [
-        {"device": row["device"], "robot": habit, **fate, "words": fate.get("note") or fate["alone"]}
+        {"device": row["device"], "robot": habit, "interval": None, **fate, "words": fate.get("note") or fate["alone"]}
         for row in found
         for habit, fate in row["misbehave"].items()
     ]
     columns: List[Column] = [(name, name, str) for name in ("device", "robot", "sent", "answered")]
+    columns += [("frames between results", "interval", lambda value: "" if value is None else f"{value:.1f}")]
     return [*lines, "", *table(fates, [*columns, ("what the server says of it, or it of the server", "words", str)])]
 
 

@@ -23,8 +23,9 @@ time says of the same robots (linear, cameras of --rate frames per second).
 --network SIZE: --robots on a real server, kapao_vtest at that size on one core; the drop of every frame is measured
 against the network's own result for it (--people, --tables).
 
---misbehave: beside them a robot that says it loses everything, one that sends all its frames whatever its turns, and
-one that sends none of its turns.
+--misbehave: beside them a robot that says it loses everything, though its picture stands still, one that says it loses
+nothing, one that sends all its frames whatever its turns, and one that sends none of its turns. With --network the
+server holds what the first two say against their results.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--systems", metavar="NAME,...", help="only these, such as ours,fixed (all)")
     parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
     parser.add_argument("--network", type=int, metavar="SIZE", help="a real network, long side of its images (px)")
-    parser.add_argument("--misbehave", action="store_true", help="with --real, --network: beside three that do")
+    parser.add_argument("--misbehave", action="store_true", help="with --real, --network: beside four that do")
     parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
     parser.add_argument("--rate", type=float, default=10.0, metavar="HZ", help="of their cameras, with --real (10)")
     parser.add_argument("--bound", type=float, help="only this one; with --real, the one that they ask for (0.04)")

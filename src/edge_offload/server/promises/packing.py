@@ -120,7 +120,7 @@ def adjust(
     facts = []
     for pace in paces:
         late = 0.5 * pace.frame_interval if pace.late is None else pace.late
-        # with ``wait``: frames after the newest that are too early for a batch's first, and so many after it that one is
+        # with ``wait``: frames after the newest that are too early for a batch's first, and how many more are not
         early, later = (max(1, int(pace.interval)) - 1, 1) if fresh else (0, max(1, int(pace.interval // 2)))
         facts.append(
             (pace.batch, pace.frame, pace.arrival, pace.frame_interval, late, pace.arrival - late, early, later)
