@@ -13,9 +13,10 @@ robots see. linear: drops rise by a rate of each robot's own, which stays. peopl
 lost, by the tables of bench multitask (--tables; those that are missing are made, seconds for each frame), at 10 Hz;
 each robot replays it from a place of its own. The device is emulated by its table: nothing is computed.
 
-ours: serve --promises. fixed: our packing, one interval and batch for all. ARISE: single measurements, 1 s ahead, no
-memory. ARISE-alpha: as Step 1 says, uncoordinated. Chameleon-like: the same without batches. Clipper-like: one
-interval, the server batches what has come. Static: one interval, one batch.
+ours: serve --promises, with the margins that it is shipped with. ours-searched: with those that hold most on this very
+load, as each baseline's settings are. fixed: our packing, one interval and batch for all. ARISE: single measurements, 1
+s ahead, no memory. ARISE-alpha: as Step 1 says, uncoordinated. Chameleon-like: the same without batches. Clipper-like:
+one interval, the server batches what has come. Static: one interval, one batch.
 
 --real: a server process on each emulated device and --robots of them in another, over real sockets, beside what virtual
 time says of the same robots (linear, cameras of --rate frames per second).
@@ -62,7 +63,7 @@ from edge_offload_benchmarks.simulation.fleet import (
     kept,
     windows,
 )
-from edge_offload_benchmarks.simulation.fleet_systems import Run, System, systems
+from edge_offload_benchmarks.simulation.fleet_systems import SEARCHED, Run, System, systems
 
 LINEAR_FPS, TABLES_FPS = 30.0, 10.0
 #: Accuracy that linear robots lose for each frame, on average; each has 0.5 to 1.5 times it.
@@ -232,12 +233,14 @@ def measure(
 
 def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     """Ours over the best baseline and over fixed intervals, and over the analytic bound where drops are linear."""
-    best, fixed, analytic = [], [], []
+    best, fixed, searched, analytic = [], [], [], []
     for row in cells:
         held = {name: one["held"] for name, one in row["systems"].items()}
         ours = held["ours"]
-        best.append(ours / max(1, *(count for name, count in held.items() if name not in ("ours", "fixed"))))
+        best.append(ours / max(1, *(count for name, count in held.items() if name not in ("ours", SEARCHED, "fixed"))))
         fixed.append(ours / max(1, held["fixed"]))
+        if SEARCHED in held:
+            searched.append(held[SEARCHED] / max(1, held["fixed"]))
         if row["analytic"]:
             analytic.append(ours / row["analytic"])
     found = {
@@ -245,6 +248,8 @@ def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
         "ours over the best baseline, least": min(best),
         "ours over fixed intervals packed, least": min(fixed),
     }
+    if searched:
+        found["ours, with its margin searched, too, over fixed intervals packed, least"] = min(searched)
     if analytic:
         found["ours over the analytic bound, least"] = min(analytic)
     return found

@@ -14,6 +14,8 @@ from edge_offload_benchmarks.simulation.fleet import Robot, follow, react
 
 #: What a system is run on: robots, the device, the bound, seconds. Returns counts; results are with the robots.
 Run = Callable[[List[Robot], Latencies, float, float], Dict[str, float]]
+#: Ours, with what it keeps back searched on the same load, as baselines have their settings.
+SEARCHED = "ours-searched"
 #: Slope that a robot says of itself before it has measured one.
 UNKNOWN = 0.01
 
@@ -71,9 +73,9 @@ class FixedBoard(Board):
         return GRACE * self.latencies.batch(size)
 
 
-def _promised(sigmas: float) -> Run:
+def _promised(sigmas: float, cautious: float = 1.0) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        board = Board(latencies)
+        board = Board(latencies, cautious=cautious)
 
         def slope_of(robot: Robot, now: float) -> float:
             return robot.estimate(now, sigmas)
@@ -143,10 +145,13 @@ def _reactive(
 
 def systems(intervals: Tuple[int, ...], batches: Tuple[int, ...]) -> List[System]:
     """All of them; baselines with every interval, batch and margin that is searched."""
-    margins = (1.0, 0.75, 0.5)
+    margins, kept_back = (1.0, 0.75, 0.5), (1.0, 0.75, 0.5, 0.25, 0.0)
     pairs = [(interval, batch) for interval in intervals for batch in batches]
     return [
         System("ours", (("", _promised(SIGMAS)),), adaptive=True),
+        System(
+            SEARCHED, tuple((f"keeps back {share:g}", _promised(SIGMAS, share)) for share in kept_back), adaptive=True
+        ),
         System("fixed", tuple((f"interval {i}, batch {b}", _fixed(i, b)) for i, b in pairs)),
         System("ARISE", tuple((f"margin {margin:g}", _as_written(margin)) for margin in margins), adaptive=True),
         System(

@@ -94,7 +94,7 @@ class _Robot:
     #: Newest frame whose result it has, and the first frame it is used for.
     result: Optional[Tuple[int, int]] = None
 
-    def at(self, begin: float, latencies: Latencies, horizon_s: float, most_spare: float, planned: float) -> Client:
+    def at(self, begin: float, latencies: Latencies, most_spare: float, planned: float, cautious: float) -> Client:
         """On the clock of a plan that begins then, with what earlier plans have left of its bound.
 
         Who has had no plan yet does without until then; its first turn is due at once.
@@ -104,6 +104,7 @@ class _Robot:
         if most_spare:
             left = max(LEAST * wish.bound, left - min(SPREAD, SESSION * wish.noise))
             left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
+            left = wish.bound - cautious * (wish.bound - left)
         wish = replace(wish, bound=left)
         if self.mean is None:
             frames = math.floor((begin - self.arrival) / wish.frame_interval) - math.ceil(
@@ -148,6 +149,7 @@ class Board:
         horizon_s: that is planned ahead (seconds).
         most_spare: share of a bound by which a plan may exceed it, if plans of before cost less.
         planned: share of a bound that plans keep to.
+        cautious: so much of what is usually kept back is; 1: all.
         whole: intervals as in the text.
     """
 
@@ -159,10 +161,12 @@ class Board:
         most_spare: float = MOST_SPARE,
         planned: float = PLANNED,
         whole: bool = False,
+        cautious: float = 1.0,
     ) -> None:
         self.latencies = latencies
         self.other = other
         self._horizon_s, self._most_spare, self._planned, self._whole = horizon_s, most_spare, planned, whole
+        self._cautious = cautious
         self._slack = GRACE if whole else SLACK
         self.drops: Dict[str, float] = {}
         self._robots: Dict[str, _Robot] = {}
@@ -375,7 +379,7 @@ class Board:
         return max(now + FIXED_S, free)
 
     def _at(self, robot: _Robot, begin: float) -> Client:
-        return robot.at(begin, self.latencies, self._horizon_s, self._most_spare, self._planned)
+        return robot.at(begin, self.latencies, self._most_spare, self._planned, self._cautious)
 
     def _note(self, batch: PlannedBatch) -> None:
         for turn in batch.turns:
