@@ -268,7 +268,7 @@ class _Real:
                 return
             self.answered += 1
             self.promise.travelled(captured, done.result().transfer)
-            self.last.append((frame, done.result()))
+            self.last.append((shown, done.result()))
             self._result(frame, time.monotonic() - began)
 
         future.add_done_callback(came)
