@@ -20,6 +20,9 @@ from hypothesis import HealthCheck, settings
 #: What builds libraries on first use, and what matplotlib asks for the fonts of a machine, once.
 FIRST_USE = ("nice", "c++", "g++", "cc", "gcc", "clang", "clang++", "fc-list")
 
+# tests share their processors with others: what waits for an idle one waits long; tests/split/learning has it otherwise
+os.environ.setdefault("EDGE_OFFLOAD_LEARNING", "threads")
+
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 

@@ -23,7 +23,10 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Of a CPU, which has computed when a call returns."""
+    """Of a CPU, which has computed when a call returns.
+
+    Of one thread it is the time that it computed: not what it waited for the interpreter or for a core.
+    """
 
     def within(self) -> ContextManager[Any]:
         """See :class:`Clock`."""
@@ -31,7 +34,7 @@ class HostClock:
 
     def mark(self) -> float:
         """See :class:`Clock`."""
-        return time.perf_counter()
+        return busy_clock()
 
     def seconds(self, began: float, ended: float) -> float:
         """See :class:`Clock`."""

@@ -95,6 +95,12 @@ class Handles(Generic[Key, Opened]):
                 return f"{self._subject} is being opened" + (f": {opening.doing}" if opening.doing else "")
             return self._pause_reason if time.monotonic() < self._paused_s else None
 
+    def opening(self, key: Key) -> bool:
+        """Whether a handle for ``key`` is being opened."""
+        with self._lock:
+            opening = self._openings.get(key)
+            return opening is not None and opening.handle is None and not opening.problem
+
     def get(self, key: Key) -> Optional[Opened]:
         """The handle for ``key``, if it is open."""
         with self._lock:

@@ -25,7 +25,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.in_flight import TOGETHER, Lateness, Pace, Row
-from edge_offload.manager.policy import CANDIDATES, Situation, bridged
+from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.manager.refresh import Refresher
 from edge_offload.mode import BRIDGE, BRIDGED, Mode
@@ -207,8 +207,8 @@ class OffloadedModule:
             link = self.forecaster.assumed(reading)
         # replay gives the bits of torch; where an engine computes on the server, that is another offer
         engine = self._server is not None and self._server.engine_in_force()
-        if preparation.bridges and choosing and not engine:
-            forecasts = bridged(forecasts)
+        if choosing and not engine:
+            forecasts = preparation.bridged(forecasts, self._runners.get(Mode.SPLIT), inputs)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
     def close(self) -> None:

@@ -41,8 +41,8 @@ def divide_everything(recorder):
         runner.patience = TimeoutPolicy(TimeoutLimits(floor_s=30.0, cap_s=30.0, first_s=30.0))
         by_planner = runner.opener.plan
 
-        def plan(network, model, shared):
-            planned = by_planner(network, model, shared)
+        def plan(network, model, shared, *progress):
+            planned = by_planner(network, model, shared, *progress)
             identity = sequence_hash(network.located.sequence)
             found = divided(network.located, identity)
             assert found.splits_an_operator

@@ -18,7 +18,7 @@ from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.split import models as split_models
 from edge_offload.server.services.split.models import SplitModels
 from edge_offload.server.services.split.trace_cache import TraceCache
-from edge_offload.split.runtime import places
+from edge_offload.split.runtime import places, tracing
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import trace
 from tests.modes.split import split_nets
@@ -67,12 +67,14 @@ def never(*_args, **_others):
     raise AssertionError("it was done again")
 
 
+@pytest.mark.parametrize("names", [True, False])
 @pytest.mark.parametrize("factory", ["pictures", "listed"])
-def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, monkeypatch, factory):
+def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, monkeypatch, factory, names):
+    """Whether the robot names its own trace, or has not traced yet."""
     before = opened(started(folder, factory), factory)
-    monkeypatch.setattr(split_models, "trace", never)
+    monkeypatch.setattr(tracing, "trace", never)
     monkeypatch.setattr(places, "measure", never)
-    after = opened(started(folder, factory), factory, before.profile.sequence)
+    after = opened(started(folder, factory), factory, before.profile.sequence if names else None)
     assert after.profile == before.profile
     assert after.network.located.axes == before.network.located.axes
     for one, other in zip(results(after.network.program), results(before.network.program)):
@@ -91,20 +93,52 @@ def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
 def test_what_is_not_the_robots_own_trace_is_traced(folder, monkeypatch):
     before = opened(started(folder)).profile.sequence
     traced = []
-    monkeypatch.setattr(split_models, "trace", lambda *args: traced.append(args) or trace(*args))
-    opened(started(folder), sequence=None)  # a robot that has not traced yet
+    monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
     opened(started(folder), sequence="0" * 32)  # whose code is another one
     opened(started(folder), sequence=before, seed=2)  # whose weights are
     opened(started(folder), sequence="../" + before)
-    assert len(traced) == 4
+    assert len(traced) == 3
     folder.joinpath(f"{before}.split").rename(folder / f"{'1' * 32}.split")  # a file that says that it is another
     opened(started(folder), sequence="1" * 32)
-    assert len(traced) == 5
+    assert len(traced) == 4
+
+
+def test_a_trace_that_was_found_by_the_models_checksum_is_of_that_model_alone(folder, monkeypatch):
+    before = opened(started(folder))
+    traced = []
+    monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
+    opened(started(folder), seed=2)
+    assert len(traced) == 1, "other weights"
+    taller = torch.zeros((3, 64, 64), dtype=torch.uint8)
+    models = started(folder)
+    models.trace("tests.modes.split.split_nets:pictures", {"seed": 1}, None, [taller], None)
+    assert len(traced) == 2, "another shape"
+    monkeypatch.setattr(torch, "__version__", "0.0.1")
+    opened(started(folder))
+    assert len(traced) == 3, "another torch"
+    for path in folder.glob("*.model"):
+        path.write_text("../" + before.profile.sequence)
+    opened(started(folder))
+    assert len(traced) == 4, "nothing that a file says is a path"
+
+
+def test_a_robot_whose_own_trace_is_another_gets_a_new_one(folder, monkeypatch):
+    """The code has changed since, and the weights have not: both sides trace, and neither is held to the old trace."""
+    opened(started(folder))
+    models, traced = started(folder), []
+    assert opened(models).found
+    monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
+    again = opened(models, sequence="0" * 32)
+    assert len(traced) == 1
+    assert not again.found
+    assert opened(models, sequence="0" * 32) is again
+    assert opened(models) is again
+    assert len(traced) == 1
 
 
 def test_a_damaged_file_costs_a_trace_and_no_more(folder, monkeypatch):
     before = opened(started(folder))
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*.split")
     whole = path.read_bytes()
     for damaged in (b"", whole[:100], whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
         path.write_bytes(damaged)
@@ -126,7 +160,7 @@ def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
     kept.keep(network.program, profile, Shifted())
     found = kept.find(profile.sequence, Shifted())
     assert found is not None
-    assert torch.equal(results(network.program)[0], results(found.program)[0])
+    assert torch.equal(results(network.program)[0], results(found.trace.program)[0])
 
 
 def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from edge_offload.ir import opaque
 from edge_offload.ir.build import from_module
 from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
 from edge_offload.split.model.network import Network
+from edge_offload.split.runtime.traces import BoundTrace
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps state of its own outside the threads
 
@@ -43,6 +44,17 @@ def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Op
     if program.sequence.rebinds:
         raise Unsupported(f"{name} changes its own buffers in an inference", remedy="use another mode")
     return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout, timed)
+
+
+@background.sliced()
+def bound_network(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], trace: BoundTrace) -> Network:
+    """What :func:`trace` gives, of ``module`` that was traced elsewhere.
+
+    Raises:
+        Unsupported: nothing in it is local along any input axis.
+    """
+    located = located_along(name, trace.program.sequence, None)
+    return Network(name, trace.program, located, tuple(inputs), trace.readout, _with_own_buffers(alias(module)))
 
 
 def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:

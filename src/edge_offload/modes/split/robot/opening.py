@@ -6,6 +6,7 @@ before if its profile is the same.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import statistics
@@ -13,8 +14,8 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.tensors import Specs, pack, specs_of
+from edge_offload.ir import sequence_hash
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import Reply
 from edge_offload.models.entry import Scalar
@@ -30,17 +32,14 @@ from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.frame import Planned
 from edge_offload.modes.split.robot.plan_times import PlanTimes
-from edge_offload.power.states import StatePowers
+from edge_offload.split.learning.planning import PlanSettings
+from edge_offload.split.learning.process import Learning
 from edge_offload.split.model.cost import CostModel, Link
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.space import Space
-from edge_offload.split.planners.table import DEFAULT, UNDIVIDED, Effort, plan_table
 from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.profile import Profile, cost_model
-from edge_offload.split.runtime.streaming import best_stream
-from edge_offload.split.runtime.tables import ReadyPlan, ready
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tables import ready
 
 BANDWIDTHS = tuple(
     1e6 * rate
@@ -69,8 +68,10 @@ class Source(Protocol):
     name: str
     computes: bool
     """Whether :meth:`run_here` does; otherwise the robot computes such an inference by itself, and it is not asked."""
+    learning: Learning
+    """Who traces, measures and plans."""
 
-    def trace(self, examples: Sequence[torch.Tensor]) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
         """Its operators, for inputs of these shapes."""
 
     def ask_to_open(
@@ -105,11 +106,15 @@ class ModelSource:
     state_hash: Callable[[], str]
     run_here: Callable[[Sequence[torch.Tensor]], Attempt]
     computes: bool = True
-    _hash: str = ""
+    learning: Learning = field(init=False)
 
-    def trace(self, examples: Sequence[torch.Tensor]) -> Network:
+    def __post_init__(self) -> None:
+        self.state_hash = functools.lru_cache(maxsize=1)(self.state_hash)
+        self.learning = Learning(self.name, self.options, self.state_hash)
+
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
         """See :class:`Source`."""
-        return trace(self.name, self.module, examples)
+        return self.learning.trace(self.module, examples, progress)
 
     def ask_to_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
@@ -117,8 +122,12 @@ class ModelSource:
         """See :class:`Source`."""
         del progress
         descriptors, buffers = pack(examples)
-        self._hash = self._hash or self.state_hash()
-        body = {"name": self.name, "options": dict(self.options), "state_hash": self._hash, "inputs": descriptors}
+        body = {
+            "name": self.name,
+            "options": dict(self.options),
+            "state_hash": self.state_hash(),
+            "inputs": descriptors,
+        }
         if sequence is not None:
             body["sequence"] = sequence
         return client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
@@ -140,28 +149,6 @@ class OpenSplit:
     handle: int
     planned: Planned
     objective: Optional[Objective] = None
-
-
-@dataclass
-class PlanSettings:
-    """How the table of plans is made.
-
-    Attributes:
-        planner, objective, effort: see :func:`~edge_offload.split.planners.table.plan_table`.
-        power: of the robot by state, for plans that save energy; None: a Jetson's.
-        codecs: whether payloads may be coded.
-        stream: whether the server's first steps follow the pieces of the input.
-        measured: whether a plan that divides operators for the sake of latency has to be measured no slower than the
-            best undivided one before it is used (:mod:`.contest`).
-    """
-
-    planner: str = DEFAULT
-    objective: Optional[Objective] = None
-    effort: Optional[Effort] = None
-    power: Optional[StatePowers] = None
-    codecs: bool = True
-    stream: bool = True
-    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,6 +186,10 @@ class SplitOpener:
         Raises:
             EdgeOffloadError: the server refused, or traces it differently; or there is no plan.
         """
+        with self.source.learning.at_work():
+            return self._open(examples, progress)
+
+    def _open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
         specs = specs_of(examples)
         progress("it is being traced here")
         known = self._known.get(specs)
@@ -227,7 +218,7 @@ class SplitOpener:
                 slowdown=self._slowdown,
             )
             progress("plans are being made")
-            made = self._made[specs] = _Made(theirs, self.plan(network, model, shared), objective)
+            made = self._made[specs] = _Made(theirs, self.plan(network, model, shared, progress), objective)
         handle = reply.body.get("handle")
         if type(handle) is not int:
             raise ProtocolError("the server opened the split without a handle")
@@ -264,43 +255,32 @@ class SplitOpener:
         with self._learning:
             if specs not in self._known:
                 keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
-                network = self.source.trace(examples)
 
                 def between(doing: str) -> None:
                     background.give_way()
                     progress(doing)
 
-                measured = self.place.measure(network, PROFILE_REPEATS, between)
+                learning = self.source.learning
+                with learning.at_work():
+                    network = self.source.trace(examples, between)
+                    measured = learning.measured(network, self.place, PROFILE_REPEATS, between)
+                    measured = measured or self.place.measure(network, PROFILE_REPEATS, between)
                 self._known[specs] = (network, measured, self.place.shared(network))
             return self._known[specs]
 
-    @background.sliced()
-    def plan(self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor]) -> Planned:
+    def plan(
+        self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor],
+        progress: Progress = lambda doing: None,
+    ) -> Planned:  # fmt: skip
         """Plans for :data:`BANDWIDTHS`, the equal ones once."""
-        settings, objective = self.settings, self.settings.objective or Objective()
-        space = Space(model, BANDWIDTHS, settings.codecs)
-        table = plan_table(space, settings.planner, objective, settings.effort or Effort())
-        chosen = list(table.plans)
-        if settings.measured and objective.kind == "latency" and any(plan.splits_an_operator for plan in chosen):
-            whole = plan_table(space, UNDIVIDED, objective).plans
-            chosen += [other if plan.splits_an_operator else plan for plan, other in zip(table.plans, whole)]
-        distinct: Dict[Tuple[Any, ...], List[int]] = {}
-        for index, plan in enumerate(chosen):
-            distinct.setdefault((plan.robot, plan.server, plan.transfers), []).append(index)
-        plans: List[ReadyPlan] = []
-        place = [0] * len(chosen)
-        count = len(table.plans)
-        for entries in distinct.values():
-            background.check()
-            plan = chosen[entries[0]]
-            if settings.stream:
-                plan = best_stream(plan, model, [table.bandwidths[index % count] for index in entries])
-            for index in entries:
-                place[index] = len(plans)
-            plans.append(ready(plan, network.located, space.identity))
-        times = PlanTimes.of([item.plan for item in plans], model)
-        places, undivided = tuple(place[:count]), tuple(place[count:])
-        return Planned(network, model, table, tuple(plans), places, times, shared, undivided)
+        made = self.source.learning.plans(model, BANDWIDTHS, self.settings, progress)
+        identity, plans = sequence_hash(network.program.sequence), []
+        with background.sliced():
+            for plan in made.plans:
+                background.give_way()
+                plans.append(ready(plan, network.located, identity))
+            times = PlanTimes.of([item.plan for item in plans], model)
+        return Planned(network, model, made.table, tuple(plans), made.place, times, shared, made.undivided)
 
     def _request_s(self, rtt_s: float) -> float:
         """What a request takes beyond the round trip, through all the threads of both sides: a median."""

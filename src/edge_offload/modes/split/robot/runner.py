@@ -21,7 +21,8 @@ from edge_offload.modes.remote import Handles, TimeoutLimits, TimeoutPolicy, Wor
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.split.robot.contest import Contest
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
-from edge_offload.modes.split.robot.opening import OpenSplit, PlanSettings, Source, SplitOpener
+from edge_offload.modes.split.robot.opening import OpenSplit, Source, SplitOpener
+from edge_offload.split.learning.planning import PlanSettings
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Plan
 from edge_offload.split.runtime.places import Place
@@ -87,6 +88,10 @@ class SplitRunner:
             self._handles.forget(specs, opened)
             self._outdated.append(opened)
         return self._handles.unavailable_reason(specs, prepare)
+
+    def opening(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether plans for such inputs are being made."""
+        return self._handles.opening(specs_of(inputs))
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
         """What is in force for such inputs; None before it is open."""

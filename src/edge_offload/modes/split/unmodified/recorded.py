@@ -19,6 +19,7 @@ from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.opening import OPEN_TIMEOUT_S, REOPEN_S
 from edge_offload.notices import Once
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, look_up
+from edge_offload.split.learning.process import Learning
 from edge_offload.split.model.network import Network
 
 MOST_REOPEN_S = 600.0
@@ -43,10 +44,11 @@ class RecordedSource:
         self.weights_sent = 0
         self._network = network
         self._once = Once(1)
+        self.learning = Learning("", {}, lambda: "")
 
-    def trace(self, examples: Sequence[torch.Tensor]) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
         """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
-        del examples
+        del examples, progress
         return self._network
 
     def ask_to_open(

@@ -177,6 +177,10 @@ class ReplicaPool:
                 self._users[id(replica)] = self._users.get(id(replica), 0) + 1
         return replica
 
+    def built_from(self, replica: Replica) -> str:
+        """The name that builds it here: of a file, where it lies."""
+        return self._allow.get(replica.name, replica.name)
+
     def release(self, replica: Replica) -> None:
         """One user less."""
         with self._lock:

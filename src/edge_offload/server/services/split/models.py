@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from dataclasses import dataclass
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from edge_offload.errors import Refused
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.build import TracedProgram
+from edge_offload.models.entry import Scalar
 from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
 from edge_offload.server.services.split.trace_cache import TraceCache
+from edge_offload.split.learning.process import Learning
 from edge_offload.split.model.network import Network
 from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.profile import Profile
-from edge_offload.split.runtime.tracing import located_along, trace
+from edge_offload.split.runtime.tracing import located_along
 
 MAX_TRACED = 8
 """Traced and profiled models that are kept."""
 MAX_RECORDED_BYTES = 1 << 30
 """Of which recorded inferences may hold so many bytes of constants, besides those that robots have open."""
 PROFILE_REPEATS = 3
+
+#: Makes it from a model's name, options, the hash of its weights, and what builds it.
+MakeLearning = Callable[[str, Mapping[str, Scalar], Callable[[], str], str], Learning]
 
 
 @dataclass
@@ -36,7 +44,9 @@ class TracedModel:
         network: the trace.
         shared: what both sides have before the first inference, on the server's device.
         profile: of this machine.
-        earlier: a profile of before the server's start, which counts if the machine is the same.
+        earlier: a profile that was measured before, which counts if the machine is the same.
+        model: key of the model that it is of; "" of an inference that was recorded.
+        found: whether it was traced before the server's start, and found by that key.
     """
 
     replica: Optional[Replica]
@@ -44,6 +54,8 @@ class TracedModel:
     shared: Mapping[int, torch.Tensor]
     profile: Optional[Profile] = None
     earlier: Optional[Profile] = None
+    model: str = ""
+    found: bool = False
 
 
 class SplitModels:
@@ -53,13 +65,17 @@ class SplitModels:
         pool: builds the models.
         cache: what outlives the process.
         place: where halves are computed.
+        learning: who traces and measures models, by what builds them.
     """
 
-    def __init__(self, pool: ReplicaPool, cache: TraceCache, place: Place) -> None:
+    def __init__(self, pool: ReplicaPool, cache: TraceCache, place: Place, learning: MakeLearning = Learning) -> None:
+        self._learning = learning
         self._pool = pool
         self._place = place
         self._cache = cache
         self._traced: List[TracedModel] = []
+        self._now: Optional[Learning] = None
+        self._closed = False
         self._lock = threading.Lock()
 
     def trace(
@@ -72,7 +88,7 @@ class SplitModels:
             options: of the model, as the robot sent them.
             state_hash: of the robot's weights.
             examples: inputs with the shapes and dtypes to trace.
-            sequence: hash of the robot's own trace, if it has one: then a trace of before the server's start will do.
+            sequence: hash of the robot's own trace, if it has one already: then that one.
 
         Raises:
             EdgeOffloadError: the model cannot be had, or cannot be traced.
@@ -81,12 +97,29 @@ class SplitModels:
         try:
             with self._lock:
                 found = next((traced for traced in self._known(examples) if traced.replica is replica), None)
+                if found is not None and found.found and not _agree(found, sequence):
+                    self._traced.remove(found)  # the code may have changed since
+                    found = None
             if found is not None:
                 return found
-            network, earlier = self._cached(replica, examples, sequence)
-            network = network or trace(replica.name, replica.executor.module, examples)
-            shared = self._place.shared(network)
-            return TracedModel(replica, network, shared, earlier=earlier)
+            model = _key(replica, examples)
+            known = self._cache.traced_of(model) if sequence is None else None
+            network, earlier = self._cached(replica, examples, known or sequence)
+            if network is not None:
+                shared = self._place.shared(network)
+                return TracedModel(replica, network, shared, None, earlier, model, known is not None)
+            built_from = self._pool.built_from(replica)
+            learning = self._learning(replica.name, replica.options, lambda: replica.state_hash, built_from)
+            with self._lock:
+                if self._closed:
+                    raise Refused("the server is shutting down")
+                self._now = learning
+            with learning.at_work():
+                network = learning.trace(replica.executor.module, examples)
+                measured = learning.measured(network, self._place, PROFILE_REPEATS)
+            if measured is not None:
+                self._cache.keep(network.program, measured, replica.executor.module, model)
+            return TracedModel(replica, network, self._place.shared(network), None, measured, model)
         except BaseException:
             self._pool.release(replica)
             raise
@@ -98,12 +131,13 @@ class SplitModels:
         found = self._cache.find(sequence, replica.executor.module) if isinstance(sequence, str) else None
         if found is None:
             return None, None
-        described = found.program.sequence
+        program = found.trace.program
+        described = program.sequence
         inputs = [(described.values[number].dtype, described.values[number].shape) for number in described.inputs]
         if inputs != [(spec.dtype, spec.shape) for spec in _specs(examples)]:
             return None, None
         located = located_along(replica.name, described, None)
-        return Network(replica.name, found.program, located, tuple(examples), found.readout), found.profile
+        return Network(replica.name, program, located, tuple(examples), found.trace.readout), found.profile
 
     def recorded(self, program: TracedProgram, examples: Sequence[torch.Tensor]) -> TracedModel:
         """An inference that was recorded on a virtual device, analysed or found.
@@ -120,6 +154,13 @@ class SplitModels:
         network = Network(identity, program, located, tuple(examples))
         return TracedModel(None, network, self._place.shared(network), earlier=self._cache.profile(identity))
 
+    def close(self) -> None:
+        """Give up what is being learnt; what comes later is not learnt any more."""
+        with self._lock:
+            self._closed, learning = True, self._now
+        if learning is not None:
+            learning.close()
+
     def release(self, traced: TracedModel) -> None:
         """Whoever got it does not need it any more."""
         if traced.replica is not None:
@@ -133,7 +174,7 @@ class SplitModels:
             else:
                 traced.profile = self._place.measure(traced.network, PROFILE_REPEATS, lambda _: give_way())
                 module = None if traced.replica is None else traced.replica.executor.module
-                self._cache.keep(traced.network.program, traced.profile, module)
+                self._cache.keep(traced.network.program, traced.profile, module, traced.model or None)
         except BaseException:
             self.release(traced)
             raise
@@ -156,6 +197,18 @@ class SplitModels:
                 self._traced.remove(traced)
             else:
                 total += size
+
+
+def _agree(traced: TracedModel, sequence: Any) -> bool:
+    """Whether a robot that names this hash, if it names one, has the same trace."""
+    return sequence is None or traced.profile is None or traced.profile.sequence == sequence
+
+
+def _key(replica: Replica, examples: Sequence[torch.Tensor]) -> str:
+    """What a trace depends on, as 32 hexadecimal digits: the model, its weights, shapes of inputs, and who traces."""
+    inputs = [spec.to_dict() for spec in _specs(examples)]
+    facts = [replica.key, replica.state_hash, inputs, torch.__version__]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def _specs(tensors: Sequence[torch.Tensor]) -> Tuple[TensorSpec, ...]:

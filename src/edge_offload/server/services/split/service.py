@@ -18,7 +18,7 @@ from edge_offload.server.services.split.models import SplitModels, TracedModel
 from edge_offload.server.services.split.runs import OpenSplit, SplitRuns
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.server.status import StatusBook
-from edge_offload.server.worker import Worker
+from edge_offload.server.worker import FairQueue, Worker
 from edge_offload.split.model.plan import Plan
 from edge_offload.split.runtime.places import place_of
 from edge_offload.split.runtime.tables import MAX_PLANS, ready
@@ -40,7 +40,7 @@ class SplitService(Service):
     Args:
         pool: builds the models.
         device: worker that owns the device.
-        loader: worker that builds and traces models meanwhile.
+        loader: worker that builds models meanwhile; tracing them takes longer, in a worker of its own.
         book: counts.
         store: where constants of recorded inferences are kept; what was learned of models is kept beside them.
     """
@@ -50,6 +50,7 @@ class SplitService(Service):
         self._pool = pool
         self._device = device
         self._loader = loader
+        self._learner = Worker("edge-offload-learner", FairQueue(MAX_OPEN))
         self._store = store
         place = place_of(pool.device)
         self._runs = SplitRuns(device, place)
@@ -72,11 +73,14 @@ class SplitService(Service):
         }
 
     def start(self) -> None:
-        """Start the coding threads."""
+        """Start its threads."""
         self._runs.start()
+        self._learner.start()
 
     def close(self) -> None:
-        """Stop them."""
+        """Stop them; what is being learnt is given up."""
+        self._models.close()
+        self._learner.close()
         self._runs.close()
 
     def forget(self, peer: Peer) -> None:
@@ -100,7 +104,7 @@ class SplitService(Service):
         specs = tuple(check_descriptors(inputs, len(request.buffers) - own, max_bytes=MAX_INPUT_BYTES))
         if len(self._open.of_connection(request.peer)) >= MAX_OPEN:
             raise Refused(f"full: this robot has {MAX_OPEN} splits open", remedy="close one")
-        self.submit(self._loader, request, lambda: self._load(request, specs))
+        self.submit(self._learner, request, lambda: self._load(request, specs))
 
     def table(self, request: Request) -> None:
         """``{handle}`` and a JSON list of plans as the one buffer → ``{plans}``: how many are in force now."""
@@ -131,7 +135,7 @@ class SplitService(Service):
     # -- opening
 
     def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
-        """On the loader's thread: build and trace; then profile on the device's."""
+        """On the learner's thread: build, trace and profile; what frames compute elsewhere, on the device's thread."""
         with background.yielding():
             self._trace(request, specs)
 
@@ -155,7 +159,7 @@ class SplitService(Service):
             raise
 
     def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
-        """On the loader's thread: an inference that came as a sequence, within what one robot may hold."""
+        """On the learner's thread: an inference that came as a sequence, within what one robot may hold."""
         sequence = recorded.read(bytes(request.buffers[0]), specs)
         opened = [split.traced for split in self._open.of_connection(request.peer)]
         held = sum(recorded.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
@@ -166,7 +170,7 @@ class SplitService(Service):
         return self._models.recorded(program, examples)
 
     def _profile(self, request: Request, traced: TracedModel) -> None:
-        """On the device's thread; frames that come meanwhile go first."""
+        """On the device's thread, if that is still to be done; frames that come meanwhile go first."""
         self._models.profile(traced, self._device.give_way)
         self._opened(request, traced)
 

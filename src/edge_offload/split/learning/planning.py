@@ -1,0 +1,153 @@
+"""From costs to plans: a table for a list of bandwidths, the equal plans once, and all of it as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from edge_offload import background
+from edge_offload.power.states import StatePowers
+from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Plan, Side
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import DEFAULT, UNDIVIDED, Effort, PlanTable, plan_table
+from edge_offload.split.runtime.streaming import best_stream
+
+
+@dataclass
+class PlanSettings:
+    """How the table of plans is made.
+
+    Attributes:
+        planner, objective, effort: see :func:`~edge_offload.split.planners.table.plan_table`.
+        power: of the robot by state, for plans that save energy; None: a Jetson's.
+        codecs: whether payloads may be coded.
+        stream: whether the server's first steps follow the pieces of the input.
+        measured: whether a plan that divides operators for the sake of latency has to be measured no slower than the
+            best undivided one before it is used (:mod:`edge_offload.modes.split.robot.contest`).
+    """
+
+    planner: str = DEFAULT
+    objective: Optional[Objective] = None
+    effort: Optional[Effort] = None
+    power: Optional[StatePowers] = None
+    codecs: bool = True
+    stream: bool = True
+    measured: bool = True
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The plans for a list of bandwidths.
+
+    Attributes:
+        table: one plan per bandwidth, as it runs.
+        plans: the distinct ones.
+        place: entry of the table -> place among ``plans``.
+        undivided: entry of the table -> place of the best plan that divides no operator; empty: nobody asked.
+    """
+
+    table: PlanTable
+    plans: Tuple[Plan, ...]
+    place: Tuple[int, ...]
+    undivided: Tuple[int, ...] = ()
+
+    def to_facts(self) -> Dict[str, Any]:
+        """As data."""
+        return {
+            "planner": self.table.planner,
+            "bandwidths": list(self.table.bandwidths),
+            "predicted_s": list(self.table.predicted_s),
+            "predicted_j": list(self.table.predicted_j),
+            "plans": [plan.to_json() for plan in self.plans],
+            "place": list(self.place),
+            "undivided": list(self.undivided),
+        }
+
+    @staticmethod
+    def from_facts(facts: Mapping[str, Any]) -> Plans:
+        """From :meth:`to_facts`; plans are not checked."""
+        plans: List[Plan] = []
+        for text in facts["plans"]:
+            background.give_way()
+            plans.append(Plan.from_json(text))
+        place, floats = tuple(facts["place"]), (facts[name] for name in ("bandwidths", "predicted_s", "predicted_j"))
+        bandwidths, seconds, joules = map(tuple, floats)
+        table = PlanTable(facts["planner"], bandwidths, tuple(plans[each] for each in place), seconds, joules)
+        return Plans(table, tuple(plans), place, tuple(facts["undivided"]))
+
+
+def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSettings) -> Plans:
+    """Plans for ``bandwidths`` (bytes per second, ascending), the equal ones once.
+
+    Raises:
+        BadInput: no such planner.
+    """
+    objective = settings.objective or Objective()
+    space = Space(model, bandwidths, settings.codecs)
+    table = plan_table(space, settings.planner, objective, settings.effort or Effort())
+    chosen = list(table.plans)
+    if settings.measured and objective.kind == "latency" and any(plan.splits_an_operator for plan in chosen):
+        whole = plan_table(space, UNDIVIDED, objective).plans
+        chosen += [other if plan.splits_an_operator else plan for plan, other in zip(table.plans, whole)]
+    distinct: Dict[Tuple[Any, ...], List[int]] = {}
+    for index, plan in enumerate(chosen):
+        distinct.setdefault((plan.robot, plan.server, plan.transfers), []).append(index)
+    plans: List[Plan] = []
+    place = [0] * len(chosen)
+    count = len(table.plans)
+    for entries in distinct.values():
+        background.check()
+        plan = chosen[entries[0]]
+        if settings.stream:
+            plan = best_stream(plan, model, [table.bandwidths[index % count] for index in entries])
+        for index in entries:
+            place[index] = len(plans)
+        plans.append(plan)
+    running = replace(table, plans=tuple(plans[each] for each in place[:count]))
+    return Plans(running, tuple(plans), tuple(place[:count]), tuple(place[count:]))
+
+
+def costs_to_facts(model: CostModel) -> Dict[str, Any]:
+    """A cost model without its sequence, as data."""
+    return {
+        "robot": [[cost.launch_s, cost.row_s] for cost in model.robot],
+        "server": [[cost.launch_s, cost.row_s] for cost in model.server],
+        "codecs": [[number, [vars(option) for option in options]] for number, options in model.codecs.items()],
+        "link": vars(model.link),
+        "power": vars(model.power),
+        "request_s": model.request_s,
+        "alone_s": model.alone_s,
+        "copies": {side.value: dataclasses.asdict(copies) for side, copies in model.copies.items()},
+    }
+
+
+def costs_from_facts(facts: Mapping[str, Any], located: LocalityMap) -> CostModel:
+    """From :func:`costs_to_facts`, for the sequence that it was made of.
+
+    Raises:
+        BadInput: it was another one.
+    """
+    robot, server = (tuple(OperatorCost(*cost) for cost in facts[side]) for side in ("robot", "server"))
+    copies = {
+        Side(side): Copies(OperatorCost(**found["there"]), OperatorCost(**found["back"]))
+        for side, found in facts["copies"].items()
+    }
+    codecs = {number: tuple(CodecCost(**option) for option in options) for number, options in facts["codecs"]}
+    link, power = Link(**facts["link"]), StatePowers(**facts["power"])
+    return CostModel(located, robot, server, codecs, link, power, facts["request_s"], facts["alone_s"], copies)
+
+
+def settings_to_facts(settings: PlanSettings) -> Dict[str, Any]:
+    """Settings as data."""
+    return dataclasses.asdict(settings)
+
+
+def settings_from_facts(facts: Mapping[str, Any]) -> PlanSettings:
+    """From :func:`settings_to_facts`."""
+    kinds = (("objective", Objective), ("effort", Effort), ("power", StatePowers))
+    made = {name: None if facts[name] is None else kind(**facts[name]) for name, kind in kinds}
+    return PlanSettings(**{**facts, **made})

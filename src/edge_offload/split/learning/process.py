@@ -1,0 +1,240 @@
+"""The process of idle priority that learns a split: begun when something is to be learnt, ended when nothing is.
+
+It runs when nobody else wants a processor. Where that is too seldom, or where it ends, its work is done in the thread
+that waited for it, in slices between frames, and that is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload import background
+from edge_offload.errors import EdgeOffloadError, LinkLost, Refused, RemoteError, Unsupported
+from edge_offload.execute.tensors import pack
+from edge_offload.ir import sequence_hash, wire
+from edge_offload.models.entry import Scalar
+from edge_offload.protocol.channel import Channel
+from edge_offload.split.learning.planning import (
+    Plans,
+    PlanSettings,
+    costs_to_facts,
+    plans_for,
+    settings_to_facts,
+)
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.network import Network
+from edge_offload.split.runtime import traces, tracing
+from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.profile import Profile
+
+LIMIT_S = 120.0
+"""After so long the process has to have answered."""
+ENDS_S = 5.0
+SWITCH = "EDGE_OFFLOAD_LEARNING"
+"""``threads`` in the environment: no process is begun, all is learnt in threads: for tests on full machines."""
+
+Tell = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
+
+class Learning:
+    """Learns one model's split, in a process while that can be had. Thread-safe; one question at a time.
+
+    Args:
+        name, options: of the model, as :func:`edge_offload.models.registry.build_module` takes them; a name of ""
+            is a record, which cannot be built: it is only planned there.
+        state_hash: of this process's weights.
+        built_from: what builds the model here, if that is not its name.
+    """
+
+    def __init__(
+        self, name: str, options: Mapping[str, Scalar], state_hash: Callable[[], str], built_from: str = ""
+    ) -> None:
+        self._name, self._options, self._state_hash = name, dict(options), state_hash
+        self._built_from = built_from or name
+        self._process: Optional[_Process] = None
+        self._traced: Set[str] = set()
+        self._users = 0
+        self._closed = False
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        #: Why there is no process, in words.
+        self.problem = "the environment says so" if os.environ.get(SWITCH) == "threads" else ""
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The process, once it was begun, is kept until this is left."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                ended = self._process if not self._users else None
+                if ended is not None:
+                    self._process = None
+                    self._traced.clear()
+            if ended is not None:
+                ended.close()
+
+    def close(self) -> None:
+        """End the process, whatever is asked of it; nothing more is learnt (Refused)."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.close()
+
+    def trace(self, module: nn.Module, examples: Sequence[torch.Tensor], tell: Tell = lambda doing: None) -> Network:
+        """``module``, which the name builds, traced; see :func:`edge_offload.split.runtime.tracing.trace`."""
+        if self._name:
+            with self._turn, self.at_work():
+                asked = {"name": self._name, "built_from": self._built_from, "options": self._options}
+                found = self._ask("trace", tell, examples, state_hash=self._state_hash, **asked)
+                network = None if found is None else self._bound(module, examples, *found)
+            if network is not None:
+                return network
+        return tracing.trace(self._name, module, examples)
+
+    def measured(
+        self, network: Network, place: Place, repeats: int, tell: Tell = lambda doing: None
+    ) -> Optional[Profile]:
+        """The profile of a network that the process has traced; None where ``place`` has to measure it.
+
+        What several threads, a GPU or another process compute is measured where it is computed: beside frames a process
+        of idle priority knows of one thread alone how long it computed.
+        """
+        identity = sequence_hash(network.program.sequence)
+        with self._turn, self.at_work():
+            if identity not in self._traced or type(place) is not Place or torch.get_num_threads() != 1:
+                return None
+            found = self._ask("measure", tell, (), sequence=identity, repeats=repeats)
+        return None if found is None else Profile.from_record(found[0]["profile"])
+
+    def plans(
+        self, model: CostModel, bandwidths: Sequence[float], settings: PlanSettings, tell: Tell = lambda doing: None
+    ) -> Plans:
+        """See :func:`plans_for`."""
+        facts = {
+            "sequence": wire.encode(model.located.sequence),
+            "costs": costs_to_facts(model),
+            "bandwidths": list(bandwidths),
+            "settings": settings_to_facts(settings),
+        }
+        with self._turn, self.at_work():
+            found = self._ask("plans", tell, (), **facts)
+        if found is not None:
+            return Plans.from_facts(found[0]["plans"])
+        with background.sliced():
+            return plans_for(model, bandwidths, settings)
+
+    def _ask(
+        self, what: str, tell: Tell, tensors: Sequence[torch.Tensor], **facts: Any
+    ) -> Optional[Tuple[Dict[str, Any], List[Any]]]:
+        """What the process answers; None where there is none (any more)."""
+        if self.problem:
+            tell(f"in this process, for {self.problem}")
+            return None
+        try:
+            if callable(facts.get("state_hash")):
+                facts["state_hash"] = facts["state_hash"]()
+            if self._process is None:
+                tell("a process of idle priority is being started")
+                self._process = _Process(torch.get_num_threads())
+            return self._process.ask(what, tell, tensors, facts)
+        except Unsupported:
+            raise  # so it would be here
+        except (EdgeOffloadError, OSError) as error:
+            background.check()
+            if self._closed:
+                raise Refused("nothing is learnt here any more") from error
+            self.problem = str(error)
+            _log.warning("%s is learnt in this process, in slices between frames: %s", self._name or "it", error)
+            tell(f"in this process, for {error}")
+            return None
+
+    def _bound(
+        self, module: nn.Module, examples: Sequence[torch.Tensor], facts: Dict[str, Any], buffers: List[Any]
+    ) -> Optional[Network]:
+        written = traces.WrittenTrace(facts["encoded"], facts["tensors"], buffers)
+        try:
+            bound = traces.read(written, facts["sequence"], module)
+        except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
+            self.problem = f"what it traced does not fit: {error}"
+            _log.warning("%s is learnt in this process, in slices between frames: %s", self._name, self.problem)
+            return None
+        self._traced.add(facts["sequence"])
+        return tracing.bound_network(self._name, module, examples, bound)
+
+
+class _Process:
+    """The process, and questions to it.
+
+    Args:
+        threads: torch's there.
+    """
+
+    def __init__(self, threads: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket, self._channel = ours, Channel(ours)
+        self._until_s = time.monotonic() + LIMIT_S
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
+        # what can be imported here can be there; a GPU is nothing that it uses
+        found = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))
+        command = [sys.executable, "-m", "edge_offload.split.learning.worker", str(theirs.fileno()), str(threads)]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env={**inherited, "PYTHONPATH": found, "CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        background.when_over(self._channel.close)
+
+    def ask(
+        self, what: str, tell: Tell, tensors: Sequence[torch.Tensor], facts: Dict[str, Any]
+    ) -> Tuple[Dict[str, Any], List[Any]]:
+        """What it answers; ``tell`` hears how far it is.
+
+        Raises:
+            LinkLost: it has ended, or did not answer in time.
+            Unsupported, RemoteError: what it said.
+        """
+        descriptors, buffers = pack(tensors, "raw")
+        try:
+            self._channel.send({"what": what, "facts": facts, "tensors": descriptors}, buffers)
+            while True:
+                self._socket.settimeout(max(self._until_s - time.monotonic(), 0.001))
+                header, found = self._channel.receive()
+                if "doing" not in header:
+                    break
+                tell(str(header["doing"]))
+        except LinkLost:
+            late = time.monotonic() >= self._until_s
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.0 if late else ENDS_S)
+            why = f"has not done it within {LIMIT_S:g} s" if late else f"ended with code {self._process.poll()}"
+            self.close()
+            raise LinkLost(f"the process of idle priority {why}") from None
+        failed = header.get("failed")
+        if failed is not None:
+            kind, cause, remedy = (str(part) for part in failed)
+            raise (Unsupported if kind == Unsupported.__name__ else RemoteError)(cause, remedy)
+        return dict(header["facts"]), found
+
+    def close(self) -> None:
+        """End it: it has nothing that would be lost."""
+        self._channel.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has no processor to end on
+            self._process.wait(ENDS_S)

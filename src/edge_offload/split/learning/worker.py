@@ -1,0 +1,147 @@
+"""What learns a split: ``python -m edge_offload.split.learning.worker FD THREADS``, begun by robot or server alone.
+
+It answers the process that began it over the socket that it inherited, and ends when that hangs up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+Answer = Tuple[Dict[str, Any], List[Any]]
+TELL_S = 0.2
+"""Between two words on how far it is: each wakes a thread beside the frames."""
+EFFORT_S = 30.0
+"""A search ends after so many evaluations or so many seconds, of which this process does not get all."""
+
+
+def be_idle() -> None:
+    """Run when nobody else wants the processor. Threads that begin from here on do likewise."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+class Learner:
+    """Learns models by name."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._networks: Dict[str, Any] = {}
+
+    def trace(self, tensors: Any, name: str, built_from: str, options: Dict[str, Any], state_hash: str) -> Answer:
+        """``{name, built_from, options, state_hash}``, inputs → ``{sequence, encoded, tensors}`` and constants."""
+        from edge_offload.errors import Refused
+        from edge_offload.ir import sequence_hash
+        from edge_offload.models import registry
+        from edge_offload.split.runtime import traces, tracing
+
+        self._tell("the model is being built")
+        module = registry.build_module(built_from, **options)
+        if registry.state_hash(module) != state_hash:
+            raise Refused(f"model {name!r} is built with other weights there")
+        self._tell("it is being traced")
+        network = tracing.trace(name, module, tensors)
+        written = traces.write(network.program, module)
+        if written is None:
+            raise Refused("the trace has constants that cannot be handed over")
+        sequence = sequence_hash(network.program.sequence)
+        self._networks[sequence] = network
+        facts = {"sequence": sequence, "encoded": written.sequence, "tensors": written.descriptors}
+        return facts, list(written.buffers)
+
+    def measure(self, tensors: Any, sequence: str, repeats: int) -> Answer:
+        """``{sequence, repeats}`` → ``{profile}`` of a model that was traced here."""
+        del tensors
+        from edge_offload.split.runtime.places import Place
+
+        return {"profile": Place().measure(self._networks[sequence], repeats, self._tell).to_record()}, []
+
+    def plans(
+        self, tensors: Any, sequence: bytes, costs: Dict[str, Any], bandwidths: List[float], settings: Dict[str, Any]
+    ) -> Answer:
+        """``{sequence, costs, bandwidths, settings}`` → ``{plans}``."""
+        del tensors
+        from edge_offload.ir import wire
+        from edge_offload.split.learning import planning
+        from edge_offload.split.planners.table import Effort
+        from edge_offload.split.runtime.tracing import located_along
+
+        self._tell("plans are being made")
+        model = planning.costs_from_facts(costs, located_along("a model", wire.decode(sequence), None))
+        chosen = planning.settings_from_facts(settings)
+        if chosen.effort is None:
+            chosen.effort = Effort(seconds=EFFORT_S)
+        made = planning.plans_for(model, bandwidths, chosen)
+        return {"plans": made.to_facts()}, []
+
+
+def serve(channel: Any) -> None:
+    """Answer one question after the other, until the other end is gone."""
+    from edge_offload.errors import EdgeOffloadError, LinkLost
+    from edge_offload.execute.tensors import unpack
+
+    questions: queue.Queue[Any] = queue.Queue()
+
+    def listen() -> None:
+        try:
+            while True:
+                questions.put(channel.receive())
+        except LinkLost:  # whatever is under way, nobody wants it any more
+            os._exit(0)
+
+    threading.Thread(target=listen, name="edge-offload-listen", daemon=True).start()
+    told_s = 0.0
+
+    def tell(doing: str) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= TELL_S:
+            told_s = time.monotonic()
+            channel.send({"doing": doing})
+
+    learner = Learner(tell)
+    answers: Dict[str, Callable[..., Answer]] = {
+        "trace": learner.trace,
+        "measure": learner.measure,
+        "plans": learner.plans,
+    }
+    while True:
+        header, buffers = questions.get()
+        try:
+            tensors = unpack(header["tensors"], buffers)
+            facts, found = answers[header["what"]](tensors, **header["facts"])
+        except LinkLost:
+            return
+        except EdgeOffloadError as error:
+            channel.send({"failed": [type(error).__name__, error.cause, error.remedy]})
+        except Exception as error:
+            channel.send({"failed": ["", f"{type(error).__name__}: {error}", ""]})
+        else:
+            channel.send({"facts": facts}, found)
+
+
+def main(arguments: List[str]) -> int:
+    """Answer over the socket of that number, with so many of torch's threads."""
+    be_idle()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides when it ends
+    import torch
+
+    from edge_offload.execute import heap
+    from edge_offload.protocol.channel import Channel
+
+    heap.keep_freed()
+    torch.set_num_threads(int(arguments[1]))
+    serve(Channel(socket.socket(fileno=int(arguments[0]))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,234 @@
+"""What a process of idle priority learns is what is learnt here, and whatever becomes of it a split is learnt."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from edge_offload.errors import Refused, Unsupported
+from edge_offload.ir import sequence_hash
+from edge_offload.models import registry
+from edge_offload.split.learning import process
+from edge_offload.split.learning.planning import (
+    Plans,
+    PlanSettings,
+    costs_from_facts,
+    costs_to_facts,
+    plans_for,
+    settings_from_facts,
+    settings_to_facts,
+)
+from edge_offload.split.learning.process import Learning
+from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.table import Effort
+from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.tracing import trace
+from tests.modes.split import split_nets
+
+NAME = f"{split_nets.__name__}:pictures"
+PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+BANDWIDTHS = (1e5, 1e6, 4e6, 2e7)
+SEARCH = PlanSettings(effort=Effort(seconds=600.0, evaluations=60))
+
+
+@pytest.fixture(autouse=True)
+def _as_it_is_delivered(monkeypatch):
+    monkeypatch.delenv(process.SWITCH, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def model_of(factory="pictures", seed=1):
+    return registry.build_module(f"{split_nets.__name__}:{factory}", seed=seed)
+
+
+def learning_of(module, factory="pictures", **options):
+    name = f"{split_nets.__name__}:{factory}"
+    return Learning(name, options or {"seed": 1}, lambda: registry.state_hash(module))
+
+
+def costs(network):
+    located = network.located
+    robot = tuple(OperatorCost(1e-5 * (index % 3), 1e-5) for index in range(len(located.operators)))
+    server = tuple(OperatorCost(1e-5, 2e-6) for _ in located.operators)
+    codecs = {network.program.sequence.inputs[0]: (CodecCost("shuffle+zstd", 1.9, 3e8, 4e8, 5e8, 6e8),)}
+    return CostModel(located, robot, server, codecs, Link(2e-3), request_s=1e-3, alone_s=0.01)
+
+
+def children():
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"split.learning.worker" in path.read_bytes():
+                state = (path.parent / "stat").read_text().rpartition(")")[2].split()
+                if int(state[1]) == os.getpid() and state[0] != "Z":
+                    found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def the_child(timeout_s=60.0):
+    end = time.monotonic() + timeout_s
+    while not children():
+        assert time.monotonic() < end, "no process was begun"
+        time.sleep(0.01)
+    return children()[0]
+
+
+def test_costs_and_settings_are_the_same_as_data():
+    network = trace(NAME, model_of(), [PICTURE])
+    copies = Copies(OperatorCost(1e-4, 1e-9), OperatorCost(2e-4, 2e-9))
+    model = costs(network)
+    there = CostModel(**{**vars(model), "copies": {Side.SERVER: copies}})
+    for each in (model, there):
+        assert costs_from_facts(costs_to_facts(each), network.located) == each
+    for settings in (PlanSettings(), PlanSettings("dsccs", Objective("deadline", deadline_s=0.2), Effort(1.0, 5, 3))):
+        assert settings_from_facts(settings_to_facts(settings)) == settings
+    made = plans_for(model, BANDWIDTHS, SEARCH)
+    assert Plans.from_facts(made.to_facts()) == made
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("factory", ["pictures", "listed"])
+def test_what_it_learns_is_what_is_learnt_here(factory):
+    module = model_of(factory)
+    here = trace("here", module, [PICTURE])
+    learning, told = learning_of(module, factory), []
+    with learning.at_work():
+        there = learning.trace(module, [PICTURE], told.append)
+        if hasattr(os, "SCHED_IDLE"):
+            assert os.sched_getscheduler(the_child()) == os.SCHED_IDLE
+        profile = learning.measured(there, Place(), 1)
+        made = learning.plans(costs(there), BANDWIDTHS, SEARCH)
+        assert learning.problem == ""
+        assert len(children()) == 1, "one for all of it"
+    assert children() == []
+    assert "it is being traced" in told or "the model is being built" in told
+    identity = sequence_hash(here.program.sequence)
+    assert sequence_hash(there.program.sequence) == identity == profile.sequence
+    assert there.located.axes == here.located.axes
+    for digest, tensor in here.program.constants.items():
+        assert torch.equal(there.program.constants[digest], tensor)
+    weights = {tensor.data_ptr() for tensor in module.parameters() if tensor.dim() == 4}
+    constants = {tensor.data_ptr() for tensor in there.program.constants.values()}
+    assert weights <= constants, "the weights are there once"
+    with torch.no_grad():
+        for one, other in zip(there.module(PICTURE), module(PICTURE)):
+            assert torch.equal(one, other)
+    assert len(profile.points) == len(here.located.operators)
+    assert profile.whole_s > 0
+    assert made == plans_for(costs(here), BANDWIDTHS, SEARCH)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_whatever_becomes_of_it_the_split_is_learnt(how, monkeypatch):
+    module = model_of()
+    if how is signal.SIGSTOP:
+        monkeypatch.setattr(process, "LIMIT_S", 3.0)
+    learning, told, found = learning_of(module), [], []
+    asked = threading.Thread(target=lambda: found.append(learning.trace(module, [PICTURE], told.append)))
+    asked.start()
+    os.kill(the_child(), how)
+    asked.join(120.0)
+    assert sequence_hash(found[0].program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
+    words = "has not done it within 3 s" if how is signal.SIGSTOP else "ended with code -9"
+    assert words in learning.problem
+    assert any("in this process" in each and words in each for each in told)
+    assert children() == []
+    assert learning.measured(found[0], Place(), 1) is None, "no second one is begun"
+    assert learning.plans(costs(found[0]), BANDWIDTHS, SEARCH) == plans_for(costs(found[0]), BANDWIDTHS, SEARCH)
+    assert children() == []
+
+
+@pytest.mark.process
+def test_a_model_that_its_name_does_not_build_is_learnt_here():
+    module = model_of(seed=2)
+    for learning, words in (
+        (learning_of(module, seed=1), "other weights"),
+        (Learning("no.such.module:factory", {}, lambda: registry.state_hash(module)), "cannot import"),
+    ):
+        network = learning.trace(module, [PICTURE])
+        assert words in learning.problem
+        assert sequence_hash(network.program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
+        assert torch.equal(network.module(PICTURE)[0], module(PICTURE)[0])
+    assert children() == []
+
+
+@pytest.mark.process
+def test_what_cannot_be_traced_is_said_as_it_is_here():
+    module = model_of("branching")
+    learning = learning_of(module, "branching")
+    with pytest.raises(Unsupported, match="cannot be traced"):
+        learning.trace(module, [PICTURE])
+    assert learning.problem == ""
+    assert children() == []
+
+
+@pytest.mark.process
+def test_closing_ends_it_and_nothing_more_is_learnt():
+    module = model_of()
+    learning, raised = learning_of(module), []
+
+    def ask():
+        try:
+            learning.trace(module, [PICTURE])
+        except Refused as error:
+            raised.append(error)
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    the_child()
+    learning.close()
+    asked.join(60.0)
+    assert raised
+    assert children() == []
+
+
+PARENT = f"""
+import sys, torch
+torch.set_num_threads(1)
+from edge_offload.models import registry
+from edge_offload.split.learning.process import Learning
+module = registry.build_module({NAME!r}, seed=1)
+learning = Learning({NAME!r}, {{"seed": 1}}, lambda: registry.state_hash(module))
+with learning.at_work():
+    learning.trace(module, [torch.zeros(3, 48, 64, dtype=torch.uint8)])
+    print(learning._process._process.pid, learning.problem, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["kill", "leave"])
+def test_it_ends_with_the_process_that_began_it(how):
+    root = str(pathlib.Path(__file__).parents[3])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    pid, problem = parent.stdout.readline().rstrip("\n").split(" ", 1)
+    assert problem == ""
+    if how == "kill":
+        parent.kill()
+    else:
+        parent.stdin.close()
+    parent.wait(60)
+    end = time.monotonic() + 60.0
+    while pathlib.Path(f"/proc/{pid}/cmdline").exists() and pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < end, "it goes on without its parent"
+        time.sleep(0.01)
