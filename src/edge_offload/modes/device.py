@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, RemoteError
 from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
@@ -137,7 +138,8 @@ class DeviceModule:
                     progress("its weights are put there")
                     self._connect()
                     self._connection = connection
-                    self._copy = copy.deepcopy(self._module).to("cuda")
+                    with background.sliced():
+                        self._copy = copy.deepcopy(self._module).to("cuda")
                 progress(f"mode {mode} learns it")
                 known = 0
                 for _ in range(LESSONS if mode is Mode.REPLAY else 2):

@@ -1,0 +1,113 @@
+"""Robot and server learn a split in a process of idle priority each, which is gone when the split is open."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import threading
+
+import pytest
+import torch
+
+from edge_offload.mode import Mode
+from edge_offload.split.learning import process
+from tests.modes.split.waiting import until
+
+pytestmark = pytest.mark.process
+PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+class Watched:
+    """Notes who learns for whom, and with which scheduling, as long as it is looked at."""
+
+    def __init__(self) -> None:
+        self.policies, self.killed = {}, []
+        self.kills = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def now(self):
+        found = {}
+        for path in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                state = (path / "stat").read_text().rpartition(")")[2].split()
+                if b"split.learning.worker" in (path / "cmdline").read_bytes() and state[0] != "Z":
+                    found[int(path.name)] = int(state[1])
+            except OSError:
+                continue
+        return found
+
+    def _look(self):
+        while not self._over.wait(0.02):
+            for pid, parent in self.now().items():
+                try:
+                    self.policies.setdefault(parent, set()).add(os.sched_getscheduler(pid))
+                    if self.kills and pid not in self.killed:
+                        self.killed.append(pid)
+                        os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    def stop(self):
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    monkeypatch.delenv(process.SWITCH, raising=False)
+    made = Watched()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def beside(watched, own_server):
+    """A server that was started without the tests' switch."""
+    return own_server
+
+
+def runs(bot):
+    bot.open(PICTURE)
+    with torch.no_grad():
+        want = bot.module(PICTURE)
+    got, report = bot.offloaded.run([PICTURE], Mode.SPLIT)
+    assert report.fallback_reason == ""
+    for one, other in zip(got, want):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+def test_both_learn_beside_and_nobody_is_left(watched, beside, robot):
+    runs(robot(beside.address, seed=71))  # weights that nobody has learnt
+    sides = {os.getpid(), beside.process.pid}
+    assert set(watched.policies) >= sides
+    assert all(os.SCHED_IDLE in watched.policies[side] for side in sides)
+    until(lambda: not set(watched.now().values()) & sides, 60.0)
+
+
+def test_both_go_on_when_it_is_killed_and_the_robot_says_so(watched, beside, robot):
+    watched.kills = True
+    bot = robot(beside.address, seed=72)
+    said = []
+
+    def opened():
+        why = bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE])
+        said.append(why or "")
+        return why is None
+
+    until(opened, 400.0)
+    runs(bot)
+    assert any("in this process, for the process of idle priority ended with code -9" in each for each in said)
+    assert len(watched.killed) >= 2, "the robot's and the server's"
+
+
+def test_a_server_that_is_stopped_while_it_learns_leaves_nobody_behind(watched, beside, robot):
+    bot = robot(beside.address, seed=73)
+    until(lambda: bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE]) is None
+          or beside.process.pid in watched.now().values(), 60.0)  # fmt: skip
+    pids = [pid for pid, parent in watched.now().items() if parent == beside.process.pid]
+    assert pids, "it learns"
+    assert beside.stop() == 0
+    until(lambda: not set(pids) & set(watched.now()), 60.0)
