@@ -112,6 +112,7 @@ def test_what_it_learns_is_what_is_learnt_here(factory):
         there = learning.trace(module, [PICTURE], told.append)
         if hasattr(os, "SCHED_IDLE"):
             assert os.sched_getscheduler(the_child()) == os.SCHED_IDLE
+            assert pathlib.Path(f"/proc/{the_child()}/oom_score_adj").read_text() == "1000\n"
         profile = learning.measured(there, Place(), 1)
         made = learning.plans(costs(there), BANDWIDTHS, SEARCH)
         assert learning.problem == ""

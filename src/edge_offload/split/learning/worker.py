@@ -23,7 +23,12 @@ EFFORT_S = 30.0
 
 
 def be_idle() -> None:
-    """Run when nobody else wants the processor. Threads that begin from here on do likewise."""
+    """Run when nobody else wants the processor, and be the first to go where memory runs out.
+
+    Threads that begin from here on do likewise.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write("1000")
     with contextlib.suppress(OSError, AttributeError):
         os.nice(19)
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
