@@ -188,6 +188,8 @@ class Handles(Generic[Key, Opened]):
                 self._close(opening)
 
     def _refused(self, key: Key, opening: _Opening[Opened], why: str) -> None:
+        if self._closed:
+            return  # nobody waits for it any more
         refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
         opening.retry_s = time.monotonic() + self._retry_s(refusals)
         opening.problem = f"{self._subject} was not opened: {why}"

@@ -45,6 +45,8 @@ SEARCH = PlanSettings(effort=Effort(seconds=600.0, evaluations=60))
 @pytest.fixture(autouse=True)
 def _as_it_is_delivered(monkeypatch):
     monkeypatch.delenv(process.SWITCH, raising=False)
+    OTHERS[:] = []
+    OTHERS[:] = children()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -68,14 +70,19 @@ def costs(network):
     return CostModel(located, robot, server, codecs, Link(2e-3), request_s=1e-3, alone_s=0.01)
 
 
+OTHERS = []
+"""Processes of robots of other tests, which learn on."""
+
+
 def children():
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if b"split.learning.worker" in path.read_bytes():
                 state = (path.parent / "stat").read_text().rpartition(")")[2].split()
-                if int(state[1]) == os.getpid() and state[0] != "Z":
-                    found.append(int(path.parent.name))
+                pid = int(path.parent.name)
+                if int(state[1]) == os.getpid() and state[0] != "Z" and pid not in OTHERS:
+                    found.append(pid)
         except OSError:
             continue
     return found

@@ -104,8 +104,9 @@ class SplitRunner:
         return planned is not None and planned.plans[planned.in_use(self._bandwidth())].plan.is_local
 
     def close(self) -> None:
-        """Give the server's half up, also of what is still being opened."""
+        """Give the server's half up, also of what is still being opened, and learn nothing more."""
         self._handles.close()
+        self._source.learning.close()
 
     def replan(self, inputs: Sequence[torch.Tensor], planner: str, codecs: bool = True) -> Planned:
         """Plan again with another planner, and put its plans in force on both sides; blocks. For experiments.
