@@ -523,6 +523,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "codecs": _codecs,
     "programs": corpus.programs,
     "programs_link": corpus.over_a_link,
+    "programs_loopback": corpus.over_a_link,
     "pool": fleets.pool,
     "fleet": fleets.fleet,
 }

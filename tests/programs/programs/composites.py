@@ -3,6 +3,8 @@
 import torch
 from torch import distributions, nn
 
+from edge_offload.ir.torchvision_package import torchvision_package
+
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
@@ -43,3 +45,15 @@ try:
     distributions.Normal(mean, -spread)
 except ValueError as error:
     print("found invalid values" in str(error))
+
+boxes_of = torchvision_package().ops.boxes
+corner, size = torch.rand(600, 2) * 500.0, 10.0 + torch.rand(600, 2) * 90.0
+less = size * torch.tensor([0.5, 1.0])  # half of the other: which of two is left over depends on the last bit
+boxes = torch.cat((torch.cat((corner, corner + size), 1), torch.cat((corner, corner + less), 1))).to(device)
+scores, classes = torch.rand(1200).to(device), torch.arange(600).remainder(5).repeat(2).to(device)
+as_on_a_gpu = boxes_of.batched_nms if device == "cuda" else boxes_of._batched_nms_coordinate_trick
+print(as_on_a_gpu(boxes, scores, classes, 0.5).tolist())
+print(
+    device == "cuda"
+    or boxes_of.batched_nms(boxes, scores, classes, 0.5).numel() != as_on_a_gpu(boxes, scores, classes, 0.5).numel()
+)
