@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import shutil
 import signal
 import tempfile
 import time
@@ -14,6 +15,7 @@ import psutil
 
 from edge_offload.errors import LinkLost
 from edge_offload.link.sockets.ports import lasting_port
+from edge_offload.server.pool.cluster import sockets
 from edge_offload_benchmarks.processes import Process, edge_offload
 
 STORE_MB = 80
@@ -50,6 +52,7 @@ class Pool:
             process.process.terminate()
         for process in [*reversed(self.members), *([self.head] if hasattr(self, "head") else [])]:
             process.stop(30.0)
+        shutil.rmtree(sockets(int(self.address.split(":")[1])), ignore_errors=True)
         self._directory.cleanup()
 
     def _begin(

@@ -26,8 +26,27 @@ def pool(record: Any) -> List[str]:
     for name, values in record["summary"].items():
         shown = ", ".join(f"{of} {value:.3f}" for of, value in values.items())
         lines.append(f"| {cell(name)} | {cell(shown)} |")
-    parts = (("real", _pool_real), ("faults", _pool_faults), ("networks", _pool_networks), ("costs", _pool_costs))
+    parts = (
+        ("planning", _pool_planning), ("real", _pool_real), ("faults", _pool_faults), ("networks", _pool_networks),
+        ("costs", _pool_costs),
+    )  # fmt: skip
     return [*lines, *itertools.chain.from_iterable(show(record.get(name)) for name, show in parts)]
+
+
+def _pool_planning(rows: Any) -> List[str]:
+    if not rows:
+        return []
+    columns: List[Column] = [
+        ("planned", "what", str),
+        ("stages, at most", "stages", str),
+        ("plans", "plans", str),
+        ("s of processor, mean", "mean_s", lambda value: f"{value:.3f}"),
+        ("s of processor, most", "most_s", lambda value: f"{value:.3f}"),
+    ]
+    lines = ["", "## What a plan takes", "", "`edge-offload bench pool --planning`: for 25 + 75 GPUs of the four "
+             "clusters, with 0.8 and all of the links; networks alone at margins of 0.1 and 0.4, and the groups above.",
+             ""]  # fmt: skip
+    return [*lines, *table(rows, columns)]
 
 
 def _pool_real(found: Any) -> List[str]:
@@ -96,7 +115,7 @@ def _pool_costs(found: Any) -> List[str]:
             "a frame of 250 kB through two stages adds, processor of all processes",
             f"{1e3 * found['frame_cpu_s']:.1f} ms",
         ),
-        *((f"of this, {name}", f"{1e3 * cpu_s:.1f} ms") for name, cpu_s in found["frame_cpu_by_s"].items()),
+        *((f"of this, {name}", _some_ms(cpu_s)) for name, cpu_s in found["frame_cpu_by_s"].items()),
         (
             "the same processes with a server and 16 robots, without frames",
             f"{100 * found['without_frames_cores']:.1f} % of a core",
@@ -110,13 +129,18 @@ def _pool_costs(found: Any) -> List[str]:
     return [*lines, *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)]
 
 
+def _some_ms(seconds: float) -> str:
+    """With what is left of two sums, which may be less than nothing by a rounding, as nothing."""
+    return f"{round(1e3 * seconds, 1) + 0.0:.1f} ms"
+
+
 def _pool_often(found: Any) -> List[Tuple[str, str]]:
     if not found:
         return []
     by_s, per_s = found["frame_cpu_by_s"], found["per_s"]
     return [
         (f"where there are {per_s} a second, a frame adds", f"{1e3 * sum(by_s.values()):.1f} ms"),
-        *((f"of this, {name}", f"{1e3 * cpu_s:.1f} ms") for name, cpu_s in by_s.items()),
+        *((f"of this, {name}", _some_ms(cpu_s)) for name, cpu_s in by_s.items()),
         (
             f"{per_s} a second: frames, answered, p50",
             f"{found['frames']}, {found['answered']}, {1e3 * found['p50_s']:.1f} ms",

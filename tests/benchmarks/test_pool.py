@@ -14,6 +14,7 @@ from edge_offload.server.pool import profile, simulate
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import most
 from edge_offload_benchmarks import pool_faults
+from edge_offload_benchmarks.experiments import pool as experiment
 from edge_offload_benchmarks.simulation import reactive
 
 
@@ -48,6 +49,26 @@ def test_dividing_networks_holds_more_than_serving_them_whole(
     assert more["groups"] == record["groups"], "what is not measured anew is kept"
     assert [row["margin"] for row in more["alone"]] == [0.1, 0.4]
     assert more["summary"]["alone, over whole"]["pooled"] >= 0.97
+
+
+def test_planning_takes_processor_time_that_is_told_kept_and_held_against_the_bar(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile.save(tmp_path, {name: a_network(name, slow) for name, slow in (("a", 6.0), ("b", 7.0), ("c", 8.0))})
+    out = tmp_path / "pool.json"
+    out.write_text(json.dumps({"groups": ["kept"]}))
+    asked = ("bench", "pool", "--profiles", str(tmp_path), "--planning", "--cluster", "HC1", "--json", str(out))
+    monkeypatch.setattr(experiment, "PLANNED_S", 1e9)
+    assert main([*asked]) == 0
+    record = json.loads(out.read_text())
+    assert record["groups"] == ["kept"]
+    assert [(row["what"], row["stages"], row["plans"]) for row in record["planning"]] == [
+        ("one network", 3, 12), ("several networks", 2, 2)
+    ]  # fmt: skip
+    assert all(0 < row["mean_s"] <= row["most_s"] for row in record["planning"])
+    assert "one network in up to 3 stages, 12 plans for 25 + 75 GPUs" in capsys.readouterr().out
+    monkeypatch.setattr(experiment, "PLANNED_S", min(row["mean_s"] for row in record["planning"]) / 1e3)
+    assert main([*asked]) == 1
 
 
 def test_a_reactive_scheduler_answers_a_light_load_and_less_of_a_heavy_one() -> None:

@@ -13,6 +13,7 @@ table has the largest load, in steps of 0.05 (alone: 0.01), at which 99 % of eac
   edge-offload bench pool --profiles DIR --faults NAME --repeat 5 --json pool.json
   edge-offload bench pool --costs --json pool.json
   edge-offload bench pool --networks 500 --json pool.json
+  edge-offload bench pool --profiles DIR --plans reference_plans.csv --planning --json pool.json
 
 --real: one network on an emulated cluster of this machine, head, members, driver and server as they are, requests of
 robots through ZeroMQ; GPUs sleep the time of the profile, dilated until what a stage costs beyond it is at most 2 % of
@@ -25,6 +26,8 @@ below 95 %, or if a request is lost.
 
 --networks: KAPAO on so many frames of the sample video, MoveNet and ResNet-50 on a tenth of it, in up to three stages
 on two slowed classes, beside an undivided server and the robot itself: bits, and people. Ends with 1 if any differ.
+--planning: processor time of the planner for 25 + 75 GPUs: each network in up to three stages, groups in up to two.
+Ends with 1 if a plan took more than 0.25 s.
 
 pooled: our plan, 0.8 of the links; pooled_links_1: all of them; whole: no partitions (NP); paired: pairs of one GPU of
 each class (DART-r); reactive: our plan without reservations; authors: their plan, our scheduler. GPUs are emulated by
@@ -60,6 +63,8 @@ CLUSTERS: Dict[str, Tuple[Dict[str, int], float]] = {
 }
 COUNTS = (25, 75)
 STEP, ALONE_STEP, MOST = 0.05, 0.01, 1.0
+#: Seconds of processor that a plan for all of a cluster may take.
+PLANNED_S = 0.25
 #: Requests at a load of 1 that suffice for one network alone, where --seconds would be more.
 ALONE_REQUESTS = 6000
 
@@ -86,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profiles", type=pathlib.Path, metavar="DIR", help="as for 'pool plan'; --costs needs none")
     parser.add_argument("--costs", action="store_true", help="what head, members and frames cost; needs Ray")
     parser.add_argument("--networks", type=int, metavar="FRAMES", help="real networks in stages; needs Ray")
+    parser.add_argument("--planning", action="store_true", help="processor time of the planner")
     parser.add_argument("--plans", type=pathlib.Path, metavar="CSV", help="the authors' plans, to stand beside ours")
     parser.add_argument("--alone", action="store_true", help="each network alone, too, at margins of 0.1 and 0.4")
     parser.add_argument("--cluster", action="append", choices=list(CLUSTERS), help="only this one (may be repeated)")
@@ -123,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
         return _real(args) if args.real else _faults(args)
     networks = profile.load(args.profiles)
     clusters = args.cluster or list(CLUSTERS)
+    if args.planning:
+        return _planning(args, networks, clusters)
     cases = _cases(args, networks, clusters)
     held = json.loads(args.json.read_text(encoding="utf-8")) if args.update and args.json.exists() else {}
     replaced = {"alone" if alone else "groups" for _, alone in cases}
@@ -161,6 +169,40 @@ def _costs(args: argparse.Namespace) -> int:
     )
     _keep(args, "costs", found)
     return 0
+
+
+def _planning(args: argparse.Namespace, networks: Mapping[str, Network], clusters: Sequence[str]) -> int:
+    args.alone = True
+    taken: Dict[str, List[float]] = {"one network": [], "several networks": []}
+    for case, alone in _cases(args, networks, clusters):
+        for link_share in (0.8, 1.0):
+            began = time.process_time()
+            most(case.group, _cluster(case.cluster, link_share), case.margin, _stages(alone))
+            taken["one network" if alone else "several networks"].append(time.process_time() - began)
+    rows = [
+        {
+            "what": what, "stages": _stages(what == "one network"), "plans": len(each_s),
+            "mean_s": float(np.mean(each_s)), "most_s": max(each_s),
+        }
+        for what, each_s in taken.items() if each_s
+    ]  # fmt: skip
+    for row in rows:
+        print(
+            f"{row['what']} in up to {row['stages']} stages, {row['plans']} plans for {' + '.join(map(str, COUNTS))} "
+            f"GPUs: {row['mean_s']:.3f} s of processor in the mean, {row['most_s']:.3f} s at most (bar {PLANNED_S:g})"
+        )
+    _keep(args, "planning", rows)
+    return 0 if planned(rows) else 1
+
+
+def planned(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no plan took too long."""
+    return all(row["most_s"] <= PLANNED_S for row in rows)
+
+
+def _stages(alone: bool) -> int:
+    """Of a pipeline, at most: the authors'."""
+    return 3 if alone else 2
 
 
 def _networks(args: argparse.Namespace) -> int:
@@ -301,7 +343,7 @@ def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespa
     from edge_offload_benchmarks.simulation import reactive
 
     full, careful = _cluster(case.cluster, 1.0), _cluster(case.cluster, 0.8)
-    stages = 3 if alone else 2
+    stages = _stages(alone)
     began = time.process_time()
     plans = {
         "pooled": most(case.group, careful, case.margin, stages),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import pathlib
 import random
@@ -12,10 +13,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, Iterator, List
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -182,7 +185,9 @@ def test_full_disks_are_told_before_ray_begins(full, said, monkeypatch):
 @pytest.mark.unit
 def test_a_full_object_store_is_told_with_the_remedy():
     full = RuntimeError("ray::Member.run()\nray.exceptions.ObjectStoreFullError: Failed to put object")
-    assert "larger --store-mb" in cluster.plain(full)
+    assert "larger --store-mb (" in cluster.plain(full)
+    no_disk = RuntimeError("ray::Member.run()\nray.exceptions.OutOfDiskError: Local disk is full")
+    assert "larger --store-mb or make room in /tmp" in cluster.plain(no_disk)
     assert cluster.plain(ValueError("a\nb")) == "ValueError: b"
 
 
@@ -284,7 +289,21 @@ def test_without_its_driver_a_server_refuses_and_the_robot_computes(tmp_path):
         bot.client.close()
 
 
-needs_ray = pytest.mark.skipif(bool(cluster.unavailable_reason()), reason=cluster.unavailable_reason())
+#: Of shared memory, for the object stores of a head and its members (MB).
+STORES_MB = 400
+
+
+def why_not() -> str:
+    """Why no pool can be begun here; empty: it can."""
+    try:
+        cluster.check_available()
+        cluster.check_room(STORES_MB)
+    except (Unsupported, BadInput) as error:
+        return str(error)
+    return ""
+
+
+needs_ray = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 class Cluster:
@@ -314,6 +333,7 @@ class Cluster:
             if process.poll() is None:
                 process.terminate()
             process.wait(60)
+        shutil.rmtree(cluster.sockets(int(self.address.split(":")[1])), ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -399,6 +419,38 @@ def test_a_member_that_waits_for_tensors_goes_on_with_what_is_behind(pool, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     member.terminate()
     assert "answers before" in done.stdout.splitlines(), done.stdout + done.stderr[-2000:]
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(tmp_path, monkeypatch):
+    """Two stages, of which the first passes more than a store of 80 MB holds; there is no room on the disk either."""
+    network = a_network(random.Random(0), CHAIN, ("H", "L"), 2, 1, 1)
+    takes = {"H": [[1e-3], [1.0]], "L": [[1.0], [1e-3]]}
+    tables = {gpu: {1: np.array(each)} for gpu, each in takes.items()}
+    profile.save(tmp_path / "profiles", {CHAIN: replace(network, latency_s=tables, cut_bytes=np.array([100e6]))})
+    model = {"options": {}, "state_hash": "", "cuts": {}}
+    (tmp_path / "profiles" / "blocks.json").write_text(json.dumps({CHAIN: model}), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    monkeypatch.setitem(ENVIRONMENT, "RAY_local_fs_capacity_threshold", "0.0001")
+    with contextlib.ExitStack() as stack:
+        pool = Cluster(tmp_path)
+        stack.callback(pool.close)
+        for gpu in takes:
+            pool.join(gpu, "--emulated", str(tmp_path / "profiles"))
+        settings = Settings(pool.address, "", CHAIN, 20.0, str(tmp_path / "profiles"), str(pool.keys))
+        keys = tmp_path / "keys"
+        server = stack.enter_context(
+            OffloadServer(device="cpu", threads=1, allow=[CHAIN], keys=KeyStore(keys), gpus=settings)
+        )
+        bot = Bot(server.address, keys, opens=False)
+        stack.callback(bot.client.close)
+        until(lambda: "object store" in str(bot.run()[1].fallback_reason), 120, lambda: str(server.gpus))
+        _, report = bot.run()
+        assert report.mode is Mode.LOCAL
+        assert "the object store of a member is full: join with a larger --store-mb" in str(report.fallback_reason)
 
 
 @needs_ray

@@ -253,6 +253,11 @@ class TwoStages:
         self.calls = []
         return found
 
+    def of(self, request: int) -> Call:
+        """The call of a request that has begun since."""
+        (found,) = [call for call in self.calls if call.track.job.requests == (request,)]
+        return found
+
     def passes_a_stage(self) -> Call:
         """A request whose first stage has ended on A: its call on C."""
         self.dispatcher.arrive(1, ["inputs"], 20.0)
@@ -395,3 +400,58 @@ def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere_at_once(
     world.dispatcher.ended(second.number, "result", 2.3)
     assert world.answered == [1]
     assert [len(turns) for turns in table.turns] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("other", "turns", "due"), [(20.0, [2.5, 20.0, 20.0, 20.0], 2.0), (2.9, [2.9, 2.5, 20.0, 20.0], 3.0)]
+)
+def test_what_moves_comes_before_what_has_more_time_unless_that_is_late_then(
+    other: float, turns: List[float], due: float
+) -> None:
+    world = TwoStages()
+    for request, deadline in enumerate((2.5, other, 20.0, 20.0), 1):
+        world.dispatcher.arrive(request, ["inputs"], deadline)
+    world.dispatcher.step(0.0)
+    first, second = world.of(1), world.of(2)
+    table = first.track.route.stages[1]
+    assert [len(each) for each in table.turns] == [2, 2]
+    world.dispatcher.node_lost("C", 0.5)
+    assert [use.deadline for use in table.turns[1]] == turns
+    world.began()
+    for call in (first, second):
+        world.dispatcher.ended(call.number, "small", 1.0)
+    world.dispatcher.step(1.0)
+    assert (world.of(1).worker, world.of(1).due) == (1, pytest.approx(due))
+
+
+def test_a_call_that_is_made_again_comes_before_what_has_more_time() -> None:
+    world = TwoStages()
+    for request, deadline in enumerate((4.0, 20.0, 20.0, 20.0), 1):
+        world.dispatcher.arrive(request, ["inputs"], deadline)
+    world.dispatcher.step(0.0)
+    first, second = world.of(1), world.of(2)
+    world.began()
+    for call in (first, second):
+        world.dispatcher.ended(call.number, "small", 1.0)
+    world.dispatcher.step(1.0)
+    first = world.of(1)
+    assert (first.worker, first.due) == (0, 2.0)
+    world.began()
+    world.dispatcher.failed(first.number, "it died", False, 1.5)
+    world.dispatcher.step(1.5)
+    again = world.of(1)
+    assert (again.worker, again.due) == (1, pytest.approx(3.0)), (
+        "behind what is under way, before what has not come yet"
+    )
+
+
+def test_what_moves_is_not_waited_for_by_what_has_more_time() -> None:
+    world = TwoStages()
+    for request, deadline in enumerate((4.0, 20.0, 20.0, 20.0), 1):
+        world.dispatcher.arrive(request, ["inputs"], deadline)
+    world.dispatcher.step(0.0)
+    table = world.of(1).track.route.stages[1]
+    (of_first, _) = table.turns[0]
+    of_first.moved = 1.7  # the stage before takes longer
+    world.dispatcher.node_lost("C", 0.5)
+    assert [use.deadline for use in table.turns[1]] == [20.0, 4.0, 20.0, 20.0]

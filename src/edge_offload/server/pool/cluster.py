@@ -152,6 +152,11 @@ class Machine:
 SOCKETS, SOCKETS_BYTES, SHARED = "/tmp", 64 << 20, "/dev/shm"
 
 
+def sockets(port: int) -> pathlib.Path:
+    """Where a head on ``port`` and its members have their sockets, and logs that stay there."""
+    return pathlib.Path(SOCKETS) / f"edge-offload-pool-{os.getuid()}-{port}"  # sockets have at most 107 characters
+
+
 def check_room(store_mb: int) -> None:
     """Whether there is room for sockets, logs and the object store.
 
@@ -177,7 +182,8 @@ def plain(error: BaseException) -> str:
     words = (str(error).strip().splitlines() or [""])[-1]
     text = f"{type(error).__name__} {error}"
     if "ObjectStoreFull" in text or "OutOfDisk" in text:
-        return f"the object store of a member is full: join with a larger --store-mb ({words})"[:300]
+        disk = f" or make room in {SOCKETS}, which is full, too" if "OutOfDisk" in text else ""
+        return f"the object store of a member is full: join with a larger --store-mb{disk} ({words})"[:300]
     return f"{type(error).__name__}: {words}"[:300]
 
 
@@ -285,8 +291,8 @@ def start_head(port: int, machine: Machine, folder: pathlib.Path, host: str = LO
     make_token(folder)
     if host != LOOPBACK:
         certificates.prepare(folder, True)
-    short = f"/tmp/edge-offload-pool-{os.getuid()}-{port}"  # sockets have at most 107 characters
-    options = ["--head", "--port", str(port), "--include-dashboard", "false", "--no-monitor", "--temp-dir", short]
+    options = ["--head", "--port", str(port), "--include-dashboard", "false", "--no-monitor"]
+    options += ["--temp-dir", str(sockets(port))]
     return Started([*options, "--node-ip-address", host], machine, folder)
 
 

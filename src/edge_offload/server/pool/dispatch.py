@@ -460,25 +460,46 @@ class Dispatcher:
         if track.at in self.out:
             return None, math.inf
         moved = now + call.table.transfer_s * len(track.job.requests)
-        ends = {
-            worker: max(float(call.table.free[worker]), moved) + call.takes + rest_s
-            for worker in range(len(nodes))
-            if worker not in track.tried
-        }
+        ends = {}
+        for worker in range(len(nodes)):
+            if worker not in track.tried:
+                place = self._place(call.table, worker, track.job.deadline, moved, call.takes, rest_s)
+                ends[worker] = max(call.table.begins(worker, place), moved) + call.takes + rest_s
         in_time = [worker for worker, end in ends.items() if end <= track.job.deadline]
-        worker = min(in_time, key=lambda each: (nodes[each] in suspects, ends[each]), default=None)
-        return worker, math.inf if worker is None else ends[worker]
+        soonest = min(in_time, key=lambda each: (nodes[each] in suspects, ends[each]), default=None)
+        return soonest, math.inf if soonest is None else ends[soonest]
+
+    def _place(self, table: StageTable, worker: int, deadline: float, moved: float, takes: float, rest_s: float) -> int:
+        """Where in a worker's turns a batch comes that others did not do: before those that have more time than it.
+
+        Not before what is under way, would wait for it (it is there at ``moved``), or would then be late: with
+        ``rest_s`` of stages behind this one.
+        """
+        turns = table.turns[worker]
+        place = len(turns)
+        while place:
+            other = turns[place - 1]
+            call = self._of.get(id(other))
+            if (call is not None and call.sent) or other.deadline <= deadline:
+                break
+            if moved > other.end - other.takes + _NEAR or other.end + takes + rest_s > other.deadline:
+                break
+            place -= 1
+        return place
 
     def _again(self, call: Call, worker: int, end: float, now: float) -> None:
         """Make a call once more, or there instead; what follows it moves."""
         moved = now + call.table.transfer_s * len(call.track.job.requests)
-        use = Use(worker, now, moved, end, call.takes, call.use.next)
+        deadline = call.track.job.deadline
+        use = Use(worker, now, moved, end, call.takes, call.use.next, deadline)
+        rest_s = _rest_s(call.track.route, call.stage + 1, len(call.track.job.requests))
+        place = self._place(call.table, worker, deadline, moved, call.takes, rest_s)
         if use.next is not None:
             after, of = use.next
             of.moved += max(0.0, use.end - call.use.end)
             after.settle(of.worker)
         call.use.next = None
-        call.table.turns[use.worker].append(use)
+        call.table.turns[use.worker].insert(place, use)
         call.table.settle(use.worker)
         self._call(Call(next(self._numbers), call.track, call.stage, use, now))
 
@@ -585,7 +606,9 @@ class Dispatcher:
                 if (id(track.route), stage, use.worker) not in gone or not math.isfinite(float(table.free[worker])):
                     continue
                 end = max(float(table.free[worker]), use.moved) + use.takes
-                other = Use(worker, use.begin, use.moved, end, use.takes, use.next)
+                other = Use(worker, use.begin, use.moved, end, use.takes, use.next, use.deadline)
+                rest_s = _rest_s(track.route, stage + 1, len(track.job.requests))
+                place = self._place(table, worker, use.deadline, use.moved, use.takes, rest_s)
                 for before in (track.uses[stage - 1], *uses):
                     if before.next is not None and before.next[1] is use:
                         before.next = table, other
@@ -595,7 +618,7 @@ class Dispatcher:
                     after.settle(of.worker)
                 use.next = None
                 table.done(use)
-                table.turns[worker].append(other)
+                table.turns[worker].insert(place, other)
                 table.settle(worker)
                 track.uses = (*track.uses[:stage], other, *track.uses[stage + 1 :])
 
@@ -618,6 +641,8 @@ def _rest_s(route: Route, first: int, batch: int) -> float:
 
 
 def _track(job: Job, route: Route, uses: Tuple[Use, ...]) -> Track:
+    for use in uses:
+        use.deadline = job.deadline
     track = Track(job, route, uses, [parcel for inputs in job.inputs for parcel in inputs])
     job.tracks.append(track)
     return track

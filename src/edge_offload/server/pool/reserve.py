@@ -95,6 +95,12 @@ class StageTable:
         self._since[worker] = self.free[worker] = until
         self.settle(worker)
 
+    def begins(self, worker: int, place: int) -> float:
+        """When a worker is free for what is ``place`` in its turns."""
+        if place == len(self.turns[worker]) or not math.isfinite(float(self.free[worker])):
+            return float(self.free[worker])
+        return self.turns[worker][place - 1].end if place else float(self._since[worker])
+
     def settle(self, worker: int) -> None:
         """Expect ends anew, here and in the stages behind, of what a worker is to do."""
         if not math.isfinite(float(self.free[worker])):
@@ -133,6 +139,7 @@ class Use:
             by what really happens.
         takes: seconds of computing.
         next: the same batch's use of the next stage.
+        deadline: of the batch, where that is known.
     """
 
     worker: int
@@ -141,6 +148,7 @@ class Use:
     end: float
     takes: float = 0.0
     next: Optional[Tuple[StageTable, Use]] = None
+    deadline: float = math.inf
 
 
 @dataclass(frozen=True)
