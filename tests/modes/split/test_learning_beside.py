@@ -100,6 +100,7 @@ def test_both_go_on_when_it_is_killed_and_the_robot_says_so(watched, beside, rob
     until(opened, 400.0)
     runs(bot)
     assert any("in this process, for the process of idle priority ended with code -9" in each for each in said)
+    assert "learnt in threads of this process, for the process of idle priority ended" in bot.runner.state()
     assert len(watched.killed) >= 2, "the robot's and the server's"
 
 

@@ -199,9 +199,10 @@ class SplitRunner:
         plans = opened[0].planned.plans
         shared = sum(plan.plan.splits_an_operator for plan in plans)
         measured = opened[0].planned.contests.words()
-        return f"{len(plans)} plans by {self.opener.settings.planner}, {shared} of them split operators" + (
-            measured and f": {measured}"
-        )
+        told = f"{len(plans)} plans by {self.opener.settings.planner}, {shared} of them split operators"
+        problem = self._source.learning.problem
+        learnt = f"; learnt in threads of this process, for {problem}" if problem else ""
+        return f"{told}{measured and f': {measured}'}{learnt}"
 
     def _turn(self, planned: Planned, bandwidth: float) -> Tuple[int, Optional[Contest]]:
         """Place of the plan that is to run now, and the contest that it is part of."""
