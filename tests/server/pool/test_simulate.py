@@ -133,6 +133,45 @@ def test_a_transfer_that_comes_later_blocks_none_that_is_over_before_it() -> Non
     assert links.up[0] == links.down[1] == [(8.0, 9.0)], "what is over is forgotten"
 
 
+def two_routes() -> Tuple[List[Route], Batcher]:
+    """A slow GPU that is free, and a fast one that is free at 2; both take batches of 2."""
+    routes = [
+        Route(
+            Pipeline("a", 1.0, 1.0, (Stage(0, 1, "H", 1, 2, 1),)),
+            [StageTable(np.array([0]), np.array([free]), np.array(takes), 0.0)],
+            Links(1),
+        )
+        for free, takes in ((0.0, [3.0, 5.0]), (2.0, [1.0, 1.5]))
+    ]
+    return routes, Batcher(routes)
+
+
+def test_a_full_batch_goes_where_it_is_in_time_rather_than_a_smaller_one_where_it_waits_less() -> None:
+    routes, batcher = two_routes()
+    for request in range(2):
+        batcher.arrive(request, 4.0)
+    ((dispatch,), dropped, _) = batcher.decide(0.0)
+    assert (dispatch.route, dispatch.requests, dropped) == (routes[1], (0, 1), [])
+
+
+def test_where_no_full_batch_is_in_time_a_smaller_one_goes_where_it_waits_least() -> None:
+    routes, batcher = two_routes()
+    for request in range(2):
+        batcher.arrive(request, 3.2)
+    let_in, dropped, _ = batcher.decide(0.0)
+    assert [(dispatch.route, dispatch.requests) for dispatch in let_in] == [(routes[0], (0,)), (routes[1], (1,))]
+    assert not dropped
+
+
+def test_nothing_is_dropped_that_another_route_answers_in_time() -> None:
+    routes, batcher = two_routes()
+    routes[1].stages[0].free[0] = 0.5
+    batcher.arrive(0, 1.6)
+    let_in, dropped, _ = batcher.decide(0.0)
+    assert [(dispatch.route, dispatch.requests) for dispatch in let_in] == [(routes[1], (0,))]
+    assert not dropped
+
+
 def test_a_light_load_is_all_in_time_and_an_overload_is_served_up_to_the_rate() -> None:
     source = random.Random(3)
     for number in range(6):

@@ -319,17 +319,22 @@ class Batcher:
         return Dispatch(route, way, tuple(self._waiting.popleft()[0] for _ in range(way.batch)))
 
     def _choose(self, now: float, deadline: float) -> Tuple[Route, Optional[Way]]:
-        """The route where a full batch waits least, and the largest batch that it answers by the deadline."""
+        """The route where a full batch waits least, of those that answer it by the deadline if any does; and its way.
+
+        Where none does, the largest batch that is in time, by the route where a full one waits least of those that have
+        such a batch.
+        """
         ways = [route.probe(now, route.batch) for route in self._routes]
-        late = [way.end > deadline + _NEAR and route.batch == 1 for route, way in zip(self._routes, ways)]
-        best = min(range(len(ways)), key=lambda place: (late[place], ways[place].waiting_s))
-        route, way = self._routes[best], ways[best]
-        for batch in range(route.batch, 0, -1):
-            if batch < route.batch:
-                way = route.probe(now, batch)
-            if way.end <= deadline + _NEAR:
-                return route, way
-        return route, None
+        late = [way.end > deadline + _NEAR for way in ways]
+        order = sorted(range(len(ways)), key=lambda place: (late[place], ways[place].waiting_s))
+        for place in order:
+            route, way = self._routes[place], ways[place]
+            for batch in range(route.batch, 0, -1):
+                if batch < route.batch:
+                    way = route.probe(now, batch)
+                if way.end <= deadline + _NEAR:
+                    return route, way
+        return self._routes[order[0]], None
 
 
 def routes_of(
