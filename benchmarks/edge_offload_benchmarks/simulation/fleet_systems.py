@@ -145,7 +145,7 @@ def _reactive(
 
 def systems(intervals: Tuple[int, ...], batches: Tuple[int, ...]) -> List[System]:
     """All of them; baselines with every interval, batch and margin that is searched."""
-    margins, kept_back = (1.0, 0.75, 0.5), (1.0, 0.75, 0.5, 0.25, 0.0)
+    margins, kept_back = (1.0, 0.75, 0.5), (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0.0)
     pairs = [(interval, batch) for interval in intervals for batch in batches]
     return [
         System("ours", (("", _promised(SIGMAS)),), adaptive=True),

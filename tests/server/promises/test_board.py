@@ -52,8 +52,8 @@ def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int)
 
 def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_beside_the_noise() -> None:
     shares = []
-    for bound, noise in ((0.05, 0.0), (0.05, 0.06), (0.02, 0.06)):
-        board = Board(GPU)
+    for bound, noise, cautious in ((0.05, 0.0, 1.0), (0.05, 0.06, 1.0), (0.02, 0.06, 1.0), (0.02, 0.06, 0.0)):
+        board = Board(GPU, cautious=cautious)
         wish = Wish(bound, 0.002, 0.1, 0.012, 0.006, 1, noise=noise)
         for number in range(200):  # as many as there is room for, so that bounds are used up
             try:
@@ -65,6 +65,7 @@ def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_be
     assert 0.9 < shares[0] <= 0.97
     assert 0.7 < shares[1] <= 0.77
     assert 0.4 < shares[2] <= 0.5
+    assert 0.9 < shares[3] <= 1.0
 
 
 def test_looser_promises_hold_more_robots() -> None:
