@@ -6,13 +6,23 @@
 
 namespace edge_offload {
 
+// The operator whose meta kernel says what the results of ``op`` look like, and its arguments. torch 2.10 has none of
+// _convolution, which is convolution with four flags more that change no shape.
+inline c10::OperatorHandle with_meta_kernel(const c10::OperatorHandle& op, Stack& arguments) {
+  const auto& schema = op.schema();
+  if (schema.name() != "aten::_convolution" || !schema.overload_name().empty() || op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return op;
+  static const auto like = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
+  arguments.resize(like.schema().arguments().size());
+  return like;
+}
+
 // The metadata of a call's results from its meta kernel, for operators whose meta kernel is the same code.
 class MetaRun {
  public:
   std::vector<Return> run(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key) {
     Stack meta;
     for (size_t i = first; i < stack.size(); ++i) meta.push_back(convert(stack[i], key));
-    op.callBoxed(&meta);
+    with_meta_kernel(op, meta).callBoxed(&meta);
     std::vector<Return> returns;
     for (const auto& value : meta) {
       Return r;
