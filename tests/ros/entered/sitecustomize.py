@@ -36,7 +36,7 @@ def begin(_number, _frame):
 def write(_number, _frame):
     path = f"{WHERE}.{os.getpid()}"
     with open(f"{path}.part", "w") as stream:
-        json.dump(dict(entered), stream)
+        stream.write(json.dumps(entered))  # at once: piece by piece, other threads enter more meanwhile, and it raises
     os.replace(f"{path}.part", f"{path}.json")
 
 
