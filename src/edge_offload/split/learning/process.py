@@ -41,6 +41,7 @@ from edge_offload.split.runtime.profile import Profile
 LIMIT_S = 120.0
 """The process has so long for all that it is asked."""
 ENDS_S, LEAST_S = 5.0, 1e-3
+"""It is waited for so long when it ends; an answer is waited for at least so long."""
 SWITCH = "EDGE_OFFLOAD_LEARNING"
 """``threads`` in the environment: no process is begun, all is learnt in threads: for tests on full machines."""
 
