@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 
 import pytest
 
 from edge_offload.cli import main
+from edge_offload.dashboard import source
 from edge_offload.dashboard.bag import open_run
 from edge_offload.dashboard.history import History
 from edge_offload.dashboard.source import Player
@@ -48,24 +51,54 @@ def test_a_file_is_played_to_its_end(tmp_path):
     player.close()
 
 
-def test_speed_is_seconds_of_the_run_in_one_of_the_page(tmp_path):
+@pytest.mark.parametrize("speed", [0.5, 8.0])
+def test_speed_is_seconds_of_the_run_in_one_of_the_page(tmp_path, monkeypatch, speed):
     made_up.write(tmp_path / "run.jsonl", [made_up.power(float(n), 4.0, 0.0) for n in range(9)])
-    began = time.monotonic()
-    (_, slow), (_, fast) = (played(tmp_path / "run.jsonl", speed=speed) for speed in (0.5, 8.0))
-    until(lambda: fast.status()["state"] == "ended", "the end")
-    assert time.monotonic() - began >= 8.0 / 8.0
-    at = slow.status()
-    assert at["now_s"] <= 0.5 * (time.monotonic() - began)
-    assert at["state"] != "ended", "it takes 16 s"
-    slow.close()
-    fast.close()
+    clock, seen = types.SimpleNamespace(now=100.0), []
+    monkeypatch.setattr(source, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+
+    def pause(seconds):
+        clock.now += seconds
+        seen.append(player.status()["now_s"])
+        return True
+
+    player = Player("run.jsonl", lambda _: open_run(tmp_path / "run.jsonl"), History(), speed=speed)
+    player.pause = pause
+    player.start()
+    until(lambda: player.status()["state"] == "ended", "the end")
+    assert clock.now - 100.0 == pytest.approx(8.0 / speed)
+    assert seen == [None, *(pytest.approx(float(n)) for n in range(1, 9))], "the clock runs on"
+    player.close()
 
 
 def test_a_loop_begins_anew_with_an_empty_history(tmp_path):
-    made_up.write(tmp_path / "run.jsonl", made_up.run(2))
-    history, player = played(tmp_path / "run.jsonl", speed=0, loop=True)
+    records = made_up.run(2)
+    made_up.write(tmp_path / "run.jsonl", records)
+    history, again = History(), threading.Event()
+
+    def pause(_):
+        assert again.wait(60)
+        return True
+
+    player = Player("run.jsonl", lambda _: open_run(tmp_path / "run.jsonl"), history, speed=0, loop=True)
+    player.pause = pause
+    player.start()
+
+    def told(cursor):
+        batch, anew = history.read(cursor)
+        return anew, sum(map(len, batch.records.values()))
+
+    def whole():
+        return sum(total for kind, total in history.counts().items() if kind != "event") == len(records)
+
+    until(whole, "the first time")
     cursor = history.cursor()
-    until(lambda: history.read(cursor)[1], "the second time")
+    assert told(cursor) == (False, len(records))
+    again.set()
+    found = []
+    until(lambda: found.append(told(cursor)) or found[-1][0], "the second time")
+    assert [each for each in found[:-1] if each != (False, 0)] == [], "nothing is added to the first time"
+    assert found[-1][1] <= len(records), "the first time's are gone"
     player.close()
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import cv2
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
@@ -113,12 +111,19 @@ def test_a_broken_scan_is_refused_by_name(tmp_path, name, content, words):
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.binary(max_size=200))
-def test_no_bytes_whatever_do_worse_than_a_clear_error(tmp_path_factory, tail):
+@given(st.sampled_from([b"", b"DATA ascii\n", b"DATA binary\n"]), st.binary(max_size=200))
+@example(b"DATA binary\n", POINTS.tobytes())
+def test_no_bytes_whatever_do_worse_than_a_clear_error(tmp_path_factory, coding, tail):
     file = tmp_path_factory.getbasetemp() / "fuzz.pcd"
-    file.write_bytes(pcd("binary", b"")[:-12] + tail)
-    with contextlib.suppress(BadInput):
-        read_scan(file)
+    file.write_bytes(pcd("binary", b"")[: -len(b"DATA binary\n")] + coding + tail)
+    try:
+        found = read_scan(file)
+    except BadInput:
+        return
+    assert found.dtype == np.float32
+    assert found.shape[0] <= 3, "no more points than its header tells"
+    assert found.shape[1] == 4
+    assert np.isfinite(found[:, :3]).all()
 
 
 def test_a_folder_without_scans_is_named(tmp_path):

@@ -19,7 +19,6 @@ from tests.server import server_rig
 from tests.server.server_rig import bit_equal, until
 
 X = [torch.tensor([1.0, 2.0])]
-REMOTE_AGAIN_S = 2.0
 NAMES = "a:1,b:2,c:3"
 
 
@@ -78,23 +77,28 @@ def test_the_robot_goes_on_with_the_other_server(own_server, robot, monkeypatch,
     for _ in range(20):
         assert bot.run(X)[1].mode is Mode.SERVER, "it keeps the one that answers"
     assert bot.client.address == first
+    gave_up, lost = [], Fronts.lost
+
+    def noted(fronts, refused, again):
+        gave_up.append([fronts.current, lost(fronts, refused, again)])
+        return gave_up[-1][1]
+
+    monkeypatch.setattr(Fronts, "lost", noted)
     frames = results = 0
     fault(servers[first])
-    away_s = None if fault is drained else time.monotonic()
     end_s = time.monotonic() + 60
     while time.monotonic() < end_s:
         inputs = [torch.tensor([float(frames), 2.0])]
         frames += 1
         outputs, report = bot.run(inputs)
         results += bit_equal(outputs, [inputs[0] * 2])
-        if report.mode is Mode.LOCAL:
-            away_s = away_s or time.monotonic()
-        elif bot.client.address != first:
+        if report.mode is Mode.SERVER and bot.client.address != first:
             break
         time.sleep(0.005)
     assert results == frames, "every frame has its result"
     assert report.mode is Mode.SERVER, bot.client.cause
-    assert time.monotonic() - (away_s or time.monotonic()) <= REMOTE_AGAIN_S
+    assert 1 <= len(gave_up) <= 2, "the one that is gone is dialled once more at most"
+    assert gave_up == [[first, True]] * len(gave_up), "and the other one follows without a pause"
     if fault is drained:
         assert servers[first].draining.wait(60) == 0
         assert servers[first].process.wait(60) == 0

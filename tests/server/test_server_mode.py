@@ -61,8 +61,10 @@ def test_every_dtype_nan_and_empty_come_back_as_they_are(server, robot):
 
 def test_outputs_may_be_written_in_local_mode_too(server, robot):
     bot = robot(server.address, "slow", seconds=0.0)
-    outputs, _ = bot.run([torch.ones(2)], Mode.LOCAL)
-    outputs[0].add_(1)
+    given = torch.ones(2)
+    outputs, _ = bot.run([given], Mode.LOCAL)
+    assert outputs[0].add_(1).tolist() == [3.0, 3.0]
+    assert given.tolist() == [1.0, 1.0]
 
 
 def test_report_says_what_the_frame_cost(server, robot):

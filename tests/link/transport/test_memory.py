@@ -86,6 +86,7 @@ def test_bytes_before_hello_are_bounded_tighter(server_process, connect, raw_dea
     hostile = raw_dealer(server.address)
     flood(hostile, 64)
     until(lambda: "cut: too many bytes before hello" in counters(client), "it is cut")
+    assert client.counters["connections"] == 1, "who said hello is not cut with it"
 
 
 def test_connections_are_bounded_and_silent_ones_are_closed(server_process, connect, until):
