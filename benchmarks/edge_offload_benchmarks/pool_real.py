@@ -21,8 +21,9 @@ import numpy as np
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile, simulate
+from edge_offload.server.pool.choose import steady
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.plan import Plan, most
+from edge_offload.server.pool.plan import Plan
 from edge_offload.server.pool.profile import dilated
 from edge_offload.server.pool.settings import Settings
 from edge_offload_benchmarks.chaos.robot import MODEL
@@ -171,7 +172,7 @@ def _plan(network: Network, gpus: Dict[str, int], slo_s: float, times: float) ->
     """As the driver makes it, of the settings that a server has."""
     settings = Settings("", "", "", slo_s, "", "")
     cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8 / times, dict(gpus), settings.link_share)
-    return most([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
+    return steady([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
 
 
 def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: Plan, cluster: Cluster, network: Network,

@@ -11,6 +11,7 @@
   edge-offload pool plan … --network a:2 --network b --slo a=0.2 --slo b=0.1        a gets twice the rate of b
   edge-offload pool plan … --load 500         fewest GPUs for 500 frames per second (times each network's weight)
   edge-offload pool plan … --planner whole    without partitions, to compare with (paired: pairs of unlike GPUs)
+  edge-offload pool plan … --planner steady   as a server plans: undivided where that answers more in time
   edge-offload pool simulate … --at 0.5 0.9 1     that plan at these shares of its rate: how many are answered in time
 
 DIR holds block_latency_us.csv (dnn, gpu, vgpu_denom, block, batch, latency_us) and cut_bytes.csv (dnn, cut_after_block,
@@ -182,6 +183,8 @@ def _front(told: Mapping[str, Any]) -> List[str]:
         f"{told['model']} within {told['slo_s']:g} s: plan for {told['rate']:.1f} /s; {told['why']}",
         f"  {told['requests']} requests, {100 * in_time:.2f} % answered in time, {told['refused']} refused",
     ]
+    if told["passed_over"]:
+        lines.append(f"  {passed_over(told['passed_over'], told['rate'])}")
     if told["moved"]:
         lines.append(
             f"  {told['moved']} could not go on where they were; {told['moved_in_time']} of them were in time elsewhere"
@@ -270,7 +273,7 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
         "--per-machine", metavar="CLASS=N,…", default="", help="GPUs that share a machine and its link: L4=4,T4=2 (1)"
     )
     plan.add_argument("--load", type=float, metavar="FPS", help="fewest GPUs for this instead of the greatest rate")
-    plan.add_argument("--planner", choices=("pooled", "whole", "paired"), default="pooled", help="(pooled)")
+    plan.add_argument("--planner", choices=("pooled", "steady", "whole", "paired"), default="pooled", help="(pooled)")
     plan.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -281,7 +284,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what in ("profile", "status"):
         return _profile(args) if args.what == "profile" else _status(args)
     from edge_offload.server.pool import profile
-    from edge_offload.server.pool.baselines import PLANNERS
+    from edge_offload.server.pool.choose import PLANNERS, steady
     from edge_offload.server.pool.columns import Cluster, Demand
     from edge_offload.server.pool.plan import fewest
 
@@ -320,7 +323,19 @@ def run(args: argparse.Namespace) -> int:
                 print(f"           blocks {stage.first}-{stage.end - 1} on {stage.gpus} x {stage.gpu}{share}")
     used = ", ".join(f"{made.gpus.get(gpu, 0)} of {count} {gpu}" for gpu, count in gpus.items())
     print(f"GPUs in use: {used}")
+    if args.load is None and args.planner == "pooled":
+        taken = steady(demands, cluster, args.margin, args.partitions)
+        if taken.passed_over:
+            print(f"a server takes another plan (--planner steady): {passed_over(taken.passed_over, taken.objective)}")
+    elif made.passed_over:
+        print(passed_over(made.passed_over, made.objective))
     return 0
+
+
+def passed_over(promised: float, taken: float) -> str:
+    """Why a plan is not divided that would promise more."""
+    more = 100 * (promised / taken - 1)
+    return f"undivided; in stages it would promise {more:.1f} % more, and answer less in time"
 
 
 def _simulate(args: argparse.Namespace, made: Any, known: Any, cluster: Any, slo_s: Mapping[str, float]) -> int:

@@ -46,6 +46,19 @@ def test_plan_prints_stages_as_json_and_as_text(profiles: str, capsys: Capture) 
     assert "GPUs in use: " in text
 
 
+def test_plan_says_where_a_server_takes_an_undivided_one(profiles: str, capsys: Capture) -> None:
+    asked = ("pool", "plan", "--profiles", profiles, "--cluster", "6xH,12xL", "--network", "a", "--slo", "0.02")
+    said = {}
+    for planner in ("pooled", "steady", "whole"):
+        assert main([*asked, "--margin", "0.1", "--planner", planner]) == 0
+        said[planner] = capsys.readouterr().out
+    why = "undivided; in stages it would promise 5.9 % more, and answer less in time\n"
+    assert said["steady"] == said["whole"] + why
+    assert said["pooled"].endswith(f"a server takes another plan (--planner steady): {why}")
+    assert main([*asked, "--margin", "0.3"]) == 0
+    assert "a server takes another" not in capsys.readouterr().out
+
+
 def test_simulate_says_how_many_are_answered_in_time(profiles: str, capsys: Capture) -> None:
     asked = ("pool", "simulate", "--profiles", profiles, "--cluster", "2xH,6xL", "--network", "a", "--slo", "0.2")
     assert main([*asked, "--at", "0.3", "3", "--seconds", "2", "--spread", "0.1", "--json"]) == 0
@@ -92,6 +105,7 @@ def test_status_says_what_faults_did_to_requests(
 ) -> None:
     told = {
         "model": "net", "slo_s": 0.2, "rate": 10.0, "why": "plan 2 for 1 L4", "requests": 20, "answered": 19,
+        "passed_over": 2.1 * moved,
         "in_time": 18, "refused": 1, "moved": moved, "moved_in_time": 4,
         "stages": [{"class": "L4", "blocks": [0, 4], "share": 0.5, "batch": 2, "gpus": 1, "workers_there": 2,
                     "workers": 2, "busy": 0.25}],
@@ -104,4 +118,5 @@ def test_status_says_what_faults_did_to_requests(
     assert "20 requests, 90.00 % answered in time, 1 refused" in lines
     assert "blocks 0-3 on 1 L4 / 2, batches of 2: 2 of 2 there, busy 25 %" in lines
     assert ("could not go on" in lines) == bool(moved)
+    assert ("undivided; in stages it would promise 5.0 % more" in lines) == bool(moved)
     assert said in lines

@@ -167,7 +167,7 @@ def test_every_request_has_one_outcome_whatever_happens(seed: int, fault: str) -
 
 
 def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None:
-    world = World(3, load=0.3)
+    world = World(3, load=0.6)
     victim = world.nodes[0, 0, 0]
     world.at(1.0, lambda: world.frozen.add(victim))
     seen: List[float] = []

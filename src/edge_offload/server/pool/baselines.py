@@ -5,7 +5,7 @@ Each gets the same profiles, links and margin, and shares the cluster among netw
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Sequence
+from typing import Sequence
 
 from edge_offload.server.pool.columns import Cluster, Demand, pipelines
 from edge_offload.server.pool.plan import Plan, Table, check, most, share_out
@@ -44,7 +44,3 @@ def paired(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, mos
         for demand in demands
     ]
     return share_out(demands, tables, cluster)
-
-
-#: By the names that the command line takes.
-PLANNERS: Dict[str, Callable[..., Plan]] = {"pooled": most, "whole": whole, "paired": paired}

@@ -27,10 +27,11 @@ from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
 from edge_offload.server.pool import cluster, profile
+from edge_offload.server.pool.choose import steady
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.dispatch import Call, Dispatcher, Worker
 from edge_offload.server.pool.member import Part
-from edge_offload.server.pool.plan import Plan, most
+from edge_offload.server.pool.plan import Plan
 from edge_offload.server.pool.reserve import Route, routes_of
 from edge_offload.server.pool.seats import GONE, Seat, Seats, shared
 from edge_offload.server.pool.settings import Settings, network_of
@@ -234,6 +235,7 @@ class Gateway:
                 for node in self._nodes.values()
             ],
             "drivers": len(self._drivers), "rate": float(course.plan.objective) if course else 0.0, "stages": stages,
+            "passed_over": float(course.plan.passed_over) if course else 0.0,
             "why": self._why,
             "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
             "stranded": [
@@ -333,7 +335,7 @@ class Gateway:
         rate = settings.bandwidth * 1e9 / 8 / (dilation or 1.0)
         pool = Cluster(gpus, rate, together, settings.link_share)
         try:
-            plan = most([Demand(network, settings.slo_s)], pool, settings.margin, settings.partitions)
+            plan = steady([Demand(network, settings.slo_s)], pool, settings.margin, settings.partitions)
         except EdgeOffloadError as error:
             self._why = str(error)
             return

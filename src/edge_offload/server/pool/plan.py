@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -68,13 +68,15 @@ class Plan:
 
     Attributes:
         objective: frames per second for a weight of 1, the least of all networks; for a given load: GPUs.
-        pipelines: of all networks.
+        pipelines: of all networks; those of one network with the same blocks, classes and batch are one.
         rates: frames per second by network.
+        passed_over: objective of a plan that promises more and holds less; 0: there is none.
     """
 
     objective: float
     pipelines: Tuple[Pipeline, ...]
     rates: Dict[str, float]
+    passed_over: float = 0.0
 
     @property
     def gpus(self) -> Dict[str, int]:
@@ -171,7 +173,7 @@ def most(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_
         BadInput: too large a cluster, or a network that no pipeline answers in time.
     """
     tables = tables_of(demands, cluster, margin, most_stages)
-    return share_out(demands, tables, cluster)
+    return _alike_as_one(share_out(demands, tables, cluster))
 
 
 def tables_of(demands: Sequence[Demand], cluster: Cluster, margin: float, most_stages: int) -> List[Table]:
@@ -223,7 +225,7 @@ def fewest(demands: Sequence[Demand], load: float, cluster: Cluster, margin: flo
                 remedy="add GPUs, allow more time, or serve less",
             )
     used, shared = min(partial, key=lambda one: sum(one[0]))
-    return _plan(float(sum(used)), demands, tables, shared)
+    return _alike_as_one(_plan(float(sum(used)), demands, tables, shared))
 
 
 def _least(
@@ -248,6 +250,20 @@ def _plan(
         rates[name] = sum(pipeline.rate for pipeline in mine)
         made.extend(mine)
     return Plan(objective, tuple(made), rates)
+
+
+def _alike_as_one(plan: Plan) -> Plan:
+    """Pipelines that differ in their GPUs' number alone: together, so that any GPU of a stage can go on from any."""
+    alike: Dict[Tuple[str, Tuple[Stage, ...]], List[Pipeline]] = {}
+    for pipeline in plan.pipelines:
+        shape = tuple(replace(stage, gpus=0) for stage in pipeline.stages)
+        alike.setdefault((pipeline.network, shape), []).append(pipeline)
+    together = []
+    for group in alike.values():
+        each = zip(*(pipeline.stages for pipeline in group))
+        stages = tuple(replace(of[0], gpus=sum(stage.gpus for stage in of)) for of in each)
+        together.append(replace(group[0], rate=sum(pipeline.rate for pipeline in group), stages=stages))
+    return replace(plan, pipelines=tuple(together))
 
 
 def check(cluster: Cluster) -> None:
