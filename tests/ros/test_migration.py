@@ -20,6 +20,8 @@ BEFORE_TURNS = BEFORE.with_name("before_turns.bag")
 BEFORE_ORIGIN = BEFORE.with_name("before_origin.bag")
 #: Written with the messages as they were before they said in what share of a split frame both sides computed.
 BEFORE_OVERLAP = BEFORE.with_name("before_overlap.bag")
+#: Written with the messages as they were before a server's status told what it does not believe of robots.
+BEFORE_NOTE = BEFORE.with_name("before_note.bag")
 
 
 @pytest.fixture
@@ -104,3 +106,16 @@ def test_a_bag_of_before_split_frames_told_their_overlap_is_migrated(migrated):
 def test_a_bag_of_before_engines_knows_no_overlap_either(migrated):
     latency, _ = migrated(BEFORE_ENGINES)
     assert math.isnan(latency.overlap_ratio)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_a_status_told_what_is_not_believed_is_migrated(migrated):
+    from edge_offload_msgs.msg import ServerStatus
+
+    (status,) = migrated(BEFORE_NOTE)
+    assert status._md5sum == ServerStatus._md5sum
+    (promise,) = status.promises
+    assert promise.note == "", "what was not recorded is not said"
+    assert (promise.robot, promise.model, promise.turns) == ("patrol", "movenet", 11)
+    assert (promise.drop, promise.interval, promise.batch, promise.late_share) == (0.03125, 2.5, 1.5, 0.125)
+    assert (status.idle, status.batches, status.inferences, status.models[0].name) == (0.25, 3, 7, "movenet")

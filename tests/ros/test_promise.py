@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
+
+import pytest
 
 from tests.ros.ros_rig import free_port, wait_for
 from tests.ros.test_people_node import start
@@ -41,6 +44,17 @@ def test_a_promise_is_made_followed_and_outlived(graph, images):
     wait_for(lambda: int(graph.values(node).get("frames offered", 0)) == sent, "the arrival of all images")
     taken = int(graph.values(node)["frames taken"])
     wait_for(lambda: len(people) == taken, "one result for every image taken up")
+
+
+def test_a_server_tells_what_it_does_not_believe_of_a_robot():
+    pytest.importorskip("rospy")
+    from edge_offload.nodes.server.offload_server_node import promise_message
+    from edge_offload.server.status import PromiseStatus
+
+    told = PromiseStatus("patrol", "movenet", 0.05, 0.03125, 2.5, 1.5, 0.125, 11, "says it loses 1.5: 0.05 is believed")
+    message = promise_message(told)
+    assert [getattr(message, name) for name in message.__slots__] == list(dataclasses.astuple(told))
+    assert message.note == "says it loses 1.5: 0.05 is believed"
 
 
 def test_accuracy_without_carry_is_refused_in_words(graph):

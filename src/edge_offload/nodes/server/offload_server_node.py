@@ -39,6 +39,7 @@ from edge_offload.nodes.people.people_messages import people_message
 from edge_offload.nodes.scene import scene_report
 from edge_offload.nodes.server.server_results import Facts, Interpreter
 from edge_offload.power.nvml import GpuLoad
+from edge_offload.server import status as server_status
 from edge_offload.server.results import FrameResult
 from edge_offload.server.server import OffloadServer
 from edge_offload.timing import STAGES, InferenceReport
@@ -164,10 +165,7 @@ class OffloadServerNode(Node):
             ],
             idle=status.idle,
             batches=status.batches,
-            promises=[
-                PromiseStatus(one.robot, one.model, one.bound, one.drop, one.interval, one.batch, one.late, one.turns)
-                for one in status.promises
-            ],
+            promises=[promise_message(one) for one in status.promises],
         )
 
     def _on_result(self, result: FrameResult) -> None:
@@ -200,6 +198,21 @@ class OffloadServerNode(Node):
             self.fault("results", error)
         else:
             self.health.count("results")
+
+
+def promise_message(told: server_status.PromiseStatus) -> PromiseStatus:
+    """How a robot that has a promise is served."""
+    return PromiseStatus(
+        robot=told.robot,
+        model=told.model,
+        bound=told.bound,
+        drop=told.drop,
+        interval=told.interval,
+        batch=told.batch,
+        late_share=told.late,
+        turns=told.turns,
+        note=told.note,
+    )
 
 
 def _reported(result: FrameResult) -> InferenceReport:
