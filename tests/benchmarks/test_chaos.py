@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import mmap
 import os
 import socket
 
@@ -16,7 +17,7 @@ from edge_offload_benchmarks.chaos.usage import usage
 from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried, judge_gap, judge_turns, together
 from edge_offload_benchmarks.commands.chaos import Robot, merged, record, run_scenario
 
-USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
+USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 320 << 20, "private": 200 << 20, "children": 0}
 
 
 def frame(number, mode="server", total_s=0.03, **more):
@@ -146,7 +147,7 @@ def test_every_blemish_is_found(harm, words):
 
 @pytest.mark.parametrize("side", ["robot", "server"])
 @pytest.mark.parametrize(
-    ("what", "more"), [("descriptors", 5), ("sockets", 3), ("threads", 3), ("memory", 9 << 20), ("children", 1)]
+    ("what", "more"), [("descriptors", 5), ("sockets", 3), ("threads", 3), ("private", 9 << 20), ("children", 1)]
 )
 def test_a_leak_is_found_on_either_side(side, what, more):
     found = verdict(*good(), **{side: {**USED, what: USED[what] + more}})
@@ -171,8 +172,23 @@ def test_usage_sees_what_a_process_opens():
     with socket.socket(), open(os.devnull):
         after = usage(os.getpid())
     assert (after["sockets"], after["descriptors"]) == (before["sockets"] + 1, before["descriptors"] + 2)
-    assert after["memory"] > 1 << 20
+    assert after["memory"] > after["private"] > 1 << 20
     assert after["threads"] >= 1
+
+
+def test_pages_of_a_file_are_nothing_that_a_process_holds_for_itself(tmp_path):
+    file, size = tmp_path / "code", 64 << 20
+    file.write_bytes(bytes(size))
+    before = usage(os.getpid())
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert not any(pages[place] for place in range(0, size, mmap.PAGESIZE))
+        read = usage(os.getpid())
+        own = bytearray(b"1") * size
+        held = usage(os.getpid())
+    assert len(own) == size
+    assert read["memory"] - before["memory"] > 0.9 * size
+    assert abs(read["private"] - before["private"]) < 0.1 * size
+    assert held["private"] - read["private"] > 0.9 * size
 
 
 def taking_turns():

@@ -240,7 +240,7 @@ def line(verdict: Verdict) -> str:
         elif figures["back_s"] is not None:
             words.append(f"back after {figures['back_s']:.2f} s")
         for side in ("robot", "server"):
-            before, after = figures[side]["memory"]
+            before, after = figures[side]["private"]
             words.append(f"{side} {(after - before) / 1e6:+.1f} MB")
     return f"{verdict.scenario:16} " + "; ".join([*words, *verdict.failures])
 
