@@ -16,11 +16,11 @@ import time
 import weakref
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Callable, Iterator, Protocol, Set
+from typing import Any, Callable, Iterator, Optional, Protocol, Set
 
 
 class Ended(BaseException):
-    """The process ends: a background thread gives up what it does. No error: nothing is to be said of it."""
+    """The process ends, or nobody wants what a background thread does: it gives up. Nothing is to be said of it."""
 
 
 _threads: Set[threading.Thread] = set()
@@ -52,10 +52,14 @@ class Work(Protocol):
 _first: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
-def start(name: str, work: Callable[..., object], *args: Any) -> None:
-    """Do ``work(*args)`` in a thread of its own; does nothing where the process ends."""
+def start(name: str, work: Callable[..., object], *args: Any, over: Optional[Future[Any]] = None) -> None:
+    """Do ``work(*args)`` in a thread of its own; does nothing where the process ends.
+
+    Once ``over`` is done, nobody wants it any more: it gives up as it does when the process ends.
+    """
 
     def run() -> None:
+        _own.over = over
         try:
             check()
             work(*args)
@@ -157,9 +161,10 @@ def check() -> None:
     """To be called now and then by whatever takes long and may run in the background.
 
     Raises:
-        Ended: this is a background thread, and the process ends.
+        Ended: this is a background thread, and the process ends, or nobody wants any more what it does.
     """
-    if _over.done() and threading.current_thread() in _threads:
+    own = getattr(_own, "over", None)
+    if (_over.done() and threading.current_thread() in _threads) or (own is not None and own.done()):
         raise Ended
 
 
@@ -170,7 +175,8 @@ def result(future: Future[Any], timeout_s: float) -> Any:
         concurrent.futures.TimeoutError: it has not come within ``timeout_s``.
         Ended: see :func:`check`.
     """
-    wait((future, _over), timeout_s, FIRST_COMPLETED)
+    own = getattr(_own, "over", None)
+    wait((future, _over, *(() if own is None else (own,))), timeout_s, FIRST_COMPLETED)
     check()
     if not future.done():
         raise FutureTimeout(f"no answer within {timeout_s:g} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ def now(monkeypatch):
     """The clock that handles read; and what they open is opened at once."""
     clock = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(module.time, "monotonic", lambda: clock.seconds)
-    monkeypatch.setattr(module.background, "start", lambda _name, work, *args: work(*args))
+    monkeypatch.setattr(module.background, "start", lambda _name, work, *args, over: work(*args))
     return clock
 
 
@@ -96,13 +97,36 @@ def test_the_oldest_of_too_many_is_closed_and_all_are_in_the_end(client, now):
 
 def test_what_is_open_when_all_were_given_up_is_closed_at_once(client, monkeypatch):
     closed, later = [], []
-    monkeypatch.setattr(module.background, "start", lambda _name, work, *args: later.append((work, args)))
+    monkeypatch.setattr(module.background, "start", lambda _name, work, *args, over: later.append((work, args)))
     known = Handles(client, "it", closed.append)
     known.unavailable_reason("a", opens(iter([4])))
     known.close()
     ((work, args),) = later
     work(*args)
     assert closed == [4]
+
+
+@pytest.mark.parametrize("waits", ["between its steps", "for the server"])
+def test_what_is_being_opened_when_all_are_given_up_is_given_up_too(client, waits):
+    begun, ended, reported = threading.Event(), threading.Event(), []
+    known = Handles(client, "it", report=reported.append)
+
+    def work(progress):
+        try:
+            begun.set()
+            while waits != "for the server":
+                progress("a step")
+            module.background.result(Future(), 3600.0)
+        finally:
+            ended.set()
+
+    assert "is being opened" in known.unavailable_reason("a", lambda: work)
+    assert begun.wait(60.0)
+    assert not ended.wait(0.1), "nobody has given it up yet"
+    known.close()
+    assert ended.wait(60.0)
+    assert known.unavailable_reason("a", lambda: work) == "it was given up"
+    assert reported == [], "nothing is to be said of it"
 
 
 def test_a_handle_that_the_server_forgot_is_opened_again_and_a_pause_ends(client, now):

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
@@ -67,7 +68,7 @@ class Handles(Generic[Key, Opened]):
         self._openings: Dict[Key, _Opening[Opened]] = {}
         self._refusals: Dict[Key, int] = {}
         self._paused_s, self._pause_reason = 0.0, ""
-        self._closed = False
+        self._over: Future[None] = Future()
         self._lock = threading.Lock()
 
     def unavailable_reason(self, key: Key, prepare: Callable[[], Work[Opened]]) -> Optional[str]:
@@ -78,6 +79,8 @@ class Handles(Generic[Key, Opened]):
             prepare: called here when opening is to begin; gives what then opens it in a thread of its own.
         """
         connection = self._connection()
+        if self._over.done():
+            return f"{self._subject} was given up"
         if self._client.state is not LinkState.READY:
             with self._lock:
                 self._openings.setdefault(key, _Opening(-1, prepare=prepare))
@@ -88,7 +91,7 @@ class Handles(Generic[Key, Opened]):
             if opening is None or opening.connection != connection or due:
                 opening = self._openings[key] = _Opening(connection, prepare=prepare)
                 self._close_oldest()
-                background.start("edge-offload-open", self._open, key, opening, prepare())
+                background.start("edge-offload-open", self._open, key, opening, prepare(), over=self._over)
             if opening.problem:
                 return opening.problem
             if opening.handle is None:
@@ -146,9 +149,10 @@ class Handles(Generic[Key, Opened]):
                     self.unavailable_reason(key, prepare)
 
     def close(self) -> None:
-        """Give all handles up; what is still being opened is closed when it is open."""
+        """Give all handles up; what is still being opened is given up at its next step."""
         with self._lock:
-            self._closed = True
+            if not self._over.done():
+                self._over.set_result(None)
             openings, self._openings = list(self._openings.values()), {}
         for opening in openings:
             self._close(opening)
@@ -172,6 +176,7 @@ class Handles(Generic[Key, Opened]):
         """In a thread of its own."""
 
         def progress(doing: str) -> None:
+            background.check()
             opening.doing = doing
 
         try:
@@ -184,11 +189,11 @@ class Handles(Generic[Key, Opened]):
             self._refused(key, opening, f"{type(error).__name__}: {error}")
         else:
             self._refusals.pop(key, None)
-            if self._closed:
+            if self._over.done():
                 self._close(opening)
 
     def _refused(self, key: Key, opening: _Opening[Opened], why: str) -> None:
-        if self._closed:
+        if self._over.done():
             return  # nobody waits for it any more
         refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
         opening.retry_s = time.monotonic() + self._retry_s(refusals)

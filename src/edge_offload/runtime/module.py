@@ -177,8 +177,7 @@ class OffloadedModule:
     def aim(self, objective: Objective) -> None:
         """What plans of mode ``split`` are made for from now on; returns at once."""
         self._objective = objective
-        change = getattr(self._runners.get(Mode.SPLIT), "aim", lambda _objective: None)
-        change(objective)
+        getattr(self._runners.get(Mode.SPLIT), "aim", lambda _objective: None)(objective)
 
     def reading(self, now: float) -> LinkReading:
         """What is known of the link."""
@@ -206,13 +205,14 @@ class OffloadedModule:
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
         # replay gives the bits of torch; where an engine computes on the server, that is another offer
-        engine = self._server is not None and self._server.engine_in_force()
-        if choosing and not engine:
+        if choosing and not (self._server is not None and self._server.engine_in_force()):
             forecasts = preparation.bridged(forecasts, self._runners.get(Mode.SPLIT), inputs)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
     def close(self) -> None:
-        """End the threads that wait for late results, and what computes. The link is its owner's."""
+        """End what waits for late results, what learns a split, and what computes. The link is its owner's."""
+        self._make_split = None
+        getattr(self._runners.get(Mode.SPLIT), "close", lambda: None)()
         self._hedge.close()
         self._local.executor.close()
 

@@ -104,6 +104,47 @@ def test_both_go_on_when_it_is_killed_and_the_robot_says_so(watched, beside, rob
     assert len(watched.killed) >= 2, "the robot's and the server's"
 
 
+def opening_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "edge-offload-open"]
+
+
+@pytest.mark.parametrize("by", ["process", "threads"])
+def test_a_robot_that_is_closed_while_it_learns_leaves_nobody_behind(watched, beside, robot, monkeypatch, by):
+    if by == "threads":
+        monkeypatch.setenv(process.SWITCH, "threads")
+    before = opening_threads()
+    bot, told = robot(beside.address, seed=74 if by == "threads" else 75), []
+    asked, closed, request = {}, [], bot.client.request
+
+    def noted(kind, body=None, *rest, **more):
+        asked[kind] = request(kind, body, *rest, **more)
+        if kind == "split_close":
+            closed.append(body)
+        return asked[kind]
+
+    monkeypatch.setattr(bot.client, "request", noted)
+
+    def under_way():
+        why = bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE])
+        assert why is not None, "it was open before it could be closed"
+        told.append(why)
+        return os.getpid() in watched.now().values() if by == "process" else "timing operator" in why
+
+    until(under_way, 120.0, lambda: str(told[-1]))
+    pids = [pid for pid, parent in watched.now().items() if parent == os.getpid()]
+    assert bool(pids) is (by == "process")
+    bot.offloaded.close()
+    assert not set(pids) & set(watched.now()), "it has ended when closing has"
+    until(lambda: opening_threads() == before, 60.0)
+    assert bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE]).endswith("was given up")
+    assert os.getpid() not in watched.now().values(), "nothing is learnt anew"
+    opened = asked["split_open"].result(120.0).body["handle"]
+    until(lambda: "split_close" in asked, 60.0, lambda: "the server keeps what it has opened")
+    asked["split_close"].result(60.0)
+    assert closed == [{"handle": opened}]
+    assert "split_table" not in asked, "it was not learnt to its end"
+
+
 def test_a_server_that_is_stopped_while_it_learns_leaves_nobody_behind(watched, beside, robot):
     bot = robot(beside.address, seed=73)
     until(lambda: bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE]) is None

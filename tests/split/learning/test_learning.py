@@ -157,10 +157,77 @@ def test_whatever_becomes_of_it_the_split_is_learnt(how, monkeypatch):
     assert sequence_hash(found[0].program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
     words = "has not done it within 3 s" if how is signal.SIGSTOP else "ended with code -9"
     assert words in learning.problem
-    assert any("in this process" in each and words in each for each in told)
+    assert any("in this process" in each and words in each and "another one is tried" in each for each in told)
     assert children() == []
-    assert learning.measured(found[0], Place(), 1) is None, "no second one is begun"
-    assert learning.plans(costs(found[0]), BANDWIDTHS, SEARCH) == plans_for(costs(found[0]), BANDWIDTHS, SEARCH)
+    assert learning.measured(found[0], Place(), 1) is None, "a process knows what it has traced itself"
+    assert children() == []
+
+
+class Dying:
+    """Kills every process that learns, as soon as it begins."""
+
+    def __init__(self, most):
+        self.pids, self._most = [], most
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def _look(self):
+        while not self._over.wait(0.005):
+            for pid in children():
+                if pid not in self.pids and len(self.pids) < self._most:
+                    self.pids.append(pid)
+                    os.kill(pid, signal.SIGKILL)
+
+    def stop(self):
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def dying():
+    made = []
+
+    def make(most):
+        made.append(Dying(most))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.mark.process
+def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_learnt_again(dying):
+    module = model_of()
+    learning, killed, told = learning_of(module), dying(1), []
+    with learning.at_work():
+        network = learning.trace(module, [PICTURE])
+        assert learning.plans(costs(network), BANDWIDTHS, SEARCH, told.append) == plans_for(
+            costs(network), BANDWIDTHS, SEARCH
+        )
+        assert told == [f"in this process, for {learning.problem}"], "not twice for one thing"
+    assert len(killed.pids) == 1
+    assert learning.problem == (
+        "the process of idle priority ended with code -9 (1 in a row); another one is tried next time"
+    )
+    with learning.at_work():
+        network = learning.trace(module, [PICTURE])
+        assert learning.measured(network, Place(), 1) is not None, "it was traced in a process"
+        assert len(children()) == 1
+    assert learning.problem == ""
+    assert children() == []
+
+
+@pytest.mark.process
+def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
+    module = model_of()
+    learning, killed = learning_of(module), dying(99)
+    for _ in range(process.MOST_FAILURES + 2):
+        found = learning.trace(module, [PICTURE])
+        assert sequence_hash(found.program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
+    assert len(killed.pids) == process.MOST_FAILURES
+    assert learning.problem == "the process of idle priority ended with code -9 (3 in a row)"
     assert children() == []
 
 
@@ -171,8 +238,10 @@ def test_a_model_that_its_name_does_not_build_is_learnt_here():
         (learning_of(module, seed=1), "other weights"),
         (Learning("no.such.module:factory", {}, lambda: registry.state_hash(module)), "cannot import"),
     ):
-        network = learning.trace(module, [PICTURE])
+        network, told = learning.trace(module, [PICTURE]), []
         assert words in learning.problem
+        learning.plans(costs(network), BANDWIDTHS, SEARCH, told.append)
+        assert told == [f"in this process, for {learning.problem}"], "what one process refused the next one would, too"
         assert sequence_hash(network.program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
         assert torch.equal(network.module(PICTURE)[0], module(PICTURE)[0])
     assert children() == []

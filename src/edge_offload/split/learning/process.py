@@ -1,7 +1,8 @@
 """The process of idle priority that learns a split: begun when something is to be learnt, ended when nothing is.
 
 It runs when nobody else wants a processor. Where that is too seldom, or where it ends, its work is done in the thread
-that waited for it, in slices between frames, and that is said.
+that waited for it, in slices between frames, and that is said; another process is tried when something is to be learnt
+again.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ LIMIT_S = 120.0
 """The process has so long for all that it is asked."""
 ENDS_S, LEAST_S = 5.0, 1e-3
 """It is waited for so long when it ends; an answer is waited for at least so long."""
+MOST_FAILURES = 3
+"""After so many processes that ended or were late, in a row, none is begun any more."""
 SWITCH = "EDGE_OFFLOAD_LEARNING"
 """``threads`` in the environment: no process is begun, all is learnt in threads: for tests on full machines."""
+
+OVER = "nothing is learnt here any more"
 
 Tell = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -67,15 +72,19 @@ class Learning:
         self._process: Optional[_Process] = None
         self._traced: Set[str] = set()
         self._users = 0
+        self._failures, self._for_good = 0, os.environ.get(SWITCH) == "threads"
         self._closed = False
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        #: Why there is no process, in words.
-        self.problem = "the environment says so" if os.environ.get(SWITCH) == "threads" else ""
+        #: Why there is no process, or was none when something was learnt last, in words.
+        self.problem = "the environment says so" if self._for_good else ""
+        self._without = bool(self.problem)
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """The process, once it was begun, is kept until this is left."""
+        """The process, once it was begun, is kept until this is left; after one that failed, another is tried next."""
         with self._lock:
+            if not self._users:
+                self._without = self._for_good
             self._users += 1
         try:
             yield
@@ -91,8 +100,8 @@ class Learning:
 
     def close(self) -> None:
         """End the process, whatever is asked of it; nothing more is learnt (Refused)."""
-        self._closed = True
-        process = self._process
+        with self._lock:
+            self._closed, process = True, self._process
         if process is not None:
             process.close()
 
@@ -143,7 +152,9 @@ class Learning:
         self, what: str, tell: Tell, tensors: Sequence[torch.Tensor], **facts: Any
     ) -> Optional[Tuple[Dict[str, Any], List[Any]]]:
         """What the process answers; None where there is none (any more)."""
-        if self.problem:
+        if self._closed:
+            raise Refused(OVER)
+        if self._without:
             tell(f"in this process, for {self.problem}")
             return None
         try:
@@ -151,18 +162,43 @@ class Learning:
                 facts["state_hash"] = facts["state_hash"]()
             if self._process is None:
                 tell("a process of idle priority is being started")
-                self._process = _Process(torch.get_num_threads())
-            return self._process.ask(what, tell, tensors, facts)
+                self._begin()
+            assert self._process is not None
+            answer = self._process.ask(what, tell, tensors, facts)
         except Unsupported:
             raise  # so it would be here
         except (EdgeOffloadError, OSError) as error:
             background.check()
             if self._closed:
-                raise Refused("nothing is learnt here any more") from error
-            self.problem = str(error)
-            _log.warning("%s is learnt in this process, in slices between frames: %s", self._name or "it", error)
-            tell(f"in this process, for {error}")
+                raise Refused(OVER) from error
+            self._failed(str(error), for_good=isinstance(error, RemoteError))
+            tell(f"in this process, for {self.problem}")
             return None
+        self._failures, self.problem = 0, ""
+        return answer
+
+    def _begin(self) -> None:
+        process = _Process(torch.get_num_threads())
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._process = process
+        if closed:
+            process.close()
+            raise Refused(OVER)
+
+    def _failed(self, why: str, for_good: bool) -> None:
+        """Learn without a process until the next time; what one refused, the next one would refuse as well."""
+        self._failures += 1
+        self._for_good = for_good or self._failures >= MOST_FAILURES
+        self._without = True
+        ended, self._process = self._process, None
+        self._traced.clear()
+        if ended is not None:
+            ended.close()
+        again = "" if self._for_good else "; another one is tried next time"
+        self.problem = f"{why} ({self._failures} in a row){again}" if not for_good else why
+        _log.warning("%s is learnt in this process, in slices between frames: %s", self._name or "it", self.problem)
 
     def _bound(
         self, module: nn.Module, examples: Sequence[torch.Tensor], facts: Dict[str, Any], buffers: List[Any]
@@ -171,8 +207,7 @@ class Learning:
         try:
             bound = traces.read(written, facts["sequence"], module)
         except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
-            self.problem = f"what it traced does not fit: {error}"
-            _log.warning("%s is learnt in this process, in slices between frames: %s", self._name, self.problem)
+            self._failed(f"what it traced does not fit: {error}", for_good=True)
             return None
         self._traced.add(facts["sequence"])
         return tracing.bound_network(self._name, module, examples, bound)

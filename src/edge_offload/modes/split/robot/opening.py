@@ -194,7 +194,21 @@ class SplitOpener:
         progress("it is being traced here")
         known = self._known.get(specs)
         sequence = None if known is None else known[1].sequence
+        connection = self._client.counters["connections"]
         future = self.source.ask_to_open(self._client, examples, sequence, progress)
+        try:
+            return self._opened(examples, future, progress)
+        except BaseException:
+            future.add_done_callback(lambda done: self._not_wanted(done, connection))
+            raise
+
+    def _not_wanted(self, opened: Future[Any], connection: int) -> None:
+        """The server opened, or opens, what this robot has given up: it may forget it."""
+        if opened.exception() is None and self._client.counters["connections"] == connection:
+            self._client.request("split_close", {"handle": opened.result().body.get("handle")})
+
+    def _opened(self, examples: Sequence[torch.Tensor], future: Future[Any], progress: Progress) -> OpenSplit:
+        specs = specs_of(examples)
         network, profile, shared = self.learn(examples, progress)
         progress("the server is still tracing and timing it")
         reply: Reply = background.result(future, OPEN_TIMEOUT_S)
