@@ -13,9 +13,9 @@ from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.flushed import DYNAMIC
+from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
 from edge_offload.replay.speculation import Speculation
-from edge_offload.replay.step_models import StepPlan
 
 #: Twice the size that the step before brought, plus one.
 FORMULA = Formula(2, 1, ((1, 0, 0),))

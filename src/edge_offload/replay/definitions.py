@@ -9,9 +9,9 @@ from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.keys import packed_words
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
 from edge_offload.protocol.messages import Message
-from edge_offload.replay.predict import Branches
+from edge_offload.replay.prediction.predict import Branches
+from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import Call, Definition, SignatureTable
-from edge_offload.replay.step_models import StepPlan
 
 
 class Definitions:

@@ -11,8 +11,8 @@ from edge_offload.ir.trace.symbols import BranchKey, facts_of
 from edge_offload.ir.trace.trace_graph import Edge
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer
+from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import CompletedStep, Integers, SignatureTable
-from edge_offload.replay.step_models import StepPlan
 
 
 class SpeculatedStep(NamedTuple):

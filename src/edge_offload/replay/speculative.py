@@ -21,10 +21,10 @@ from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Message, tensor_bytes
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import DYNAMIC, INFER, READ
-from edge_offload.replay.predict import Branches, Predictor
+from edge_offload.replay.prediction.predict import Branches, Predictor
+from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation, upload_sizes
 from edge_offload.replay.speculation import SpeculatedStep, Speculation
-from edge_offload.replay.step_models import StepPlan
 from edge_offload.replay.strategy import Strategy
 from edge_offload.replay.worth import Worth
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List
 
-from edge_offload.replay.constants import ConstantUploads
+from edge_offload.replay.prediction.constants import ConstantUploads
 
 PROMPT, TOKEN = 1, 2
 INDEX = (b"\xff" * 8,)

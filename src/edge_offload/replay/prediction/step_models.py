@@ -12,7 +12,7 @@ from edge_offload.ir.trace.budget import Budget, Work
 from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.replay.flushed import DYNAMIC, READ
-from edge_offload.replay.integer_formulas import IntegerFormulas
+from edge_offload.replay.prediction.integer_formulas import IntegerFormulas
 from edge_offload.replay.signatures import Call, CompletedStep, Integers, SegmentInvocation, SignatureTable
 
 _INTEGER = struct.Struct("<q")

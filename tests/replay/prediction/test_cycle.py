@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.replay.cycle import LoggedStep, find_cycle, z_function
+from edge_offload.replay.prediction.cycle import LoggedStep, find_cycle, z_function
 from edge_offload_research.call_log import Call, Category
 from edge_offload_research.operator_search import operator_sequence_search
 

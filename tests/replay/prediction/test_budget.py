@@ -12,11 +12,11 @@ import pytest
 
 from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, Budget
 from edge_offload.ir.trace.keys import decode
-from edge_offload.replay.predict import Branches, Predictor
+from edge_offload.replay.prediction.predict import Branches, Predictor
 from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
 
 READ, DYNAMIC = 0, 2
-LEARNING = ("budget", "history", "plans", "predict", "search", "sizes", "symbols")
+LEARNING = ("budget", "cycle", "history", "integer_formulas", "predict", "step_models", "symbols")
 LINES_PER_UNIT = 15
 """Of Python at most."""
 CALLS, WIDTH = 6, 12
@@ -96,7 +96,7 @@ class Lines:
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         module = frame.f_globals.get("__name__", "").rsplit(".", 1)
-        ours = module[0] in ("edge_offload.replay", "edge_offload.ir.trace")
+        ours = module[0] in ("edge_offload.replay", "edge_offload.replay.prediction", "edge_offload.ir.trace")
         return self._line if ours and module[-1] in LEARNING else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:

@@ -14,12 +14,12 @@ from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 from edge_offload.ir.trace.budget import Budget, Work
 from edge_offload.ir.trace.symbols import REACH, BranchKey
 from edge_offload.ir.trace.trace_graph import Edge
-from edge_offload.replay.constants import ConstantUploads
-from edge_offload.replay.cycle import LoggedStep, find_cycle
 from edge_offload.replay.flushed import DYNAMIC, READ
-from edge_offload.replay.history import CONTEXTS, Contexts, Trail
+from edge_offload.replay.prediction.constants import ConstantUploads
+from edge_offload.replay.prediction.cycle import LoggedStep, find_cycle
+from edge_offload.replay.prediction.history import CONTEXTS, Contexts, Trail
+from edge_offload.replay.prediction.step_models import StepModel, StepPlan
 from edge_offload.replay.signatures import Call, CompletedStep, SignatureTable
-from edge_offload.replay.step_models import StepModel, StepPlan
 
 MAX_NODES = 1024
 MAX_HISTORY = 8192

@@ -7,9 +7,9 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import pytest
 
-from edge_offload.replay import history
 from edge_offload.replay.flushed import DYNAMIC, READ
-from edge_offload.replay.history import Contexts, Trail
+from edge_offload.replay.prediction import history
+from edge_offload.replay.prediction.history import Contexts, Trail
 
 STEPS = 64
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Tuple
 
-from edge_offload.replay.predict import CONTEXT_UNITS, Predictor
+from edge_offload.replay.prediction.predict import CONTEXT_UNITS, Predictor
 from edge_offload.replay.signatures import CompletedStep, SegmentSignature
 
 READ, DYNAMIC = 0, 2
