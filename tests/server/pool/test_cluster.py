@@ -221,6 +221,15 @@ def test_members_with_other_weights_or_without_the_network_say_so(tmp_path, monk
 
 
 @pytest.mark.unit
+def test_a_member_says_that_it_is_there_only_if_its_machines_store_is(monkeypatch):
+    asked = member.Member.__new__(member.Member)
+    kept: List[Any] = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, put=kept.append))
+    assert asked.ready() == os.getpid()
+    assert len(kept) == 1, "a member whose store is gone ends here"
+
+
+@pytest.mark.unit
 def test_a_class_that_the_profile_lacks_is_told_with_those_that_it_has():
     assert "no class P4, but H, L" in gateway._unknown("P4", {"L": 1, "H": 1})
 

@@ -294,6 +294,23 @@ def test_where_the_node_may_be_gone_the_tensors_and_the_inputs_are_both_tried() 
     assert sorted(world.began()) == [(0, 1, ["inputs"]), (1, 1, "kept on A")]
 
 
+@pytest.mark.parametrize(("answers", "clear"), [("small", False), ("stored", True), ("ping", True)])
+def test_a_node_whose_store_may_be_gone_is_trusted_again_by_an_answer_that_says_it_is_there(
+    answers: str, clear: bool
+) -> None:
+    world = TwoStages()
+    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.step(0.0)
+    (call,) = world.calls
+    world.dispatcher._doubted.add("A")
+    assert world.dispatcher.unsure == {"A"}
+    if answers == "ping":
+        world.dispatcher.heard("A", 0.5)
+    else:
+        world.dispatcher.ended(call.number, "result", 1.0, stays=answers == "stored")
+    assert world.dispatcher.unsure == (set() if clear else {"A"})
+
+
 def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
     world = TwoStages()
     second = world.passes_a_stage()

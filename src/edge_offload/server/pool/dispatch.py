@@ -263,7 +263,7 @@ class Dispatcher:
         call = self._calls.pop(number, None)
         if call is None:
             return
-        self.heard(self._node(call), now)
+        self.heard(self._node(call), now, stays)
         self.late_s.append(now - call.due)
         track, job = call.track, call.track.job
         job.running -= 1
@@ -305,8 +305,15 @@ class Dispatcher:
         self._elsewhere(call, now)
         self._refuse_stranded(job, f"full: a member of the pool failed: {why}"[:500])
 
-    def heard(self, node: str, now: float) -> None:
-        """A node answers."""
+    @property
+    def unsure(self) -> Set[str]:
+        """Nodes that are out, or of which an answer is wanted that says that their store is there."""
+        return {*self.out, *self._doubted}
+
+    def heard(self, node: str, now: float, stored: bool = True) -> None:
+        """A node answers; whether that says that its store is there. Members live on without for a while."""
+        if node in self._doubted and not stored:
+            return
         self._strikes.pop(node, None)
         self._doubted.discard(node)
         if self.out.pop(node, None) is not None:

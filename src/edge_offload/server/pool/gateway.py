@@ -248,14 +248,14 @@ class Gateway:
     # ------------------------------------------------------------------ members
 
     def _survey(self, now: float) -> None:
-        """Ask who is there, and members that are out whether they are."""
+        """Ask who is there, and members of nodes that are out, or doubted, whether they are."""
         self._seats.look()
         self._seats.again(now)
-        pings = now - self._pinged_s >= PING_S
+        pings, unsure = now - self._pinged_s >= PING_S, self._dispatcher.unsure
         if pings:
             self._pinged_s = now
         for seat in self._seats.sitting:
-            if pings or seat[0] in self._dispatcher.out:
+            if pings or seat[0] in unsure:
                 self._seats.ask(seat)
         self._clear(now)
 
@@ -453,7 +453,7 @@ class Gateway:
         elif what == "prepared":
             seat, part, batch = about
             self._seats.prepared(seat, part, batch)
-            self._dispatcher.heard(seat[0], now)
+            self._dispatcher.heard(seat[0], now, False)
             self._bring(seat, now)
         elif what == "lost":
             seat, actor, words = about

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 import threading
 import time
 from typing import Any, Dict, List, Sequence, Tuple
@@ -52,8 +53,14 @@ class Member:
         threading.Thread(target=self._end_alone, daemon=True).start()
 
     def ready(self) -> int:
-        """Answers once the network is there; its process."""
+        """Answers once the network is there, and while its machine's object store is; its process.
+
+        A member lives on for a second or two after its machine's raylet. It ends when it turns to the store.
+        """
         self._idle_s = 0.0
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            ray.put(0)
         return os.getpid()
 
     def prepare(self, part: Part, batch: int) -> None:

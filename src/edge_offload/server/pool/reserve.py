@@ -59,8 +59,8 @@ class Links:
 
 
 def _gap(spans: Spans, at: float, takes: float) -> float:
-    """The first time from ``at`` on that is free for so long."""
-    for begin, end in spans:
+    """The first time from ``at`` on that is free for so long; of spans that begin before, the last alone matters."""
+    for begin, end in spans[max(0, bisect.bisect_left(spans, (at - 2 * _NEAR,)) - 1) :]:
         if begin >= at + takes - _NEAR:
             break
         at = max(at, end)
