@@ -137,7 +137,8 @@ class Gateway:
         poller.register(self._front, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
         surveyed_s, heard_s, again_s = -math.inf, time.monotonic(), 0.0
-        while not self._ended and time.monotonic() - heard_s <= ORPHAN_S:
+        front = os.getppid()  # one that was killed says nothing, and other servers' drivers want its GPUs
+        while not self._ended and os.getppid() == front and time.monotonic() - heard_s <= ORPHAN_S:
             now = time.monotonic()
             if now - surveyed_s >= SURVEY_S:
                 surveyed_s = now
@@ -158,7 +159,7 @@ class Gateway:
             now = time.monotonic()
             again_s = self._dispatcher.step(now)
             again_s = min(again_s, self._consider(now))
-        self._seats.end()
+        self._seats.end(os.getppid() == front)
 
     # ------------------------------------------------------------------ the front
 

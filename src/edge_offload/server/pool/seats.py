@@ -186,10 +186,10 @@ class Seats:
             if end and found is not None and found.actor is not None:
                 self._orders.put(lambda actor=found.actor: self._ray.kill(actor))  # type: ignore[misc]
 
-    def end(self) -> None:
-        """End all members; waits for it."""
+    def end(self, members: bool = True) -> None:
+        """End, all members too unless another driver is to find them as they are; waits for it."""
         done = threading.Event()
-        self.forget(list(self.sitting), True)
+        self.forget(list(self.sitting), members)
         self._orders.put(lambda: cluster.driver_ends(self.others.own))
         self._orders.put(done.set)
         done.wait(5.0)
