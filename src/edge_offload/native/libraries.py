@@ -35,6 +35,10 @@ PLANNER = Recipe(
     "edge_offload_clocks", "the search by clocks", PACKAGE / "split" / "bounds" / "native" / "clocks.cpp",
     ("-O3", "-std=c++17"), extension=False,
 )  # fmt: skip
+WINDOWS = Recipe(
+    "edge_offload_windows", "the planner of promises", PACKAGE / "server" / "promises" / "windows" / "windows.c",
+    ("-O2", "-ffp-contract=off"), language="C",
+)  # fmt: skip
 
 #: What can be asked for by name, and what a person calls it.
 GROUPS: Dict[str, Tuple[str, Tuple[Recipe, ...]]] = {
@@ -42,6 +46,7 @@ GROUPS: Dict[str, Tuple[str, Tuple[Recipe, ...]]] = {
     "runner": ("server's steps", (NODES,)),
     "codecs": ("payload codecs", (CODECS,)),
     "planner": ("planner", (PLANNER,)),
+    "promises": ("planner of promises", (WINDOWS,)),
 }
 
 

@@ -62,10 +62,10 @@ def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_be
                 break
         board.replan(0.0)
         shares.append(max(board.drops.values()) / bound)
-    assert 0.9 < shares[0] <= 0.97
+    assert 0.9 < shares[0] <= 0.96 + 1e-9
     assert 0.7 < shares[1] <= 0.77
-    assert 0.4 < shares[2] <= 0.5
-    assert 0.9 < shares[3] <= 1.0
+    assert 0.4 < shares[2] <= 0.52
+    assert 0.9 < shares[3] <= 1.0 + 1e-9
 
 
 def test_looser_promises_hold_more_robots() -> None:

@@ -31,12 +31,12 @@ MAX_ROBOTS = 256
 #: plan costs at most half a bound more, or less.
 MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
 #: Plans keep to this share of what was promised: links are uneven.
-PLANNED = 0.97
+PLANNED = 0.96
 #: Where single results are noisy sessions differ: their means over 20 s are within this share of the noise, and never
 #: further apart than that. What a plan keeps to is that much less, and at least this share of what was promised.
-SESSION, SPREAD, LEAST = 0.2, 0.012, 0.76
+SESSION, SPREAD, LEAST = 0.3, 0.012, 0.74
 #: Nor may the mean over 5 s exceed so many bounds in more than one case of twenty: it is within so much of the noise.
-BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.35, 0.5
+BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.5, 0.51
 #: Plans that do not hold, though nobody made up for what it had before, may cost robots so much of their bounds while
 #: all have what they were promised; else so many in a row. One that costs so many bounds is the last.
 NEARLY, PATIENCE, BY_FAR = 1.1, 10, 2.0
@@ -91,6 +91,8 @@ class _Robot:
     less: float = 0.0
     #: How much earlier or later frames come than believed, on average; None before the first.
     apart: Optional[float] = None
+    #: Frames from turn to turn in the last plan in windows; 0: there was none.
+    interval: float = 0.0
     #: Newest frame whose result it has, and the first frame it is used for.
     result: Optional[Tuple[int, int]] = None
 
@@ -105,16 +107,18 @@ class _Robot:
             left = max(LEAST * wish.bound, left - min(SPREAD, SESSION * wish.noise))
             left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
             left = wish.bound - cautious * (wish.bound - left)
-        wish = replace(wish, bound=left)
+        wish, interval = replace(wish, bound=left), self.interval
         if self.mean is None:
             frames = math.floor((begin - self.arrival) / wish.frame_interval) - math.ceil(
                 settle(wish, latencies).interval
             )
             arrival = self.arrival + frames * wish.frame_interval
-            return replace(self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True)
+            return replace(
+                self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True, interval=interval
+            )
         most = most_spare * wish.bound
         spare = min(max((wish.bound - self.mean) * GAIN, -most), most)
-        return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare)
+        return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare, interval=interval)
 
     @property
     def kept(self) -> bool:
@@ -279,6 +283,8 @@ class Board:
                 client = plan.clients[place]
                 turns.append(Turn(client.robot, frame))
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace(batch), tuple(turns)))
+        for client, interval in zip(plan.clients, plan.intervals):
+            self._robots[client.robot].interval = interval
         self.drops = {client.robot: drop for client, drop in zip(plan.clients, plan.drops)}
         for robot, drop in self.drops.items():
             found = self._robots[robot]

@@ -96,7 +96,6 @@ def adjust(
     begin: float,
     grace: float = 0.0,
     wait: bool = False,
-    fresh: bool = False,
     until: float = math.inf,
 ) -> List[Batch]:
     """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2).
@@ -109,8 +108,6 @@ def adjust(
         grace: share of a batch's time that is left open after it, for members that come late.
         wait: where a device would be idle, a request whose frame has been asked for already is moved half its interval
             on, instead of falling away: batches are not back to back there.
-        fresh: with ``wait``, a batch whose first request is not due yet begins when that arrives, not with an earlier
-            frame.
         until: a batch that begins after this is the last.
     """
     plan: List[Batch] = []
@@ -120,11 +117,8 @@ def adjust(
     facts = []
     for pace in paces:
         late = 0.5 * pace.frame_interval if pace.late is None else pace.late
-        # with ``wait``: frames after the newest that are too early for a batch's first, and how many more are not
-        early, later = (max(1, int(pace.interval)) - 1, 1) if fresh else (0, max(1, int(pace.interval // 2)))
-        facts.append(
-            (pace.batch, pace.frame, pace.arrival, pace.frame_interval, late, pace.arrival - late, early, later)
-        )
+        later = max(1, int(pace.interval // 2))
+        facts.append((pace.batch, pace.frame, pace.arrival, pace.frame_interval, late, pace.arrival - late, later))
     newest = [pace.frame for pace in paces]
     inside = [-1] * len(paces)
     floor = math.floor
@@ -134,13 +128,13 @@ def adjust(
         size, limit = 0, largest
         while size < limit and at < count:
             place = requests[at]
-            most, first, arrival, frame_interval, late, base, early, later = facts[place]
+            most, first, arrival, frame_interval, late, base, later = facts[place]
             if size >= most or inside[place] == number:
                 break
             # as Pace.frame_at
             frame = first + floor((start - base) / frame_interval + _NEAR)
-            if wait and not size and frame <= newest[place] + early:
-                frame = newest[place] + early + later
+            if wait and not size and frame <= newest[place]:
+                frame = newest[place] + later
                 start = max(start, arrival + (frame - first) * frame_interval - min(0.0, late))
                 frame = max(frame, first + floor((start - arrival + late) / frame_interval + _NEAR))
             if frame > newest[place]:

@@ -1,14 +1,18 @@
 """Whom one device can hold to their bounds, and the schedule that does it (3.4.4, Step 2: simulate, adjust, verify).
 
+Algorithm 2 packs as the text has it. Where its plan does not hold, batches go where results are freshest
+(:mod:`~edge_offload.server.promises.windows`).
+
 Replanning, overlap with the plan under way and what the robots are told is up to who uses it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from edge_offload.server.promises import windows
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
 from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, settle
@@ -25,10 +29,11 @@ FITTED, FITTED_BY = 8, 0.25
 #: Where intervals that keep the bounds, with results as fresh as can be, would take this much of the device's time and
 #: more, no plan holds.
 HOPELESS = 1.0
-#: Requests of each robot that are planned, all plans of one moment together, before the best that was found has to do.
-TRIED = 150
-#: Nor where the best that was found so far costs somebody so many bounds.
-FAR = 1.5
+#: Requests of each robot that are planned, all plans of one moment together, before the best that was found has to do:
+#: by Algorithm 2, and with those in windows.
+TRIED, TRIED_IN_WINDOWS = 150, 180
+#: Nor where the best that was found so far costs somebody so many bounds; or the first in windows.
+FAR, HOPELESS_WINDOWS = 1.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Client:
         arrival: when that frame arrived.
         spare: drop beyond the bound that a plan may cost it, since it had less before.
         fresh: it has had no turn yet; what it loses until its first is its own.
+        interval: with which it was planned in windows last; 0: it was not.
     """
 
     robot: str
@@ -50,6 +56,7 @@ class Client:
     arrival: float
     spare: float = 0.0
     fresh: bool = False
+    interval: float = 0.0
 
     def pace(self, latencies: Latencies, whole: bool = False, fresh: bool = False) -> Pace:
         """How it asks when its settings are those of Step 1; its frames arrive some time before the batch begins."""
@@ -88,12 +95,14 @@ class Schedule:
         batches: members are places among ``clients``.
         drops: mean drop of each client under the plan, over having the server alone.
         overfull: requests of the horizon take longer than that, and the longer the more such plans follow.
+        intervals: of each client, where batches are in windows: the next plan begins with these.
     """
 
     clients: Tuple[Client, ...]
     batches: Tuple[Batch, ...]
     drops: Tuple[float, ...]
     overfull: bool
+    intervals: Tuple[float, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -120,22 +129,18 @@ def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) ->
 
     Settings of Step 1 use a bound up as if batches began at any time. Whom the batches as they fall cost more gets
     shorter intervals, and while there is not enough room, whom they cost less gets longer ones. Where back to back does
-    not hold, batches that begin when a frame arrives may: the device is idle now and then, but results are fresher.
-    Where the device is too small for all, whatever the batches, everybody gets as much less.
+    not hold, batches in windows may: the device is idle now and then, but results are fresher. Where the device is too
+    small for all, whatever the batches, everybody gets as much less.
     """
     trial = _Trial(clients, latencies, moment)
-    if moment.whole:
-        return trial.fit(False, False)
-    plan = trial.fit(False, False)
-    if plan.holds:
+    plan = trial.fit()
+    if plan.holds or moment.whole:
         return plan
     too_much = trial.load(trial.paces(True))
-    if too_much > HOPELESS or plan.worst > FAR:
+    if too_much <= HOPELESS:
+        plan = min(plan, trial.fit_windows(), key=_badness)
+    if not plan.holds and (too_much > HOPELESS or plan.worst > FAR):
         return min(plan, trial.shared(max(1.0, too_much)), key=_badness)
-    for fresh in (True, False):
-        if plan.holds or trial.tired:
-            break
-        plan = min(plan, trial.fit(fresh, True), key=_badness)
     return plan
 
 
@@ -151,12 +156,8 @@ class _Trial:
         paces = self.paces(False)
         self._staleness = Staleness(wishes, latencies, paces, [client.fresh for client in clients])
         self._references = [wish.reference(latencies) for wish in wishes]
+        self._ways = [wish.up + wish.down for wish in wishes]
         self._planned = 0
-
-    @property
-    def tired(self) -> bool:
-        """Whether enough was tried."""
-        return self._planned > TRIED * len(self._clients)
 
     def paces(self, hopeful: bool) -> List[Pace]:
         """As Step 1 says. ``hopeful``: as if all batches began when a frame arrives."""
@@ -179,13 +180,13 @@ class _Trial:
         )
         return takes * (1.0 + self._grace)
 
-    def fit(self, fresh: bool, hopeful: bool) -> Schedule:
-        """``fresh``: batches begin when a frame arrives. ``hopeful``: intervals are at first as if they all did."""
+    def fit(self) -> Schedule:
+        """Back to back, by Algorithm 2."""
         whole, clients = self._moment.whole, self._clients
-        paces = self.paces(hopeful)
-        plan = best = self._schedule(paces, fresh)
+        paces = self.paces(False)
+        plan = best = self._schedule(paces)
         for _ in range(FITTED):
-            if plan.holds or (whole and plan.overfull) or self.tired:
+            if plan.holds or (whole and plan.overfull) or self._planned > TRIED * len(clients):
                 break
             fitted = [
                 _fitted(pace, client, drop, plan.overfull, whole)
@@ -195,25 +196,62 @@ class _Trial:
             if fitted == paces or (plan.overfull and self.load(fitted) >= self.load(paces)):
                 break
             paces = fitted
-            plan = self._schedule(paces, fresh)
+            plan = self._schedule(paces)
             best = min(plan, best, key=_badness)
         return plan if whole else best
+
+    def fit_windows(self) -> Schedule:
+        """In windows: with the intervals of the last such plan, and anew.
+
+        Who has more than it needs leaves room for others there, though there is enough.
+        """
+        anew = self.paces(True)
+        before = [
+            pace._replace(interval=client.interval) if client.interval else pace
+            for pace, client in zip(anew, self._clients)
+        ]
+        best = self._fit_windows(before)
+        return best if best.holds or before == anew else min(best, self._fit_windows(anew), key=_badness)
+
+    def _fit_windows(self, paces: List[Pace]) -> Schedule:
+        plan = best = self._in_windows(paces)
+        for _ in range(FITTED):
+            tired = self._planned > TRIED_IN_WINDOWS * len(self._clients)
+            if plan.holds or plan.worst > HOPELESS_WINDOWS or tired:
+                break
+            paces = [
+                _fitted(pace, client, drop, True, False) for pace, client, drop in zip(paces, self._clients, plan.drops)
+            ]
+            plan = self._in_windows(paces)
+            best = min(plan, best, key=_badness)
+        return best
 
     def shared(self, too_much: float) -> Schedule:
         """Everybody's interval is longer than it should be, so that there is room for all."""
         paces = [
             pace._replace(interval=min(float(MAX_INTERVAL), pace.interval * too_much)) for pace in self.paces(True)
         ]
-        return self._schedule(paces, False)
+        return self._schedule(paces)
 
-    def _schedule(self, paces: Sequence[Pace], fresh: bool) -> Schedule:
+    def _schedule(self, paces: Sequence[Pace]) -> Schedule:
         begin, whole = self._moment.begin, self._moment.whole
         until = math.inf if whole else self._ends
         requests = simulate(paces, self._ends)
-        batches = adjust(paces, requests, self._latencies, begin, self._grace, wait=True, fresh=fresh, until=until)
+        batches = adjust(paces, requests, self._latencies, begin, self._grace, wait=True, until=until)
         self._planned += sum(len(batch.members) for batch in batches)
         overfull = bool(batches) and batches[-1].start > self._ends
-        lost = self._staleness.mean_drops(batches, paces, until if overfull and not whole else None)
+        return self._verified(batches, paces, until if overfull and not whole else None, overfull)
+
+    def _in_windows(self, paces: Sequence[Pace]) -> Schedule:
+        batches = windows.batches(paces, self._ways, self._latencies, self._moment.begin, self._ends, self._grace)
+        self._planned += sum(len(batch.members) for batch in batches)
+        plan = self._verified(batches, paces, self._ends, False)
+        return replace(plan, intervals=tuple(pace.interval for pace in paces))
+
+    def _verified(
+        self, batches: Sequence[Batch], paces: Sequence[Pace], until: Optional[float], overfull: bool
+    ) -> Schedule:
+        lost = self._staleness.mean_drops(batches, paces, until)
         drops = tuple(max(0.0, one - reference) for one, reference in zip(lost, self._references))
         return Schedule(self._clients, tuple(batches), drops, overfull)
 

@@ -13,8 +13,8 @@ from edge_offload.server.promises.latencies import Latencies
 #: No robot waits longer than this many frames for its next turn, however still its scene is.
 MAX_INTERVAL = 60
 _NEAR = 1e-9
-#: Standard deviations within which nearly all frames come (95 %), and of three ways that stand for all.
-_NEARLY_ALL, _APART = 1.645, 1.7321
+#: Standard deviations within which nearly all frames come (95 %), and beyond which none do.
+_NEARLY_ALL, _FAR = 1.645, 4.0
 #: Newton's, which an interval is found by.
 _STEPS = 6
 
@@ -139,13 +139,18 @@ class Wish:
 
 @functools.lru_cache(maxsize=4096)
 def _reference(wish: Wish, service: float) -> float:
+    """Ways up are taken to be normally distributed: each age counts by how often it occurs."""
     usual = wish.up if wish.usual is None else wish.usual
-    spread = max(0.0, wish.up - usual) / _NEARLY_ALL * _APART
-    total = 0.0
-    for part, weight in ((-spread, 1 / 6), (0.0, 2 / 3), (spread, 1 / 6)):
-        age = wish.age(service, max(0.0, usual + part))
-        total += weight * wish.lost(age, age) / age
-    return total
+    spread = max(0.0, wish.up - usual) / _NEARLY_ALL
+    age = wish.age(service, max(0.0, usual - _FAR * spread))
+    most = max(age, wish.age(service, usual + _FAR * spread))
+    total = before = 0.0
+    while age < most:
+        way = age * wish.frame_interval - service - wish.down
+        share = 0.5 + 0.5 * math.erf((way - usual) / (spread * math.sqrt(2)))
+        total += (share - before) * wish.lost(age, age) / age
+        age, before = age + 1, share
+    return total + (1 - before) * wish.lost(most, most) / most
 
 
 @dataclass(frozen=True)

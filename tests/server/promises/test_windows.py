@@ -1,0 +1,153 @@
+"""Batches in windows: what holds for every problem, by a checker of its own, and that compiled plans are the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Dict, List, Sequence, Tuple
+
+import pytest
+
+from edge_offload.server.promises import planner, windows
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.packing import Batch, Pace
+from edge_offload.server.promises.planner import Client, Moment, schedule
+from edge_offload.server.promises.settings import Wish
+from edge_offload.server.promises.windows import portable
+
+#: Of a detector on a GPU (ms, by batch).
+GPU = Latencies((0.0194, 0.0323, 0.0468, 0.0602))
+
+
+def a_problem(source: random.Random) -> Tuple[List[Pace], List[float], Latencies, float, float, float]:
+    takes = [source.uniform(0.003, 0.1)]
+    for _ in range(source.randrange(8)):
+        takes.append(takes[-1] + source.choice([0.0, source.uniform(0, 0.05)]))
+    begin = source.uniform(-5, 1e5)
+    paces, ways = [], []
+    for n in range(source.randrange(0, 20)):
+        frame_interval = source.choice([0.1, 1 / 30, source.uniform(0.01, 0.2)])
+        interval = source.choice([float(source.randint(1, 9)), source.uniform(1, 9)])
+        arrival = begin - source.uniform(-0.3, 0.5)
+        late = -source.choice([0.0, 0.05]) * frame_interval
+        paces.append(
+            Pace(
+                str(n),
+                interval,
+                source.randint(1, 9),
+                source.choice([source.randint(-5, 99), 2**53]),
+                arrival,
+                frame_interval,
+                late,
+            )
+        )
+        ways.append(source.uniform(0, 0.1))
+    return (
+        paces,
+        ways,
+        Latencies(tuple(takes)),
+        begin,
+        begin + source.choice([0, 0.5, 2.0]),
+        source.choice([0, 0.03, 0.3]),
+    )
+
+
+def check(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies, begin: float, plan: List[Batch]) -> None:
+    """What has to hold, told from the problem and the plan alone."""
+    free, newest = begin, {place: pace.frame for place, pace in enumerate(paces)}
+    for batch in plan:
+        places = [place for place, _ in batch.members]
+        assert batch.start >= free - 1e-9, "one batch at a time"
+        assert 1 <= len(places) == len(set(places)), "a robot at most once"
+        assert len(places) <= min([len(latencies.of)] + [paces[place].batch for place in places]), (
+            "the strictest member"
+        )
+        free = batch.start + latencies.of[len(places) - 1]
+        for place, frame in batch.members:
+            pace = paces[place]
+            assert frame > newest[place], "frames rise"
+            newest[place] = frame
+            arrival = pace.arrival + (frame - pace.frame) * pace.frame_interval
+            assert batch.start >= arrival - 1e-6 * pace.frame_interval - 1e-6, "it has come"
+            # had the next frame been computed at once when it came, its result would not be used any sooner
+            use = free + ways[place] - arrival
+            largest = min(pace.batch, len(latencies.of))
+            soonest = ways[place] + latencies.of[largest - 1] + 0.15 * pace.frame_interval
+            assert use <= soonest + pace.frame_interval + 1e-6, "in its window"
+
+
+def test_plans_of_random_problems_hold_together() -> None:
+    source = random.Random(4)
+    batches = larger = 0
+    for _ in range(10_000):
+        paces, ways, latencies, begin, until, grace = a_problem(source)
+        plan = windows.batches(paces, ways, latencies, begin, until, grace)
+        check(paces, ways, latencies, begin, plan)
+        batches += len(plan)
+        larger += sum(len(batch.members) > 1 for batch in plan)
+    assert batches > 100_000, "the problems say something"
+    assert larger > 20_000, "and of batches"
+
+
+def test_compiled_and_python_make_the_same_plans() -> None:
+    windows.prepare()
+    if windows._library.module is None:
+        pytest.skip(f"the compiled planner is not there: {windows._library.why_not}")
+    source = random.Random(5)
+    for _ in range(1_500):
+        problem = a_problem(source)
+        assert windows.batches(*problem) == portable.batches(*problem)
+
+
+def test_the_compiled_planner_refuses_what_would_never_end() -> None:
+    windows.prepare()
+    if windows._library.module is None:
+        pytest.skip(f"the compiled planner is not there: {windows._library.why_not}")
+    import array
+
+    fine = [0.0, 0.1, 0.05, 1.0, 2.0]
+    compute = windows._library.module.batches
+    assert compute(array.array("d", fine), array.array("d", [0.02]), 0.0, 1.0, 0.0, 0.4)
+    for place, wrong in ((1, 0.0), (1, -0.1), (1, float("nan")), (2, 0.01), (3, 0.0), (4, 0.0), (0, float("inf"))):
+        with pytest.raises(ValueError, match="no windows"):
+            compute(
+                array.array("d", [*fine[:place], wrong, *fine[place + 1 :]]), array.array("d", [0.02]), 0, 1, 0, 0.4
+            )
+    for facts, table in ((fine[:4], [0.02]), ([], [0.02]), (fine, []), (fine, [0.0])):
+        with pytest.raises(ValueError, match="no windows"):
+            compute(array.array("d", facts), array.array("d", table), 0.0, 1.0, 0.0, 0.4)
+
+
+def frames_of(plan: Sequence[Batch], count: int) -> Dict[int, List[int]]:
+    return {one: [frame for batch in plan for place, frame in batch.members if place == one] for one in range(count)}
+
+
+def test_robots_whose_frames_come_together_take_turns_with_them() -> None:
+    """A device that computes one of two before it is too late for the other's frame: each has every other frame."""
+    paces = [Pace(str(n), 2.0, 1, 0, 0.0, 0.1, 0.0) for n in range(2)]
+    plan = portable.batches(paces, [0.03, 0.03], Latencies((0.05,)), 0.05, 3.0)
+    frames = frames_of(plan, 2)
+    assert not set(frames[0]) & set(frames[1])
+    assert all(later - earlier == 2 for mine in frames.values() for earlier, later in zip(mine[1:], mine[2:]))
+
+
+def a_fleet(count: int) -> List[Client]:
+    """Robots at 10 Hz that lose much when a result is a frame older than it could be."""
+    source = random.Random(6)
+    clients = []
+    for n in range(count):
+        up, down = source.choice([(0.013, 0.007), (0.040, 0.017), (0.008, 0.003)])
+        wish = Wish(0.04, 0.0134, 0.1, up, down, 4, usual=up, flicker=0.18, settle=0.8)
+        clients.append(Client(str(n), wish, 0, -source.uniform(0.0, 0.2)))
+    return clients
+
+
+def test_more_are_held_in_windows_than_by_the_order_of_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held() -> int:
+        count = 0
+        while schedule(a_fleet(count + 1), GPU, Moment(0.3, 2.0, grace=0.03)).holds:
+            count += 1
+        return count
+
+    in_windows = held()
+    monkeypatch.setattr(planner._Trial, "fit_windows", planner._Trial.fit)
+    assert in_windows >= 1.25 * held()
