@@ -58,7 +58,8 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     assert model.copies[Side.ROBOT].there.seconds(1 << 23) > 0
     assert profile.alone_s > 0
     assert model.alone_s == 5.0 * profile.alone_s
-    assert planned.predicted_s <= model.alone_s + sum(model.own_copies_s(planned.plan.robot))
+    alone_s = model.alone_s + sum(model.own_copies_s(planned.plan.robot))
+    assert planned.predicted_s <= alone_s * (1 + 1e-12)  # sums in another order round differently
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
