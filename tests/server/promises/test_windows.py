@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import random
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -16,6 +17,17 @@ from edge_offload.server.promises.windows import portable
 
 #: Of a detector on a GPU (ms, by batch).
 GPU = Latencies((0.0194, 0.0323, 0.0468, 0.0602))
+
+
+@pytest.fixture
+def compiled() -> Any:
+    """The compiled planner."""
+    library = windows._library
+    library.start()
+    library.wait()
+    if library.look() is None:
+        pytest.skip(f"the compiled planner is not there: {library.why_not}")
+    return library.module
 
 
 def a_problem(source: random.Random) -> Tuple[List[Pace], List[float], Latencies, float, float, float]:
@@ -88,24 +100,17 @@ def test_plans_of_random_problems_hold_together() -> None:
     assert larger > 20_000, "and of batches"
 
 
-def test_compiled_and_python_make_the_same_plans() -> None:
-    windows.prepare()
-    if windows._library.module is None:
-        pytest.skip(f"the compiled planner is not there: {windows._library.why_not}")
+def test_compiled_and_python_make_the_same_plans(compiled: Any) -> None:
     source = random.Random(5)
     for _ in range(1_500):
         problem = a_problem(source)
         assert windows.batches(*problem) == portable.batches(*problem)
+    assert windows._library.module is compiled
 
 
-def test_the_compiled_planner_refuses_what_would_never_end() -> None:
-    windows.prepare()
-    if windows._library.module is None:
-        pytest.skip(f"the compiled planner is not there: {windows._library.why_not}")
-    import array
-
+def test_the_compiled_planner_refuses_what_would_never_end(compiled: Any) -> None:
     fine = [0.0, 0.1, 0.05, 1.0, 2.0]
-    compute = windows._library.module.batches
+    compute = compiled.batches
     assert compute(array.array("d", fine), array.array("d", [0.02]), 0.0, 1.0, 0.0, 0.4)
     for place, wrong in ((1, 0.0), (1, -0.1), (1, float("nan")), (2, 0.01), (3, 0.0), (4, 0.0), (0, float("inf"))):
         with pytest.raises(ValueError, match="no windows"):

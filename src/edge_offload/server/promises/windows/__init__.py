@@ -17,14 +17,6 @@ from edge_offload.server.promises.windows import portable
 _library = Library(WINDOWS, switch="EDGE_OFFLOAD_NATIVE")
 
 
-def prepare() -> None:
-    """Build the compiled planner now instead of beside the first plans."""
-    if _library.look() is None:
-        _library.start()
-        _library.wait()
-        _library.look()
-
-
 def batches(
     paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies, begin: float, until: float, grace: float = 0.0
 ) -> List[Batch]:
