@@ -353,12 +353,12 @@ def test_who_said_little_to_be_let_in_goes_before_who_said_the_truth() -> None:
     room = len(joined(Rig(), 64))
     rig = Rig()
     rig.subject = replace(rig.subject, judges=False)
-    robots = joined(rig, room - 4)
-    late = [robot for robot in (rig.robot(100 + number, slope=1e-5) for number in range(24)) if _joined(robot)]
+    robots = joined(rig, room - 8)
+    late = [robot for robot in (rig.robot(100 + number, slope=1e-5) for number in range(32)) if _joined(robot)]
     assert late, "there is room for who says that it loses nothing"
     for robot in late:
         robot.slope = robots[0].slope * 0.98  # a little less than anybody else says
-    drive(rig, [*robots, *late], 6.0, random.Random(4))
+    drive(rig, [*robots, *late], 8.0, random.Random(4))
     gone = {peer.name for peer, kind, _ in rig.told if kind == ENDED}
     assert gone, "there is no room for all"
     assert gone <= {robot.peer.name for robot in late}

@@ -31,10 +31,10 @@ MAX_ROBOTS = 256
 #: plan costs at most half a bound more, or less.
 MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
 #: Plans keep to this share of what was promised: links are uneven.
-PLANNED = 0.96
-#: Where single results are noisy sessions differ: their means over 20 s are within this share of the noise, and never
-#: further apart than that. What a plan keeps to is that much less, and at least this share of what was promised.
-SESSION, SPREAD, LEAST = 0.3, 0.012, 0.74
+PLANNED = 0.965
+#: Where single results are noisy sessions differ: their means over 20 s are within this share of the noise. What a plan
+#: keeps to is that much less, and at least this share of what was promised.
+SESSION, LEAST = 0.21, 0.71
 #: Nor may the mean over 5 s exceed so many bounds in more than one case of twenty: it is within so much of the noise.
 BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.5, 0.51
 #: Plans that do not hold, though nobody made up for what it had before, may cost robots so much of their bounds while
@@ -104,7 +104,7 @@ class _Robot:
         wish = self.client.wish
         left = planned * wish.bound
         if most_spare:
-            left = max(LEAST * wish.bound, left - min(SPREAD, SESSION * wish.noise))
+            left = max(LEAST * wish.bound, left - SESSION * wish.noise)
             left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
             left = wish.bound - cautious * (wish.bound - left)
         wish, interval = replace(wish, bound=left), self.interval

@@ -257,7 +257,9 @@ class _Trial:
 
 
 def _badness(plan: Schedule) -> Tuple[bool, float, bool]:
-    return not plan.holds, plan.worst, plan.overfull
+    """Who had less than its bound before may have more now: what counts is what is left to each."""
+    over = ((drop - client.spare) / client.wish.bound for drop, client in zip(plan.drops, plan.clients))
+    return not plan.holds, max(over, default=0.0), plan.overfull
 
 
 def _wider(pace: Pace, wish: Wish, batch: int, latencies: Latencies, fresh: bool) -> Pace:

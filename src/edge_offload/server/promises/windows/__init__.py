@@ -14,6 +14,8 @@ from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.windows import portable
 
+#: Whole numbers up to this are exact as floating-point numbers.
+_EXACT = 1 << 53
 _library = Library(WINDOWS, switch="EDGE_OFFLOAD_NATIVE")
 
 
@@ -23,13 +25,10 @@ def batches(
     """See :func:`portable.batches`."""
     if _library.module is None and _library.look() is None:
         _library.start()
-    if _library.module is None or not paces:
+    if _library.module is None or not paces or any(abs(pace.frame) > _EXACT for pace in paces):
         return portable.batches(paces, ways, latencies, begin, until, grace)
     windows = portable.windows(paces, ways, latencies)
     facts = array.array("d", [fact for window in windows for fact in window])
     found: Optional[List[Tuple[float, Tuple[Tuple[int, int], ...]]]]
     found = _library.module.batches(facts, array.array("d", latencies.of), begin, until, grace, portable.EARLY_SHARE)
-    return [
-        Batch(start, tuple((place, paces[place].frame + frame) for place, frame in members))
-        for start, members in found or ()
-    ]
+    return [Batch(start, members) for start, members in found or ()]

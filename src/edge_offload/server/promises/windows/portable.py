@@ -34,6 +34,7 @@ class Window(NamedTuple):
         length: a batch has to end so long after the window opens.
         batch: the largest batch that the robot may be computed in.
         interval: frames from one turn to the next.
+        asked: number of the frame asked for.
     """
 
     opens: float
@@ -41,6 +42,7 @@ class Window(NamedTuple):
     length: float
     batch: float
     interval: float
+    asked: float
 
 
 def windows(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies) -> List[Window]:
@@ -57,7 +59,8 @@ def windows(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies) 
         batch = min(pace.batch, latencies.largest)
         needed = way + latencies.batch(batch) + early + LEAST * taken
         frames = max(1, math.ceil(needed / taken - _NEAR))
-        found.append(Window(pace.arrival + early, taken, frames * taken - way - early, batch, pace.interval))
+        length = frames * taken - way - early
+        found.append(Window(pace.arrival + early, taken, length, batch, pace.interval, pace.frame))
     return found
 
 
@@ -90,7 +93,7 @@ def batches(
         due: List[Tuple[float, float, int, float]] = []
         soon: List[Tuple[float, int, float, float]] = []
         early: List[Tuple[float, float, int, float]] = []
-        for place, (opens, taken, length, _, interval) in enumerate(robots):
+        for place, (opens, taken, length, _, interval, _) in enumerate(robots):
             frame = float(math.floor((start - opens) / taken + _NEAR))
             wanted = max(newest[place] + 1, math.ceil(target[place] - 0.5 - _NEAR))
             ends = opens + frame * taken + length

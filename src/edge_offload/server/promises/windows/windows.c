@@ -7,10 +7,11 @@
 #include <stdlib.h>
 
 #define NEAR 1e-9
+#define MOST_FRAME 9007199254740992.0 /* 2^53: whole numbers up to it are exact */
 enum { MOST_ROBOTS = 1 << 16, MOST_BATCHES = 1 << 20 };
 
 typedef struct { /* as Window in portable.py */
-    double opens, frame_interval, length, batch, interval;
+    double opens, frame_interval, length, batch, interval, asked;
 } Window;
 
 /* A frame that may be computed, counted from the one that its robot asked for last: what it is chosen by, and when its
@@ -79,7 +80,8 @@ static PyObject *told(double start, const Batch *batch)
     int i;
     if (!members) return NULL;
     for (i = 0; i < batch->size; i++) {
-        PyObject *one = Py_BuildValue("(iL)", batch->place[i], (long long)batch->frame[i]);
+        long long asked = (long long)batch->robots[batch->place[i]].asked;
+        PyObject *one = Py_BuildValue("(iL)", batch->place[i], asked + (long long)batch->frame[i]);
         if (!one) {
             Py_DECREF(members);
             return NULL;
@@ -201,7 +203,7 @@ static PyObject *batches(PyObject *self, PyObject *args)
         for (i = 0; i < count; i++) { /* so that time goes on */
             const Window *robot = &((const Window *)robots.buf)[i];
             fine = fine && robot->frame_interval > 0 && robot->length > takes[1] && robot->batch >= 1 &&
-                   robot->interval > 0 && isfinite(robot->opens);
+                   robot->interval > 0 && isfinite(robot->opens) && fabs(robot->asked) <= MOST_FRAME;
         }
     }
     if (!fine)
