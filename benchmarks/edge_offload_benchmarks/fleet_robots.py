@@ -363,7 +363,9 @@ def _fate(robot: _Real, served: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     facts = {"sent": robot.sent, "answered": robot.answered, "followed": robot.followed, "alone": robot.promise.alone}
     if served is None:
         return facts
-    return {**facts, **{key: served[key] for key in ("drop", "interval", "late", "note")}}
+    # of who had no result there is nothing to say: a record has no number that is none
+    known = {key: value for key, value in served.items() if not (isinstance(value, float) and math.isnan(value))}
+    return {**facts, **{key: known.get(key) for key in ("drop", "interval", "late", "note")}}
 
 
 def _main(told: Dict[str, Any]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import pathlib
-from typing import List, Optional, Tuple
+from types import SimpleNamespace
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from edge_offload.errors import BadInput
 from edge_offload.server.promises.board import PlannedBatch, Turn
 from edge_offload.server.promises.latencies import Latencies
+from edge_offload_benchmarks import fleet_robots
 from edge_offload_benchmarks.experiments import fleet as bench
 from edge_offload_benchmarks.simulation.fleet import LINKS, Lines, Robot, Tables, alone, follow, kept, react
 from edge_offload_benchmarks.simulation.fleet_systems import systems
@@ -125,3 +129,12 @@ def test_a_result_that_is_older_than_the_one_held_is_not_learnt_from() -> None:
         one.computed(frame, done)
     assert one.drops.samples == 1
     assert one.newest == 6
+
+
+def test_a_record_of_who_had_no_result_is_json() -> None:
+    """Every program can read it: JSON has no NaN."""
+    silent: Any = SimpleNamespace(sent=3, answered=3, followed=0, promise=SimpleNamespace(alone=""))
+    fate = fleet_robots._fate(silent, {"drop": math.nan, "interval": math.nan, "late": 1.0, "note": "", "bound": 0.1})
+    assert json.loads(json.dumps(fate, allow_nan=False)) == {
+        "sent": 3, "answered": 3, "followed": 0, "alone": "", "drop": None, "interval": None, "late": 1.0, "note": "",
+    }  # fmt: skip
