@@ -10,12 +10,11 @@ from typing import List, Optional, Sequence, Tuple
 
 from edge_offload.native.libraries import WINDOWS
 from edge_offload.native.loader import Library
+from edge_offload.protocol.promises import MOST_FRAME
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.windows import portable
 
-#: Whole numbers up to this are exact as floating-point numbers.
-_EXACT = 1 << 53
 _library = Library(WINDOWS, switch="EDGE_OFFLOAD_NATIVE")
 
 
@@ -25,7 +24,8 @@ def batches(
     """See :func:`portable.batches`."""
     if _library.module is None and _library.look() is None:
         _library.start()
-    if _library.module is None or not paces or any(abs(pace.frame) > _EXACT for pace in paces):
+    # frames beyond that are not exact as floating-point numbers
+    if _library.module is None or not paces or any(abs(pace.frame) > MOST_FRAME for pace in paces):
         return portable.batches(paces, ways, latencies, begin, until, grace)
     windows = portable.windows(paces, ways, latencies)
     facts = array.array("d", [fact for window in windows for fact in window])
