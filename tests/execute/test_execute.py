@@ -51,6 +51,36 @@ def test_fingerprint_notices_what_changes_bits():
             torch.set_flush_denormal(False)
 
 
+@pytest.fixture
+def cudnn_flags():
+    flags = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [flags[0].benchmark, flags[0].deterministic, flags[0].allow_tf32, flags[1].allow_tf32]
+    yield
+    flags[0].benchmark, flags[0].deterministic, flags[0].allow_tf32, flags[1].allow_tf32 = before
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_gpu_computes_without_tf32_unless_the_environment_allows_it(cudnn_flags, monkeypatch, wanted):
+    monkeypatch.delenv(devices.TF32, raising=False)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not wanted
+    torch.backends.cudnn.benchmark = True
+    if wanted:
+        monkeypatch.setenv(devices.TF32, "0")  # which has the variable removed again when the test ends
+        devices.allow_tf32()
+    assert devices.settle(torch.device("cuda")) == torch.device("cuda")
+    assert torch.backends.cudnn.allow_tf32 is wanted
+    assert torch.backends.cuda.matmul.allow_tf32 is wanted
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_a_cpu_leaves_the_flags_of_gpus(cudnn_flags):
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    devices.settle(torch.device("cpu"))
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
 @pytest.mark.process
 def test_instruction_set_shows(tmp_path):
     code = "import torch; from edge_offload.execute.fingerprint import fingerprint as f; print(f()['cpu_capability'])"

@@ -55,3 +55,31 @@ def test_words_that_end_inside_a_call_are_refused() -> None:
     assert list(calls_in((0, 7, 0, 8), lambda number: relu)) == [(relu, (7,)), (relu, (8,))]
     with pytest.raises(ProtocolError, match="ends inside a call"):
         list(calls_in((0, 7, 0), lambda number: relu))
+
+
+def tensor(*sizes: int) -> bytes:
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, strides[0] * size)
+    numbers = (*sizes, *strides, 0, 4 * strides[0] * sizes[0])
+    return b"T" + struct.pack(f"<BBB{len(numbers)}qB", 6, 0, len(sizes), *numbers, 1)
+
+
+def integers(*values: int) -> bytes:
+    return b"V" + struct.pack(f"<I{len(values)}q", len(values), *values)
+
+
+def test_a_recorded_convolution_runs_with_the_cudnn_flags_of_the_process_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = tensor(1, 3, 8, 8) + tensor(4, 3, 3, 3) + b"N" + integers(1, 1) + integers(0, 0) + integers(1, 1) + b"B\0"
+    key += integers(0, 0) + b"I" + struct.pack("<q", 1)
+    recorded = b"B\1" + b"B\0" + b"B\0" + b"B\1"  # benchmark, not deterministic, no cuDNN, TF32
+    cudnn = torch.backends.cudnn
+    for flag, value in (("benchmark", False), ("deterministic", True), ("enabled", True), ("allow_tf32", False)):
+        monkeypatch.setattr(cudnn, flag, value)
+    call = BoundOperator("aten::_convolution", key + recorded, torch.device("cpu"))
+    assert call.refused is None
+    assert call.arguments[-4:] == [False, True, True, False]
+    first_size = call.offsets[0]
+    assert call.changed([(first_size, 2)]).arguments[-4:] == [False, True, True, False]

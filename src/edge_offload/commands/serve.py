@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "'edge-offload engines'; ENGINE,MODEL=ENGINE for single models (eager)")  # fmt: skip
     parser.add_argument("--engine-buffers", default="", choices=("", "torch", "pycuda"), metavar="WHO",
                         help="who allocates TensorRT's buffers: torch or pycuda (torch where it has CUDA)")  # fmt: skip
+    parser.add_argument("--tf32", action="store_true",
+                        help="let a GPU round the inputs of convolutions and matrix products to 10 bits of mantissa: "
+                        "faster, with relative errors of about 1e-3 (off)")  # fmt: skip
     parser.add_argument("--threads", type=some, metavar="N", help="compute threads; results are bit-equal only where "
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
@@ -109,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     say("loading torch")
     import pathlib
 
+    from edge_offload.execute import devices
     from edge_offload.execute.collector import Collector
     from edge_offload.execute.engines import table
     from edge_offload.execute.heap import keep_freed
@@ -121,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.server.services.replica.service import Quota
 
     overrides = parse_overrides(args.option)
+    if args.tf32:
+        devices.allow_tf32()
     keep_freed()
     say(f"payload codecs: {codecs.prepare()}")
     server = OffloadServer(

@@ -25,14 +25,17 @@ LAYOUTS = "rcdgex"
 def trust(native: Any, remote: Any) -> None:
     """Have the device work out what results look like, where that is known to be what ``remote`` will find.
 
-    It checks: an executor that finds otherwise raises before any result is used.
+    It checks: an executor that finds otherwise raises before any result is used. The device also records operators as
+    a GPU's kernels take them where ``remote`` computes on one.
     """
     from edge_offload.execute.devices import ON_CPU
 
+    name = str(remote.facts.get("name", ""))
+    native.computed_by_gpu(bool(name) and not name.endswith(ON_CPU))
     if connect.Settings.from_environment(os.environ).shapes == connect.ASK:
         native.trust([], [{}, {}, {}])
         return
-    computes_like_here = str(remote.facts.get("name", "")).endswith(ON_CPU) and not getattr(remote, "torches", "")
+    computes_like_here = name.endswith(ON_CPU) and not getattr(remote, "torches", "")
     found = sampled_shapes() if computes_like_here else {}
     ways = [{name: layouts_of(letters) for name, letters in found.get(how, {}).items()} for how in HOW]
     native.trust(operators_with_exact_shapes(), ways)

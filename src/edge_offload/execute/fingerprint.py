@@ -13,13 +13,15 @@ from typing import Any, Dict, List, Mapping, Union
 
 import torch
 
-#: Environment variables that steer the choice of kernels in ATen, oneDNN and MKL.
+#: Environment variables that steer the choice of kernels in ATen, oneDNN, MKL, cuBLAS and cuDNN.
 KERNEL_ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY",
     "DNNL_MAX_CPU_ISA",
     "ONEDNN_MAX_CPU_ISA",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",
 )
 
 _WORDS = {

@@ -1,4 +1,4 @@
-"""The random generators of one session: number 0 is torch's own where the device is the CPU."""
+"""Random generators of one session: number 0 is the device's default generator."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Generators:
         if found is None:
             if len(self._found) >= MOST:
                 raise BadInput("the session uses too many random generators")
-            own = number == 0 and self._device.type == "cpu"
-            found = self._found[number] = torch.default_generator if own else torch.Generator(device=self._device)
+            found = self._found[number] = (
+                default_generator(self._device) if number == 0 else torch.Generator(device=self._device)
+            )
         return found
 
     def states(self) -> Dict[int, torch.Tensor]:
@@ -41,3 +42,11 @@ class Generators:
         """Put states back."""
         for number, state in states.items():
             self.get(number).set_state(state)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that kernels on ``device`` draw from if they are given none."""
+    if device.type == "cpu":
+        return torch.default_generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]

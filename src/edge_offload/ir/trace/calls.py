@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -21,7 +22,10 @@ Buffer = Union[bytes, bytearray, memoryview]
 SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
     "edge::alloc", "edge::resize", "edge::upload", "edge::download", "edge::seed", "edge::state", "edge::restore",
 )  # fmt: skip
-BATCH_NORM = "aten::native_batch_norm"
+#: Operators that write running averages though their schemas do not say so, and the argument that makes them.
+WRITES_AVERAGES = {
+    "aten::native_batch_norm": "training", "aten::batch_norm": "training", "aten::instance_norm": "use_input_stats",
+}  # fmt: skip
 
 
 class Described(NamedTuple):
@@ -273,7 +277,7 @@ class BoundOperator:
                         self.written.append(item.reference)
             if _is_generator(value):
                 self.random = True
-        if self.name == BATCH_NORM and given["training"] is True:  # its schema does not say that it writes the averages
+        if self.name in WRITES_AVERAGES and given[WRITES_AVERAGES[self.name]] is True:
             averages = (given["running_mean"], given["running_var"])
             self.written += [value.reference for value in averages if isinstance(value, View)]
         self._fill()
@@ -289,6 +293,8 @@ class BoundOperator:
             if type(value) is int and value not in KNOWN_NUMBERS[kind]:
                 raise Unsupported(f"operator {self.name!r}: {named} number {value} is not supported")
         self.arguments = [self._plain(value) for value in self.operator.args]
+        for position, flag in _cudnn_flags(self.overload):
+            self.arguments[position] = flag()
         self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, OPERANDS) or _is_generator(v)]
         self.nested = [
             (i, v)
@@ -303,6 +309,26 @@ class BoundOperator:
 
 
 OPERANDS = (View, StorageRef, HostTensor, HostNumber)
+
+
+#: Arguments that carry the caller's cuDNN flags, and the flags of the process that computes.
+_CUDNN_FLAGS: Dict[str, Callable[[], bool]] = {
+    "benchmark": lambda: bool(torch.backends.cudnn.benchmark),
+    "deterministic": lambda: bool(torch.backends.cudnn.deterministic),
+    "cudnn_enabled": lambda: bool(torch.backends.cudnn.enabled),
+    "cudnn_enable": lambda: bool(torch.backends.cudnn.enabled),
+    "allow_tf32": lambda: bool(torch.backends.cudnn.allow_tf32),
+}
+
+
+@functools.lru_cache(maxsize=None)
+def _cudnn_flags(overload: Any) -> Tuple[Tuple[int, Callable[[], bool]], ...]:
+    """Positions of the arguments of ``overload`` that carry cuDNN flags, and what reads each of this process's flags."""
+    return tuple(
+        (position, _CUDNN_FLAGS[argument.name])
+        for position, argument in enumerate(overload._schema.arguments)
+        if argument.name in _CUDNN_FLAGS and str(argument.type) == "bool"
+    )
 
 
 def _is_generator(value: Any) -> bool:

@@ -17,6 +17,12 @@ inline const std::vector<std::string>& whole() {
   return names;
 }
 
+// Operators for which a GPU has kernels of cuDNN's that none of their parts reaches. A CPU computes the parts.
+inline const std::vector<std::string>& whole_on_gpu() {
+  static const std::vector<std::string> names = {"batch_norm", "instance_norm", "grid_sampler"};
+  return names;
+}
+
 inline bool wants_gradient(const IValue& v) {
   if (v.isTensor()) return v.toTensor().defined() && v.toTensor().requires_grad();
   if (v.isTensorList())
@@ -31,6 +37,17 @@ inline void whole_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet ke
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradXLA), stack);
   else
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+// A backend without kernels of its own is where torch keeps the parts.
+inline void parts(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradXLA), stack); }
+inline void whole_on_gpu_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (state().gpu) whole_or_parts(op, keys, stack);
+  else parts(op, stack);
+}
+inline void boxed_on_gpu(const c10::OperatorHandle& op, Stack* stack) {
+  if (state().gpu) boxed(op, stack);
+  else parts(op, stack);
 }
 
 // A CPU normalises channels that lie last as they lie, a GPU copies them first: the bits of the one, the strides of the other.

@@ -29,7 +29,8 @@ inline const Facts& facts_of(const c10::OperatorHandle& op) {
     if (argument.name() == "train") facts.train = i;
     if (argument.alias_info() && argument.alias_info()->isWrite()) { facts.writes = true; facts.written.push_back(i); }
   }
-  if (schema.name() == "aten::native_batch_norm") facts.statistics = 3;
+  if (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm" || schema.name() == "aten::instance_norm")
+    facts.statistics = 3;
   return known.emplace(&schema, std::move(facts)).first->second;
 }
 

@@ -152,6 +152,11 @@ int install(py::object handler) {
       else library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed>());
       ++registered;
     }
+  for (const auto& name : whole_on_gpu()) {
+    above.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&whole_on_gpu_or_parts>());
+    library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_on_gpu>());
+    ++registered;
+  }
   auto* own = new torch::Library(torch::Library::IMPL, "edge_offload", kKey, __FILE__, __LINE__);
   own->impl("composed", torch::CppFunction::makeFromBoxedFunction<&boxed>());
   registered += adopt();
@@ -311,6 +316,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("surveyed", [] { return state().surveyed; });
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });
+  m.def("computed_by_gpu", [](bool on) { Hold hold; state().gpu = on && !state().here; });
   m.def("compute_here", [](bool watched, double look_s) {
     auto& s = state();
     TORCH_CHECK(s.next_id == 1, "edge_offload: the device is in use");

@@ -140,6 +140,7 @@ struct alignas(64) State {
   std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
   uint32_t generation = 0;                                 // how often entries and segments have been forgotten
   bool per_call = false;
+  bool gpu = false;  // a GPU computes the calls: what has kernels of cuDNN is recorded whole (composites.h)
   bool installed = false;
   PyObject* handler = nullptr;
   // where calls are computed in this process

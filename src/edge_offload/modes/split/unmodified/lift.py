@@ -379,11 +379,13 @@ def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) ->
     aten = torch.ops.aten
     if entry.name == "aten::_convolution":
         return aten.convolution.default(*arguments[:9])
-    if entry.name == "aten::native_batch_norm":
-        names = [argument.name for argument in aten.native_batch_norm.default._schema.arguments]
-        given = dict(zip(names, arguments))
+    if entry.name in ("aten::native_batch_norm", "aten::batch_norm"):
+        assert entry.overload is not None
+        given = dict(zip([argument.name for argument in entry.overload._schema.arguments], arguments))
         if given.pop("training") is False:
-            return aten._native_batch_norm_legit_no_training.default(*given.values())
+            given.pop("cudnn_enabled", None)
+            normalized = aten._native_batch_norm_legit_no_training.default(*given.values())
+            return normalized if entry.name == "aten::native_batch_norm" else normalized[0]
     if entry.name == "aten::_transformer_encoder_layer_fwd":
         return encoder_layer(*arguments)
     assert entry.overload is not None
