@@ -6,7 +6,6 @@ EDGE_OFFLOAD_ASYNC is set. Usage: virtual_gpu_sessions.py MODE FILE [ARGUMENT ..
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 
@@ -23,8 +22,8 @@ import torch  # noqa: E402, F401 - after preload, before install
 from edge_offload.device.remote import WorkerRemote  # noqa: E402
 from edge_offload.mode import Mode  # noqa: E402
 
-INSTALLED = installation.install(LIBRARIES, WorkerRemote("cuda", 1), Mode(sys.argv[1]))
-if os.environ.get("EDGE_OFFLOAD_TEST_GPU_OPERATORS"):  # record as where a GPU computes
-    INSTALLED.native.computed_by_gpu(True)
+REMOTE = WorkerRemote("cuda", 1)
+REMOTE.facts = {**REMOTE.facts, "name": "virtual GPU"}  # no CPU's shapes, and operators as a GPU's kernels take them
+installation.install(LIBRARIES, REMOTE, Mode(sys.argv[1]))
 sys.argv[:] = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
