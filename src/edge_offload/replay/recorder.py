@@ -237,7 +237,7 @@ class Recorder:
                 notify(f"{happened}: {known.recovery.restored()}")
                 return self._again(invocations, flushed.reason)
             except (EdgeOffloadError, NotImplementedError) as error:
-                again = isinstance(error, SessionEnded) and error.cause == lost.cause
+                again = isinstance(error, EdgeOffloadError) and error.cause == lost.cause
                 problem = LinkLost(f"{lost.cause} ({'twice' if again else error})", remedy=lost.remedy)
         if self._stand_in is None or self._absent is not None or flushed.generation != known.generation:
             exchange.failure = problem
