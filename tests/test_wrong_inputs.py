@@ -100,6 +100,7 @@ serve --bind tcp://127.0.0.1:0 --option kapao_n.checkpoint={binary} --preload ka
 serve --bind tcp://127.0.0.1:0 --max-models -1
 serve --bind tcp://127.0.0.1:0 --max-models 0
 serve --bind tcp://127.0.0.1:0 --queue 0
+serve --bind tcp://127.0.0.1:0 --devices-per-robot 0
 serve --bind tcp://127.0.0.1:0 --device-memory-mb 0
 serve --bind tcp://127.0.0.1:0 --lease nan
 serve --bind tcp://127.0.0.1:0 --weights-cache {binary}

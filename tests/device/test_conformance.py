@@ -16,12 +16,15 @@ from edge_offload.device.conformance import report
 from edge_offload.device.conformance import run as running
 from edge_offload.device.conformance.exclusions import EXCLUSIONS
 from edge_offload.device.conformance.judge import compare, laid_out, layout_difference
+from edge_offload.device.conformance.reference import as_it_lies
 from edge_offload.errors import BadInput
+from edge_offload.execute import heap
 from edge_offload.native import libraries
 
 pytestmark = pytest.mark.process
 
 FACTS = {"torch": "2", "modes": ["lazy"], "dtypes": ["float32"], "limit": 0}
+INEXACT = pathlib.Path(__file__).parent / "inexact_reference.py"
 #: Stands for the judging process: dies on "deadly", and on "unlucky" unless it is asked first.
 STUB = """
 import json, os, sys
@@ -138,6 +141,55 @@ def test_entries_pass_however_their_tensors_lie(tmp_path: pathlib.Path) -> None:
     records.validate("conformance", record)
     assert record["totals"]["replay"] == {"passed": len(names), "refused": 0, "wrong": 0, "excluded": 0}
     assert all(entry["samples"] >= 6 for entry in record["entries"])
+
+
+def lies(tensor: torch.Tensor) -> Any:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def test_a_result_keeps_its_strides_on_its_way_from_the_reference(tmp_path: pathlib.Path) -> None:
+    drawn = torch.arange(48.0).view(2, 3, 8)
+    for tensor in (drawn[1:, ::2, 3:], drawn.transpose(0, 2), drawn[:1].expand(4, 3, 8), drawn[:0], torch.tensor(3)):
+        torch.save(as_it_lies(tensor), tmp_path / "tensor.pt")
+        found = torch.load(tmp_path / "tensor.pt", weights_only=True)
+        assert torch.equal(found, tensor)
+        assert lies(found) == lies(tensor)
+    conjugated = torch.complex(drawn, drawn).conj()
+    assert compare(conjugated.resolve_conj(), as_it_lies(conjugated)) == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
+def test_without_a_gpu_there_is_no_reference_on_cuda(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("expecttest")
+    assert main(["conformance", "--entries", "add", "--reference", "cuda"]) != 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "reference" in line]
+    assert "no reference on cuda: device 'cuda' is absent: torch " in line
+    assert "CUDA build" in line or "nvidia-smi" in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
+def test_results_are_compared_with_those_of_a_process_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ``cuda`` is the virtual device in mode local: no GPU is tested."""
+    pytest.importorskip("expecttest")
+    launcher = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
+    monkeypatch.setattr(heap, "LAUNCHER", launcher)
+    out = tmp_path / "out.json"
+    command = ["conformance", "--reference", "cuda", "--limit", "2", "--modes", "lazy", "--json", str(out), "--entries"]
+    names = ["nonzero", "nn.functional.group_norm", "to_sparse", "linalg.svd", "fft.fft", "tensor_split"]
+    assert main([*command, *names, "--layouts", "sampled,transposed"]) == 0
+    record = json.loads(out.read_text())
+    records.validate("conformance", record)
+    assert record["reference"] == "cuda"
+    assert record["totals"]["lazy"]["passed"] == len(names)
+    monkeypatch.setattr(heap, "LAUNCHER", [*launcher, sys.executable, str(INEXACT)])
+    assert main([*command, "add", "mul"]) == 1
+    by_name = {entry["entry"]: entry for entry in json.loads(out.read_text())["entries"]}
+    assert {name: entry["outcomes"]["lazy"] for name, entry in by_name.items()} == {"add": "wrong", "mul": "passed"}
+    assert "values differ" in by_name["add"]["reasons"]["lazy"]
 
 
 def test_a_layout_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:

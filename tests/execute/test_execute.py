@@ -1,5 +1,6 @@
 """Same fingerprint, same bits; and what differs is said in words."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from edge_offload.errors import BadInput, DeviceLost, OutOfMemory, ProtocolError, Unsupported
-from edge_offload.execute import devices
+from edge_offload.errors import BadInput, DeviceLost, LinkLost, OutOfMemory, ProtocolError, Unsupported
+from edge_offload.execute import devices, heap
 from edge_offload.execute import fingerprint as fingerprints
 from edge_offload.execute.devices import failures
 from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
 from edge_offload.execute.module import PAUSE_S, ModuleExecutor, Spare
+from edge_offload.execute.session import worker
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
 from edge_offload.execute.threads import parse_cores, pin
 from edge_offload.server.server import OffloadServer
@@ -170,6 +172,12 @@ def test_a_gpu_without_memory_is_asked_again_later_and_one_that_failed_never():
     (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried ...\nmore"), OutOfMemory),
     (RuntimeError("CUDA error: an illegal memory access\nmore"), DeviceLost),
     (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceLost),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling ..."), DeviceLost),
+    (RuntimeError("CUDA error: out of memory\nmore"), OutOfMemory),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OutOfMemory),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. A non-contiguous input"), RuntimeError),
+    (RuntimeError("CUDA error: invalid configuration argument"), RuntimeError),
+    (torch.linalg.LinAlgError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED, NaN"), torch.linalg.LinAlgError),
     (RuntimeError("shapes do not fit"), RuntimeError), (BadInput("wrong"), BadInput),
 ])  # fmt: skip
 def test_failures_of_a_gpu_are_told_from_those_of_a_program(raised, expected):
@@ -177,6 +185,22 @@ def test_failures_of_a_gpu_are_told_from_those_of_a_program(raised, expected):
         raise raised
     assert type(found.value) is expected
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(("device", "selected"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
+def test_what_an_executor_makes_without_a_device_is_on_its_gpu(monkeypatch, device, selected):
+    made, chosen = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda one: chosen.append(str(one)))
+    monkeypatch.setattr(heap, "keep_freed", lambda: True)
+
+    def session(args):
+        made.append(list(chosen))
+        raise LinkLost("far enough")
+
+    monkeypatch.setattr(worker, "make_session", session)
+    with pytest.raises(LinkLost, match="far enough"):
+        worker.serve_forever(None, argparse.Namespace(device=device, cores="", threads=0))
+    assert made == [selected], "it was chosen before anything was made"
 
 
 def test_executor_leaves_training_mode_and_writes_no_gradients():

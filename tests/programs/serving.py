@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 HERE = pathlib.Path(__file__).parent
 CLI = [sys.executable, "-m", "edge_offload.cli"]
@@ -15,13 +16,23 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Serving:
-    """``edge-offload serve`` on loopback, with keys and weights in ``folder``."""
+    """``edge-offload serve`` on loopback, with keys and weights in ``folder``.
 
-    def __init__(self, folder: pathlib.Path, *options: str, port: int = 0) -> None:
+    Args:
+        device: where it computes.
+        launcher: what stands in front of its executors' commands.
+        before: what stands in front of its own.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, *options: str, port: int = 0, device: str = "cpu", launcher: Sequence[str] = (),
+        before: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.keys = folder / "keys"
         self.blobs = folder / "blobs"
-        command = [*CLI, "serve", "--bind", f"tcp://127.0.0.1:{port}", "--device", "cpu", "--threads", "1"]
+        cli = [sys.executable, str(HERE / "launched_serve.py"), json.dumps(list(launcher))] if launcher else CLI
+        command = [*before, *cli, "serve", "--bind", f"tcp://127.0.0.1:{port}", "--device", device, "--threads", "1"]
         command += ["--keys", str(self.keys), "--weights-cache", str(self.blobs), *options]
         self._log = (folder / "serve.log").open("a+")
         self.process = subprocess.Popen(

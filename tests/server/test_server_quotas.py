@@ -1,9 +1,12 @@
 """What one robot may hold on a server, over all of its connections: the others get theirs."""
 
+import argparse
 import contextlib
+import signal
 
 import pytest
 
+from edge_offload.commands import serve
 from edge_offload.errors import LinkLost, ProtocolError, Refused
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
@@ -99,16 +102,33 @@ def test_devices_are_counted_per_robot_and_those_that_ended_make_room(monkeypatc
         run = devices.handlers["device.run"]
         run(Ask(greedy, 1))
         run(Ask(greedy, 2))
-        with pytest.raises(Refused, match="2 programs of this robot"):
+        with pytest.raises(Refused, match=r"2 programs of this robot .*; .*--devices-per-robot"):
             run(Ask(greedy, 3))
         run(Ask(other, 1))
-        with pytest.raises(Refused, match="3 programs have a device"):
+        with pytest.raises(Refused, match=r"3 programs have a device.*; .*--max-devices"):
             run(Ask(other, 2))
         run(Ask(greedy, 2, crash=True))
         run(Ask(greedy, 3))
         assert devices.sessions() == 3
     finally:
         devices.close()
+
+
+def test_how_many_programs_one_robot_may_have_is_an_option(monkeypatch):
+    class Made(Exception):
+        """With these quotas."""
+
+    def make(*_, device_quota, **__):
+        raise Made(device_quota.sessions, device_quota.sessions_per_robot)
+
+    monkeypatch.setattr("edge_offload.server.server.OffloadServer", make)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    for words, quotas in (([], (8, 4)), (["--max-devices", "20", "--devices-per-robot", "16"], (20, 16))):
+        with pytest.raises(Made) as made:
+            serve.run(parser.parse_args(words))
+        assert made.value.args == quotas
 
 
 def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypatch):

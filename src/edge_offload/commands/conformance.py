@@ -1,6 +1,6 @@
-"""Run PyTorch's own operator samples on the virtual CUDA device and compare with the CPU, bit for bit.
+"""Run PyTorch's own operator samples on the virtual CUDA device and compare with a reference, bit for bit.
 
-Every sample of torch's op_db (float32, float16 and int64, forward) runs here on the CPU and there on the device, in
+Every sample of torch's op_db (float32, float16 and int64, forward) runs on the reference and on the device, in
 per-op, lazy and replay mode; in replay each is recorded and then replayed with fresh values. In mode local, which is
 judged by itself (--modes local), the program's own process computes. An entry is passed,
 refused (a clear error names what is not supported), wrong, or excluded (a committed list with reasons).
@@ -9,8 +9,11 @@ refused (a clear error names what is not supported), wrong, or excluded (a commi
   edge-offload conformance --journal run.jsonl --json out.json   all; an interrupted run goes on from the journal
   edge-offload conformance --limit 8                             at most eight samples of each dtype
   edge-offload conformance --layouts channels_last,strided       the samples' tensors lie otherwise in memory
+  edge-offload conformance --reference cuda                      what computes is a GPU: compare with plain CUDA
 
-All entries take about half an hour on one core. The exit code is 1 if anything is wrong. Needs the package expecttest.
+The reference is this machine's CPU, or its GPU without edge_offload: a process of its own, without TF32, with cuDNN's
+deterministic algorithms. All entries take about half an hour on one core. The exit code is 1 if anything is wrong. Needs
+the package expecttest.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts", default="sampled", help=f"how tensors lie: some of {','.join(LAYOUTS)} (default: %(default)s)"
     )
+    parser.add_argument("--reference", choices=("cpu", "cuda"), default="cpu",
+                        help="what results are compared with (default: %(default)s)")  # fmt: skip
     parser.add_argument("--jobs", type=some, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="longest time for one entry")
     parser.add_argument("--server", default="", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'")
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if "local" in modes and (len(modes) > 1 or args.server):
         raise BadInput("local is judged by itself, without a server", remedy="--modes local")
     launcher = [*(["--server", args.server] if args.server else []), *(["--keys", args.keys] if args.keys else [])]
-    settings = Settings(modes, args.limit, args.timeout, launcher, layouts)
+    settings = Settings(modes, args.limit, args.timeout, launcher, layouts, args.reference)
     child = Child(settings)
     try:
         known = catalogue(child)
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         if not names:
             raise BadInput(f"no entry of op_db matches {' '.join(args.entries)}", remedy="such as 'nn.functional.*'")
         facts = {"torch": known["torch"], "modes": modes, "dtypes": known["dtypes"], "limit": args.limit}
-        facts["layouts"] = layouts
+        facts.update(layouts=layouts, **({"reference": "cuda"} if args.reference == "cuda" else {}))
         journal = Journal(args.journal, facts)
         progress = report.Progress(len(names), sum(name in journal.records for name in names))
         entries = judge_all(names, settings, journal, args.jobs, progress, child)

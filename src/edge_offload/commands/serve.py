@@ -66,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-devices", type=some, default=8, metavar="N",
                         help="programs that may have a virtual device at once (8)")  # fmt: skip
+    parser.add_argument("--devices-per-robot", type=some, default=4, metavar="N",
+                        help="of which so many may be of one robot (4)")  # fmt: skip
     parser.add_argument("--device-memory-mb", type=some, default=4096, metavar="MB",
                         help="tensors that one virtual device may hold (4096)")  # fmt: skip
     parser.add_argument("--device-seconds", type=positive, default=120.0, metavar="S",
@@ -143,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
         quota=Quota(max_models=args.models_per_robot, max_input_bytes=args.max_input_mb << 20),
         device_quota=DeviceQuota(
             sessions=args.max_devices,
+            sessions_per_robot=args.devices_per_robot,
             storage_bytes=args.device_memory_mb << 20,
             message_s=args.device_seconds,
             lease_s=args.lease,

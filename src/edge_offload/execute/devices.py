@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 
@@ -20,6 +20,11 @@ NAMES = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 #: What torch says when a GPU has failed, and not the program.
 OF_THE_GPU = re.compile(r"CUDA (driver )?error|cuDNN error|CUBLAS_STATUS|CUSOLVER|CUFFT")
+#: Of these, what says that memory is short, which the next call may find again.
+NO_MEMORY = re.compile(r"CUDA (driver )?error: out of memory|_ALLOC_FAILED")
+#: Of these, what a call is answered that nothing was launched for: the context is as it was.
+OF_THE_CALL = re.compile(r"_NOT_SUPPORTED|_BAD_PARAM|_INVALID_VALUE|invalid (configuration )?argument|no kernel image")
+RESTART = "start the program again; with CUDA_LAUNCH_BLOCKING=1 where the GPU is the error names its operator"
 
 #: Environment variable that allows TF32 on GPUs ("1"): faster matrix products, relative errors of about 1e-3.
 TF32 = "EDGE_OFFLOAD_TF32"
@@ -107,24 +112,51 @@ def allow_tf32() -> None:
     os.environ[TF32] = "1"
 
 
+def select(device: torch.device) -> None:
+    """Make ``device`` the one of tensors that are made without a device, in this thread."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def failure(error: BaseException, operator: str = "") -> Optional[EdgeOffloadError]:
+    """The error of ours that ``error`` is where a GPU raised it; None: it is the program's own.
+
+    Args:
+        error: what torch raised.
+        operator: which was running.
+
+    Returns:
+        OutOfMemory: the GPU has less memory than was asked for; it can be asked again.
+        DeviceLost: it has failed, and this process cannot use it any more.
+    """
+    text, where = str(error), f" in {operator}" if operator else ""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return OutOfMemory(f"the GPU has not enough memory{where}: {_first_line(error)}")
+    if not isinstance(error, RuntimeError) or isinstance(error, EdgeOffloadError):
+        return None
+    if isinstance(error, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        return None  # of a matrix with which the library can do nothing; its text has the library's name
+    if not OF_THE_GPU.search(text) or OF_THE_CALL.search(text):
+        return None
+    if NO_MEMORY.search(text):
+        return OutOfMemory(f"the GPU has not enough memory{where}: {_first_line(error)}")
+    return DeviceLost(f"the GPU failed{where}: {_first_line(error)}", remedy=RESTART)
+
+
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
     """Failures of a GPU inside, as errors of ours.
 
     Raises:
-        OutOfMemory: it has less memory than was asked for; it can be asked again.
-        DeviceLost: it has failed, and this process cannot use it any more.
+        OutOfMemory, DeviceLost: see :func:`failure`.
     """
     try:
         yield
-    except EdgeOffloadError:
-        raise
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(f"the GPU has not enough memory: {_first_line(error)}") from error
-    except RuntimeError as error:
-        if not OF_THE_GPU.search(str(error)):
+    except Exception as error:
+        ours = failure(error)
+        if ours is None:
             raise
-        raise DeviceLost(f"the GPU failed: {_first_line(error)}", remedy="start the program again") from error
+        raise ours from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import msgpack
 import torch
 
-from edge_offload.errors import EdgeOffloadError, OutOfMemory, ProtocolError, RemoteError
+from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, ProtocolError, RemoteError
 from edge_offload.ir.operators import HostTensor
 from edge_offload.ir.trace.calls import Buffer, host_tensor
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
@@ -275,6 +275,8 @@ _EAGER_ERRORS = {
         torch.linalg.LinAlgError,  # type: ignore[attr-defined]
     )
 }
+#: What releases of torch from 2.8 on raise where CUDA refuses a call; a RuntimeError before.
+_EAGER_ERRORS["AcceleratorError"] = getattr(torch, "AcceleratorError", RuntimeError)
 
 
 def _exception(error: Mapping[str, Any]) -> Exception:
@@ -283,6 +285,8 @@ def _exception(error: Mapping[str, Any]) -> Exception:
         return _EAGER_ERRORS[error["kind"]](text)
     if error["kind"] == OutOfMemory.__name__:
         return torch.cuda.OutOfMemoryError(text)
+    if error["kind"] == DeviceLost.__name__:
+        return DeviceLost(str(error.get("cause", text)), str(error.get("remedy", "")))
     if error["kind"] == "Unsupported":
         return NotImplementedError(f"{text} (edge_offload)")
     return RemoteError(f"{operator}: {text}" if operator else text)
@@ -290,7 +294,10 @@ def _exception(error: Mapping[str, Any]) -> Exception:
 
 def refusal(error: EdgeOffloadError) -> List[Buffer]:
     """The answer to a message that could not be read, or of which nothing was done."""
-    facts = {"operator": "", "kind": type(error).__name__, "text": str(error), "refused": True}
+    facts = {
+        "operator": "", "kind": type(error).__name__, "text": str(error), "cause": error.cause, "remedy": error.remedy,
+        "refused": True,
+    }  # fmt: skip
     return [msgpack.packb({"outcomes": [], "error": facts}, use_bin_type=True)]
 
 

@@ -18,6 +18,10 @@ class SessionLost(LinkLost):
     """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
 
 
+class SessionEnded(SessionLost):
+    """The session refused a message or its GPU failed: the cause says which. What it holds counts no more."""
+
+
 class Remote:
     """Sends messages in order; each answer arrives in a Future, perhaps in parts.
 

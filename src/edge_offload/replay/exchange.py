@@ -7,11 +7,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Deque, List, Optional
 
-from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.errors import DeviceLost, LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer, Message
-from edge_offload.protocol.remote import Remote, SessionLost
+from edge_offload.protocol.remote import Remote, SessionEnded
 from edge_offload.replay.definitions import Definitions
 
 #: Messages with no answer awaited; each may carry the uploads of one segment.
@@ -101,7 +101,7 @@ class Exchange:
 
         Raises:
             LinkLost, ProtocolError: there will be no answer.
-            SessionLost: the session has refused this message, or one before.
+            SessionEnded: the session has refused this message or one before, or its GPU failed.
         """
         if blocked:
             self.counters.round_trips += 1
@@ -114,9 +114,9 @@ class Exchange:
             self.failure = error
             raise
         while self._arriving and self._arriving[0].ended:  # also those that nobody waits for
-            refused = self._arriving.popleft().so_far.refused
-            if refused:
-                self.failure = SessionLost(f"the session refused a message: {refused}")
+            ended = self._arriving.popleft().so_far
+            if ended.refused:
+                self.failure = _end_of(ended)
                 raise self.failure
         return answer
 
@@ -130,6 +130,13 @@ class Exchange:
         """Wait for everything that was put off; ``blocked``: as a round trip each."""
         while self._outstanding:
             outcome_of(self.wait(self._outstanding.popleft(), blocked), 1)
+
+
+def _end_of(answer: Answer) -> SessionEnded:
+    """What a session that gave such an answer is to the program."""
+    if isinstance(answer.error, DeviceLost):
+        return SessionEnded(answer.error.cause, answer.error.remedy)
+    return SessionEnded(f"the session refused a message: {answer.refused}")
 
 
 def outcome_of(answer: Answer, step: int) -> Outcome:

@@ -20,7 +20,7 @@ from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.mode import Mode
 from edge_offload.notices import Once, notify
 from edge_offload.protocol.messages import Message
-from edge_offload.protocol.remote import Remote, SessionLost
+from edge_offload.protocol.remote import Remote, SessionEnded, SessionLost
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.exchange import Counters
 from edge_offload.replay.flushed import BARRIER, READ, FlushedSegment
@@ -233,10 +233,12 @@ class Recorder:
             try:
                 exchange.remote.renew()
                 self._put_back(exchange.remote, before, lost.cause, freed)
-                notify(f"the server was restarted: {known.recovery.restored()}")
+                happened = lost.cause if isinstance(lost, SessionEnded) else "the server was restarted"
+                notify(f"{happened}: {known.recovery.restored()}")
                 return self._again(invocations, flushed.reason)
             except (EdgeOffloadError, NotImplementedError) as error:
-                problem = LinkLost(f"{lost.cause} ({error})", remedy=lost.remedy)
+                again = isinstance(error, EdgeOffloadError) and error.cause == lost.cause
+                problem = LinkLost(f"{lost.cause} ({'twice' if again else error})", remedy=lost.remedy)
         if self._stand_in is None or self._absent is not None or flushed.generation != known.generation:
             exchange.failure = problem
             raise problem from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import pathlib
 import subprocess
 import sys
 import types
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.engines import onnx_runtime, table
+from edge_offload.execute.engines import onnx_runtime, shared_library, table
 from edge_offload.execute.engines.base import CLOSE, CUDA, EXACT, REDUCED, Built, driver_release, stated, version
 from edge_offload.execute.engines.cuda_graph import CudaGraph, CudaGraphEngine
 from edge_offload.execute.engines.export import export
@@ -77,6 +78,56 @@ def test_each_says_what_it_lacks(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert TensorRT(buffers="pycuda").lacks() == "pycuda, for buffers where torch has no CUDA"
     assert TensorRT(buffers="torch").lacks() == ""
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path):
+    """All packages are installed; ONNX Runtime's is a folder of the test's."""
+    monkeypatch.setattr(table, "version", lambda backend: "1.20.0")
+    monkeypatch.setattr(table, "_exporter", lambda: True)
+    package = tmp_path / "onnxruntime"
+    (package / "capi").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError")
+    find = importlib.util.find_spec
+    spec = importlib.util.spec_from_file_location("onnxruntime", package / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: spec if name == "onnxruntime" else find(name))
+    return package / "capi"
+
+
+def listed():
+    return {one.name: one for one in table.engines() if one.name in ("onnxruntime:cuda", "onnxruntime:tensorrt")}
+
+
+def test_onnx_runtime_has_no_gpu_where_torch_finds_none(packages):
+    for one in listed().values():
+        assert not one.present
+        assert one.detail == "needs an NVIDIA GPU that torch can use"
+        assert "nvidia-smi" in one.remedy
+        with pytest.raises(Unsupported, match=r"is absent: needs an NVIDIA GPU.*; check nvidia-smi"):
+            table.pick(one.name)
+
+
+def test_onnx_runtime_is_there_where_its_providers_have_their_libraries(packages, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "pip install onnxruntime-gpu" in listed()["onnxruntime:cuda"].remedy, "a build without the provider"
+    # any library does for CUDA's provider, and one that needs what no machine has for TensorRT's
+    library = pathlib.Path(importlib.util.find_spec("_ctypes").origin).read_bytes()
+    (packages / "libonnxruntime_providers_cuda.so").write_bytes(library)
+    (packages / "libonnxruntime_providers_tensorrt.so").write_bytes(library.replace(b"libc.so.6", b"libnvi.so"))
+    found = listed()
+    assert found["onnxruntime:cuda"].present
+    assert found["onnxruntime:tensorrt"].detail == "needs libnvi.so, for libonnxruntime_providers_tensorrt.so"
+    assert found["onnxruntime:tensorrt"].remedy == "put libnvi.so where the loader looks (LD_LIBRARY_PATH)"
+    (packages / "libnvi.so").write_bytes(library)
+    assert listed()["onnxruntime:tensorrt"].present, "it is beside the provider"
+
+
+def test_what_is_no_library_needs_nothing(tmp_path):
+    path = tmp_path / "file"
+    assert shared_library.needed(path) == []
+    for text in (b"", b"\x7fELF\x02", b"\x7fELF\x02" + b"\xff" * 59, b"words" * 40):
+        path.write_bytes(text)
+        assert shared_library.needed(path) == []
 
 
 def test_a_package_of_the_systems_has_a_version_without_being_imported(tmp_path, monkeypatch):

@@ -20,16 +20,27 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--modes", required=True)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--layouts", default="sampled")
+    parser.add_argument("--reference", default="cpu")
+    parser.add_argument("--launcher", type=json.loads, default=[])
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
     from edge_offload.device.conformance.judge import DTYPES, entry_name, find, judge
+    from edge_offload.device.conformance.reference import CudaReference
     from edge_offload.device.installation import installed
+    from edge_offload.errors import Unsupported
 
     torch.set_num_threads(1)
     device = installed()
+    reference: Optional[CudaReference] = None
+    if args.reference == "cuda":
+        try:
+            reference = CudaReference(args.launcher)
+        except Unsupported as error:
+            _say({"problem": error.cause, "remedy": error.remedy})
+            return 2
     for line in sys.stdin:
         name = line.strip()
         if name == "list":
@@ -38,7 +49,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         assert device is not None
         op = find(op_db, name)
         assert op is not None
-        _say(judge(op, args.modes.split(","), args.limit, device, args.layouts.split(",")))
+        _say(judge(op, args.modes.split(","), args.limit, device, args.layouts.split(","), reference))
         if device.recorder.failed:
             return 3
     return 0

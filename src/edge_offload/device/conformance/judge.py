@@ -1,10 +1,10 @@
-"""The verdict on one entry of ``op_db``: every sample on the CPU and on the virtual device, in several modes."""
+"""The verdict on one entry of ``op_db``: every sample on a reference and on the virtual device, in several modes."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
@@ -47,7 +47,7 @@ class Verdict:
 
 @dataclass
 class Case:
-    """One sample with several sets of values, and for each what the CPU makes of it: a result or an error."""
+    """One sample with several sets of values, and for each what the reference makes of it: a result or an error."""
 
     dtype: str
     samples: List[Any]
@@ -56,10 +56,31 @@ class Case:
 
 
 class Raised:
-    """The CPU raised."""
+    """The reference raised."""
 
-    def __init__(self, error: Exception) -> None:
-        self.text = f"{type(error).__name__}: {first_line(error)}"
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @staticmethod
+    def of(error: Exception) -> Raised:
+        """That ``error``."""
+        return Raised(f"{type(error).__name__}: {first_line(error)}")
+
+
+class Reference(Protocol):
+    """What results are compared with in place of the CPU of this process."""
+
+    def results(self, entry: str, dtype: str, count: int, limit: int, layout: str, samples: List[List[Any]]) -> Any:
+        """By the number of the values and of the sample: the leaves of the result, or :class:`Raised`.
+
+        Args:
+            entry: its name.
+            dtype: of the samples.
+            count: sets of values.
+            limit: samples of each; 0 for all.
+            layout: how their tensors lie.
+            samples: what :func:`drawn` gives here; it must draw the same.
+        """
 
 
 def entry_name(op: Any) -> str:
@@ -75,8 +96,9 @@ def dtypes_of(op: Any) -> List[str]:
 
 
 def judge(
-    op: Any, modes: Sequence[str], limit: int, device: Any, layouts: Sequence[str] = (SAMPLED,)
-) -> Dict[str, Any]:
+    op: Any, modes: Sequence[str], limit: int, device: Any, layouts: Sequence[str] = (SAMPLED,),
+    reference: Optional[Reference] = None,
+) -> Dict[str, Any]:  # fmt: skip
     """Verdicts on ``op`` in each of ``modes``, as a record (``conformance`` in the schema, one of its entries).
 
     Args:
@@ -85,6 +107,7 @@ def judge(
         limit: samples per dtype; 0 for all.
         device: the installed virtual device.
         layouts: some of :data:`LAYOUTS`; each sample is judged in each.
+        reference: what results are compared with; None: the CPU.
     """
     began = time.monotonic()
     name = entry_name(op)
@@ -95,7 +118,7 @@ def judge(
     for dtype in dtypes_of(op):
         try:
             count = max(RUNS[mode] for mode in modes)
-            cases = [case for layout in layouts for case in cases_of(op, dtype, count, limit, layout)]
+            cases = [case for layout in layouts for case in cases_of(op, dtype, count, limit, layout, reference)]
             if op.name in BRANCHES_ON_DEVICE:
                 refer_to_device(op, cases, device)
         except Exception as error:
@@ -117,7 +140,7 @@ def judge(
             break
     for verdict in verdicts.values():
         if verdict.outcome == PASSED and not verdict.compared:
-            verdict.add(WRONG, "no sample of it runs on the CPU: there is nothing to compare with")
+            verdict.add(WRONG, "no sample of it runs on the reference: there is nothing to compare with")
     return {
         "entry": name,
         "outcomes": {mode: verdict.outcome for mode, verdict in verdicts.items()},
@@ -128,19 +151,32 @@ def judge(
     }
 
 
-def cases_of(op: Any, dtype: str, count: int, limit: int, layout: str = SAMPLED) -> Iterator[Case]:
-    """Each sample of ``op`` with ``count`` sets of values, and what the CPU makes of them.
+def drawn(op: Any, dtype: str, count: int, limit: int) -> List[List[Any]]:
+    """``count`` sets of values of the samples of ``op``, each a list of them, the same in every process.
 
     Of more than ``limit`` samples that many are taken, evenly spread, with the first and the last.
     """
     sets = []
     for number in range(count):
         seed(number)
-        drawn = list(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False))
-        if limit and len(drawn) > limit:
-            step = (len(drawn) - 1) / max(1, limit - 1)
-            drawn = [drawn[round(index * step)] for index in range(limit)]
-        sets.append(drawn)
+        samples = list(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False))
+        if limit and len(samples) > limit:
+            step = (len(samples) - 1) / max(1, limit - 1)
+            samples = [samples[round(index * step)] for index in range(limit)]
+        sets.append(samples)
+    return sets
+
+
+def cases_of(
+    op: Any, dtype: str, count: int, limit: int, layout: str = SAMPLED, reference: Optional[Reference] = None
+) -> Iterator[Case]:
+    """Each sample of ``op`` with ``count`` sets of values (see :func:`drawn`), and what the reference makes of them."""
+    sets = drawn(op, dtype, count, limit)
+    if reference is not None:
+        results = reference.results(entry_name(op), dtype, count, limit, layout, sets)
+        for samples, expected in zip(zip(*sets), zip(*results)):
+            yield Case(dtype, list(samples), layout, list(expected))
+        return
     for samples in zip(*sets):
         case = Case(dtype, list(samples), layout)
         for sample in samples:
@@ -150,7 +186,7 @@ def cases_of(op: Any, dtype: str, count: int, limit: int, layout: str = SAMPLED)
             except Exception as error:
                 if "edge_offload" in str(error):
                     raise
-                case.expected.append(Raised(error))
+                case.expected.append(Raised.of(error))
         yield case
 
 
@@ -172,7 +208,7 @@ def refer_to_device(op: Any, cases: Sequence[Case], device: Any) -> None:
             tolerance = BRANCHES_ON_DEVICE[op.name]
             for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0]):
                 if not torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
-                    raise ValueError(f"the device says {b} where the CPU says {a}")
+                    raise ValueError(f"the device says {b} where the reference says {a}")
             case.expected[index] = found
 
 
@@ -203,10 +239,11 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
             verdict.add(REFUSED if refused else WRONG, text)
             return
         if isinstance(expected, Raised):
-            difference = f"no error where the CPU says {expected.text}"
+            difference = f"no error where the reference says {expected.text}"
         else:
             verdict.compared += 1
-            wanted = expected.contiguous() if entry_name(op) in STRIDES_OF_CUDA else expected
+            dense = entry_name(op) in STRIDES_OF_CUDA and isinstance(expected, torch.Tensor)  # of a CPU
+            wanted = expected.contiguous() if dense else expected
             difference = compare(expected, found) or layout_difference(wanted, on_device)
         if difference:
             verdict.add(WRONG, f"{where}: {difference}")

@@ -58,6 +58,9 @@ def page(record: Mapping[str, Any]) -> str:
     samples = sum(entry["samples"] for entry in entries)
     layouts = [layout for layout in record.get("layouts", []) if layout != "sampled"]
     lying = [f"The tensors of samples lie in memory in other ways, too: {', '.join(layouts)}.", ""] if layouts else []
+    on_cuda = record.get("reference") == "cuda"
+    reference = "by plain CUDA (TF32 off, cuDNN deterministic)" if on_cuda else "on the CPU"
+    executor = "with the same torch" if on_cuda else "whose executor is a CPU process with the same torch"
     limit = f"at most {record['limit']} of each dtype, evenly spread" if record["limit"] else "all samples"
     lines = [
         "# Compatibility",
@@ -67,9 +70,10 @@ def page(record: Mapping[str, Any]) -> str:
         "",
         f"The judge is PyTorch's own test suite: {len(entries)} entries of `op_db`, {samples} samples ({limit}",
         f"in {', '.join(record['dtypes'])}; in another dtype for entries that have none of them), forward only.",
-        "Every sample runs on the CPU and on the device, whose executor is a CPU process with the same torch and one",
+        f"Every sample runs {reference} and on the device, {executor} and one",
         "thread; the results are compared bit by bit (NaN equals NaN), with their dtype, shape and strides; where",
-        "the CPU raises, the device must too. Random operators start from the same seed. In replay mode each sample",
+        f"{'plain CUDA' if on_cuda else 'the CPU'} raises, the device must too. Random operators start from the same "
+        "seed. In replay mode each sample",
         "runs four times with fresh values, so that the server runs ahead of the later ones.",
         "",
         *lying,

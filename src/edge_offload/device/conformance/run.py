@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from edge_offload.device.conformance.child import MARK
-from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
+from edge_offload.execute import heap
 
 #: Entries that one process judges before the next one takes over (what it keeps on the device would add up).
 BATCH = 60
@@ -31,6 +32,7 @@ class Settings:
         timeout_s: longest time for one entry; then its process is killed and the entry is wrong.
         launcher: further options of ``edge-offload exec``.
         layouts: how the tensors of samples lie.
+        reference: what results are compared with, ``cpu`` or ``cuda``.
     """
 
     modes: Sequence[str]
@@ -38,6 +40,7 @@ class Settings:
     timeout_s: float = 900.0
     launcher: Sequence[str] = ()
     layouts: Sequence[str] = ("sampled",)
+    reference: str = "cpu"
 
 
 def command_of(settings: Settings) -> List[str]:
@@ -46,7 +49,8 @@ def command_of(settings: Settings) -> List[str]:
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", mode, "--threads", "1"]
     command += [*settings.launcher, "--", sys.executable, "-m", "edge_offload.device.conformance.child"]
     command += ["--modes", ",".join(settings.modes), "--limit", str(settings.limit)]
-    return [*command, "--layouts", ",".join(settings.layouts)]
+    command += ["--layouts", ",".join(settings.layouts), "--reference", settings.reference]
+    return [*command, "--launcher", json.dumps(heap.LAUNCHER)]
 
 
 class Child:
@@ -112,6 +116,7 @@ def catalogue(child: Child) -> Dict[str, Any]:
 
     Raises:
         EdgeOffloadError: the launcher does not start, or torch's test suite cannot be imported.
+        Unsupported: there is no GPU for the reference.
     """
     answer = child.ask("list", START_S)
     if answer is None:
@@ -120,6 +125,8 @@ def catalogue(child: Child) -> Dict[str, Any]:
             f"op_db cannot be listed on the virtual device: {ended}",
             remedy="pip install expecttest; see 'edge-offload doctor'",
         )
+    if "problem" in answer:
+        raise Unsupported(answer["problem"], remedy=answer["remedy"])
     return answer
 
 

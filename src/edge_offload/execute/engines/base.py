@@ -28,6 +28,8 @@ EXACT, CLOSE, REDUCED = "exact", "close", "reduced"
 TOLERANCE = {EXACT: 0.0, CLOSE: 2e-5, REDUCED: 5e-2}
 #: What an engine computes on.
 CPU, CUDA = "cpu", "cuda"
+#: What a machine lacks where torch finds no GPU.
+NO_GPU = "an NVIDIA GPU that torch can use"
 #: Tells engines of this process from those of any other whose kernels were picked by timing as well.
 _PROCESS = secrets.token_hex(4)
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
-from edge_offload.execute.engines.base import CUDA, EXACT, Direct
+from edge_offload.execute.engines.base import CUDA, EXACT, NO_GPU, Direct
 
 #: Runs before the capture: what is made on first use (handles, workspaces) must not be captured.
 WARM_UP = 3
@@ -22,7 +22,7 @@ class CudaGraph(Direct):
 
     def lacks(self) -> str:
         """See :class:`~edge_offload.execute.engines.base.Backend`."""
-        return "" if torch.cuda.is_available() else "an NVIDIA GPU that torch can use"
+        return "" if torch.cuda.is_available() else NO_GPU
 
     def capture(
         self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]

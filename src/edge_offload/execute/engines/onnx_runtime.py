@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import tempfile
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
@@ -9,7 +10,8 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 import torch
 
 from edge_offload.errors import Unsupported
-from edge_offload.execute.engines.base import CLOSE, CPU, CUDA, REDUCED, Built, driver_release
+from edge_offload.execute.engines import shared_library
+from edge_offload.execute.engines.base import CLOSE, CPU, CUDA, NO_GPU, REDUCED, Built, driver_release
 from edge_offload.execute.engines.export import position
 
 _ON_CPU = "CPUExecutionProvider"
@@ -20,6 +22,8 @@ _PROVIDERS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     # it has no option that turns TF32 off
     "onnxruntime:tensorrt": ("TensorrtExecutionProvider", {}),
 }
+#: By the name of the engine: the libraries of its provider, in the order in which they are loaded.
+_LIBRARIES = {"onnxruntime:cuda": ("cuda",), "onnxruntime:tensorrt": ("cuda", "tensorrt")}
 
 
 class OnnxRuntime(Built):
@@ -39,6 +43,21 @@ class OnnxRuntime(Built):
         self.device, self.distributions = CUDA, ("onnxruntime-gpu",)
         self.timed = name == "onnxruntime:tensorrt"
         self.precision, self.accuracy = ("tf32", REDUCED) if self.timed else ("fp32", CLOSE)
+
+    def lacks(self) -> str:
+        """See :class:`~edge_offload.execute.engines.base.Backend`."""
+        if self.device == CPU:
+            return ""
+        if not torch.cuda.is_available():
+            return NO_GPU
+        for provider in _LIBRARIES[self.name]:
+            path = _folder() / f"libonnxruntime_providers_{provider}.so"
+            if not path.is_file():
+                return f"onnxruntime-gpu, with {path.name}"
+            library = shared_library.missing(path)
+            if library:
+                return f"{library}, for {path.name}"
+        return ""
 
     def depends_on(self) -> Dict[str, str]:
         """See :class:`~edge_offload.execute.engines.base.Backend`."""
@@ -86,6 +105,12 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._session = None
+
+
+def _folder() -> pathlib.Path:
+    """Where ONNX Runtime keeps its libraries; nothing is imported."""
+    found = importlib.util.find_spec("onnxruntime")
+    return pathlib.Path(found.origin).parent / "capi" if found is not None and found.origin else pathlib.Path()
 
 
 def _session(

@@ -18,6 +18,7 @@ from edge_offload.execute.engines.base import (
     CUDA,
     EAGER,
     EXACT,
+    NO_GPU,
     REDUCED,
     Backend,
     Built,
@@ -42,6 +43,7 @@ BY = "/"
 _ELSEWHERE = {
     "tensorrt": "JetPack 5.1 or later brings it; elsewhere pip install tensorrt-cu12 onnx",
     "pycuda": "pip install pycuda", "onnxruntime-gpu": "pip install onnxruntime-gpu onnx",
+    NO_GPU: "check nvidia-smi, the driver's version and that torch is a CUDA build",
 }  # fmt: skip
 
 
@@ -180,7 +182,8 @@ def _listed(backend: Backend) -> Listed:
         return Listed(backend.name, False, found or "", *facts, f"not installed: {', '.join(missing)}", remedy)
     lacks = backend.lacks()
     if lacks:
-        remedy = _ELSEWHERE.get(lacks.split(",")[0], "")
+        what = lacks.split(",")[0]
+        remedy = _ELSEWHERE.get(what, f"put {what} where the loader looks (LD_LIBRARY_PATH)" if ".so" in what else "")
         return Listed(backend.name, False, str(found), *facts, f"needs {lacks}", remedy)
     return Listed(backend.name, True, str(found), *facts, "on the GPU" if backend.device == CUDA else "on the CPU")
 

@@ -20,11 +20,12 @@ import torch
 
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.session.native_runner import library
+from edge_offload.execute.session.results import failed_call
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import SIZE, STRIDE, Hole, HostTensor, Layout
 from edge_offload.ir.trace.calls import BoundOperator, Buffer, Result, StorageBuffer, host_tensor, layout_of
-from edge_offload.ir.trace.segments import CallFailed, Outcome
+from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import TraceStep
 
@@ -151,7 +152,8 @@ class Program:
             speculative: whether to keep what it takes to roll it back.
 
         Raises:
-            CallFailed, ProtocolError, BadInput: as :meth:`~edge_offload.execute.session.session.DeviceSession.run`.
+            CallFailed, DeviceLost, ProtocolError, BadInput: as
+                :meth:`~edge_offload.execute.session.session.DeviceSession.run`.
         """
         values = [evaluate(formula, since) for formula in self._formulas]
         given = self._payloads if payloads is None else payloads
@@ -204,7 +206,7 @@ class Program:
         if failed is not None:
             call, error = failed
             if call >= 0:
-                raise CallFailed(self._names[call], error)
+                raise failed_call(self._names[call], error)
             if call == NO_ROOM:
                 limits.check_held(storages.allocated, int(error))
             limits.check_answer(limits.storage_bytes + int(call == TOO_LONG))
@@ -243,7 +245,7 @@ class Program:
                 try:
                     returned = op.kernel(*arguments, **op.named)
                 except Exception as error:
-                    raise CallFailed(op.entry.name, error) from None
+                    raise failed_call(op.entry.name, error) from None
                 outputs = (returned,) if op.single else returned
                 for output, canonical, ordinal, kept in op.new:
                     tensor = made[canonical] = outputs[output]
@@ -259,7 +261,7 @@ class Program:
                 try:
                     registers[op.holes[0][1]].copy_(uploads[op.upload])  # type: ignore[union-attr]
                 except RuntimeError as error:
-                    raise CallFailed(op.entry.name, error) from None
+                    raise failed_call(op.entry.name, error) from None
             elif op.how == ALLOCATION:
                 run.allocate(op)
             else:

@@ -1,4 +1,4 @@
-"""What a tensor that a call returned is to the client: a new storage, a view of one that it knows, or an operand."""
+"""What a call returned is to the client: a new storage, a view of one that it knows, an operand, or an error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import List, Optional
 
 import torch
 
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.devices import failure
 from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, BoundOperator, Result, StorageBuffer, layout_of
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import CallFailed
@@ -49,3 +51,16 @@ def classify(
             return Result(ALIAS, distinct + i, layout, storage.nbytes())
     new.append(StorageBuffer(storage, tensor))
     return Result(NEW, 0, layout, storage.nbytes())
+
+
+def failed_call(operator: str, error: Exception) -> EdgeOffloadError:
+    """What the session raises where ``operator`` raised ``error``.
+
+    Returns:
+        DeviceLost: the GPU failed, and this process cannot use it any more.
+        OutOfMemory: a library of the GPU has not enough memory.
+        CallFailed: it is the program's, of the class that eager execution raises.
+    """
+    if isinstance(error, torch.cuda.OutOfMemoryError):  # its text is torch's, which programs look into
+        return CallFailed(operator, error)
+    return failure(error, operator) or CallFailed(operator, error)

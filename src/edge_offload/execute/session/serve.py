@@ -6,7 +6,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.errors import DeviceLost, EdgeOffloadError, ProtocolError
+from edge_offload.execute.devices import failures
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.segments import CallFailed, Outcome
@@ -27,6 +28,9 @@ def serve(
 
     ``ahead`` is given parts of the answer while the rest is computed, up to MAX_FLUSHED_BYTES of what is read; what is
     returned is what they lack.
+
+    Raises:
+        DeviceLost: the GPU failed: the session is over, and so is what this process can do with that GPU.
     """
     outcomes: List[Outcome] = []
     ran: List[Tuple[int, int, Outcome]] = []
@@ -48,22 +52,28 @@ def serve(
     fetched: List[Buffer] = []
     try:
         message = parse_message(buffers)
-        _take_in(session, message)
+        with failures():
+            _take_in(session, message)
+    except DeviceLost:
+        raise
     except EdgeOffloadError as failure:
         return refusal(failure)
     session.unused = message.unused
     try:
-        for index, step in enumerate(message.steps):
-            outcomes.append(session.run(step, speculative=index >= message.speculative_from))
-        if message.graph is not None:
-            before = (message.steps[-1], outcomes[-1]) if outcomes else None
-            with torch.inference_mode():
-                for item in session.ahead.run(message.graph, before, flush):
-                    ran.append(item)
-        for number in message.fetch:
-            storage = session.slot(number).storage
-            session.bring_back(storage.nbytes())
-            fetched.append(storage_bytes(storage))
+        with failures():
+            for index, step in enumerate(message.steps):
+                outcomes.append(session.run(step, speculative=index >= message.speculative_from))
+            if message.graph is not None:
+                before = (message.steps[-1], outcomes[-1]) if outcomes else None
+                with torch.inference_mode():
+                    for item in session.ahead.run(message.graph, before, flush):
+                        ran.append(item)
+            for number in message.fetch:
+                storage = session.slot(number).storage
+                session.bring_back(storage.nbytes())
+                fetched.append(storage_bytes(storage))
+    except DeviceLost:
+        raise
     except CallFailed as failure:
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:

@@ -103,6 +103,7 @@ class DeviceSession(Storages):
 
         Raises:
             CallFailed: an operator raised. What ran before it has taken effect.
+            DeviceLost: the GPU failed; nothing can be run any more.
             ProtocolError, BadInput: the step does not fit what the session holds.
         """
         found = segment if segment is not None else self.segments.get(step.segment)

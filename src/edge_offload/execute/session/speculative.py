@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 from typing import Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
 
-from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
+from edge_offload.errors import BadInput, DeviceLost, EdgeOffloadError, ProtocolError
+from edge_offload.execute.devices import failures
 from edge_offload.execute.session.compiler import compile_step
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.pacer import FlushPacer
@@ -124,6 +125,9 @@ class SpeculativeExecutor:
         What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``flush``
         is called when the host waits for what is there already, and what is computed next takes its time; now and then
         where it waits for sizes alone.
+
+        Raises:
+            DeviceLost: the GPU failed.
         """
         since, base = list(graph.since), graph.base
         kind: BranchKey = ()
@@ -151,7 +155,10 @@ class SpeculativeExecutor:
                 departures.left(time.monotonic())
             number, edges = ways[index]
             try:
-                outcome, last = self._step(number, base, graph.start, since, payloads)
+                with failures():
+                    outcome, last = self._step(number, base, graph.start, since, payloads)
+            except DeviceLost:
+                raise
             except EdgeOffloadError:
                 break
             count += 1

@@ -11,7 +11,7 @@ import torch
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
 from edge_offload.execute.session.generators import Generators
 from edge_offload.execute.session.limits import Limits
-from edge_offload.execute.session.results import classify
+from edge_offload.execute.session.results import classify, failed_call
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import HostNumber, HostTensor, Symbol, View
 from edge_offload.ir.trace.calls import (
@@ -31,7 +31,7 @@ from edge_offload.ir.trace.calls import (
     host_number,
     host_tensor,
 )
-from edge_offload.ir.trace.segments import CallFailed, Outcome
+from edge_offload.ir.trace.segments import Outcome
 
 
 class Storages:
@@ -169,7 +169,7 @@ class Storages:
             except EdgeOffloadError:
                 raise
             except (RuntimeError, MemoryError) as error:
-                raise CallFailed(operator.name, error) from None
+                raise failed_call(operator.name, error) from None
         tensors = [slots[view.reference].view(view.layout) for view in operator.views]
         arguments = list(operator.arguments)
         for position, hole in operator.direct:
@@ -183,7 +183,7 @@ class Storages:
             else:
                 returned = operator.kernel(*arguments)
         except Exception as error:
-            raise CallFailed(operator.name, error) from None
+            raise failed_call(operator.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
         new: List[StorageBuffer] = []
         if operator.results is not None and not describe and operator.fixed:

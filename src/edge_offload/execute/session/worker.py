@@ -21,7 +21,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from edge_offload import background
-from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
+from edge_offload.errors import BadInput, DeviceLost, LinkLost, ProtocolError, RemoteError
 
 if TYPE_CHECKING:
     from edge_offload.execute.session.session import DeviceSession
@@ -66,7 +66,11 @@ def bound_memory(size: int) -> None:
 
 
 def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
-    """Answer messages in order until the parent hangs up."""
+    """Answer messages in order until the parent hangs up.
+
+    Raises:
+        DeviceLost: the GPU failed; who asked has been answered so.
+    """
     import torch
 
     from edge_offload.execute import devices, heap
@@ -80,6 +84,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.threads:
         torch.set_num_threads(args.threads)
+    devices.select(torch.device(args.device))
     session = make_session(args)
     if args.device == "cpu":
         bound_memory(args.storage_bytes + OVERHEAD_BYTES)
@@ -110,6 +115,9 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
             coded, answer = [], refusal(error)
+        except DeviceLost as error:  # the next process has a context of its own
+            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, refusal(error))
+            raise
         except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
             text = f"the executor failed: {type(error).__name__}: {error}"
             told = refusal(RemoteError(text, remedy="start the program again"))
@@ -123,7 +131,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Parse the command line of the process and serve."""
     parser = argparse.ArgumentParser(prog="edge_offload.execute.session.worker", description=__doc__)
     parser.add_argument("fd", type=int, help="inherited socket")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:n")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
     parser.add_argument("--cores", default="", help="CPU cores, such as 0,2; empty leaves them")
     parser.add_argument("--storage-bytes", type=int, default=8 << 30, help="most bytes that tensors may hold")
@@ -142,6 +150,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         serve_forever(channel, args)
     except LinkLost:
+        return 1
+    except DeviceLost as error:
+        print(f"edge_offload: an executor ends: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -131,9 +131,10 @@ class DeviceService:
                 continue
             waiting = [key for key in keys if self._sessions[key].over or self._sessions[key].detached_s is not None]
             if not waiting:
+                option = "--devices-per-robot" if own else "--max-devices"
                 raise Refused(
                     f"full: {limit} programs {'of this robot ' if own else ''}have a device here",
-                    remedy="end one, or start the server with a larger --max-devices",
+                    remedy=f"end one, or start the server with a larger {option}",
                 )
             oldest = min(waiting, key=lambda key: self._sessions[key].detached_s or 0.0)
             session = self._sessions.pop(oldest)

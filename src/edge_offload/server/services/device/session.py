@@ -14,7 +14,7 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
-from edge_offload.execute.heap import of_executor
+from edge_offload.execute import heap
 from edge_offload.execute.session.note import Note
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link.transport.peers import Peer, Request
@@ -170,12 +170,12 @@ class Session:
         ours, theirs = socket.socketpair()
         note = Note()
         try:
-            command = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
-            command += [*self._options, "--note", str(note.descriptor)]
+            worker = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
+            command = [*heap.LAUNCHER, *worker, *self._options, "--note", str(note.descriptor)]
             process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno(), note.descriptor],
-                env=of_executor(os.environ),
+                env=heap.of_executor(os.environ),
                 stdin=subprocess.DEVNULL,
             )
             self._note = note
