@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import pathlib
 import shutil
@@ -60,6 +61,21 @@ def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_pat
     said, calls = set_up(tmp_path, "exit 0")
     assert "GB" not in said
     assert [call.startswith("uv ") for call in calls if "torch==2.13.0" in call] == [False, True]
+
+
+def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path) -> None:
+    """The distribution's cv_bridge, with which nodes may share a Python, is built against numpy 1."""
+    pins = [line.split(";")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "numpy==" in line]
+    assert pins
+    assert all(pin.startswith("numpy==1.") for pin in pins), pins
+    _, calls = set_up(tmp_path, "exit 2")
+    installing = [call for call in calls if "-m pip" in call and " uv" not in call]
+    assert [call for call in installing if "numpy" in call or "-e ." in call]
+    assert all("constraints.txt" in call for call in installing if "--no-deps" not in call), installing
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    (numpy,) = [line for line in settings["options"]["install_requires"].split() if line.startswith("numpy")]
+    assert "<" not in numpy
 
 
 def test_a_venv_that_is_a_link_is_another_checkouts_and_kept(tmp_path: pathlib.Path) -> None:

@@ -147,6 +147,15 @@ def test_a_video_appears_when_complete_and_can_be_read(tmp_path: pathlib.Path, s
     assert frames[10].mean() == pytest.approx(100, abs=6)
 
 
+def test_opencv_does_not_print_that_a_codec_is_missing(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture) -> None:
+    """H.264 is tried before MPEG-4; OpenCV's levels of logging are elsewhere in OpenCV 5 than in OpenCV 4."""
+    with VideoWriter(tmp_path / "out.mp4") as writer:
+        writer.write(grey(40, 40))
+    assert "ERROR" not in capfd.readouterr().err
+    cv2.imread(str(tmp_path / "absent.png"))
+    assert "absent.png" in capfd.readouterr().err, "warnings are printed again"
+
+
 def test_video_misuse_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="suffix"):
         VideoWriter(tmp_path / "out.gif")

@@ -239,12 +239,13 @@ def _set_up(folder: pathlib.Path, name: str) -> int:
         return 0
     import sysconfig
 
+    import numpy
     import torch
 
     (site,) = folder.glob("lib/python3*/site-packages")
     seen = sysconfig.get_paths()["purelib"]
     (site / "zz_edge_offload.pth").write_text(f"import site; site.addsitedir({seen!r})\n", encoding="utf-8")
-    pins = ["numpy<2", f"torch=={torch.__version__.split('+')[0]}"]
+    pins = [f"numpy=={numpy.__version__}", f"torch=={torch.__version__.split('+')[0]}"]
     _install(folder, [*wanted.requirements, *pins], {"PYTHONPATH": seen})
     print(f"now: edge-offload bench programs --python {folder / 'bin' / 'python'}")
     return 0

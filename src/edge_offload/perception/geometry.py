@@ -153,7 +153,9 @@ class PinholeCamera:
             normal = cv2.fisheye.undistortPoints(points, self.matrix, self.distortion)
         else:
             stop = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 50, 1e-9)
-            normal = cv2.undistortPointsIter(points, self.matrix, self.distortion, np.eye(3), np.eye(3), stop)
+            # OpenCV 5 has one function; that of OpenCV 4 under this name takes no criteria
+            undistort: Any = getattr(cv2, "undistortPointsIter", cv2.undistortPoints)
+            normal = undistort(points, self.matrix, self.distortion, R=np.eye(3), P=np.eye(3), criteria=stop)
         rays = np.concatenate([normal.reshape(-1, 2), np.ones((len(points), 1))], axis=1)
         # outside the range of the lens polynomial the iteration ends anywhere: keep only what projects back
         error = np.linalg.norm(self.project(rays) - points.reshape(-1, 2), axis=1)

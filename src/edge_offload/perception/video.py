@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import shutil
-from typing import Iterator, List, Optional, Tuple, Union
+from typing import Any, Iterator, List, Optional, Tuple, Union
 
 import cv2
 import numpy as np
@@ -40,12 +40,13 @@ def write_png(path: Union[str, pathlib.Path], image: Array) -> pathlib.Path:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep OpenCV from writing to stderr that a codec is missing: that is expected, and the next one is tried."""
-    level = cv2.getLogLevel()
-    cv2.setLogLevel(0)
+    levels: Any = cv2 if hasattr(cv2, "getLogLevel") else vars(cv2.utils)["logging"]  # OpenCV 4, OpenCV 5
+    level = levels.getLogLevel()
+    levels.setLogLevel(0)
     try:
         yield
     finally:
-        cv2.setLogLevel(level)
+        levels.setLogLevel(level)
 
 
 class VideoWriter:
