@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, List, Optional, Sequence
+from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence
 
 from edge_offload.parent import with_parent
 from edge_offload_benchmarks.gpu.settings import Settings
@@ -108,11 +108,11 @@ class Process:
         return code
 
     def stop(self) -> None:
-        """Ask it to end, and kill it if it does not within 15 s."""
+        """Ask it to end, and kill it if it does not within 6 s."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(15)
+                self.process.wait(6)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -129,6 +129,17 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def end_all(processes: Iterable[Process], timeout_s: float) -> None:
+    """Wait for the end of all; those that have not ended after ``timeout_s`` are asked to at once."""
+    ends = time.monotonic() + timeout_s
+    running = [one.process for one in processes]
+    while any(one.poll() is None for one in running) and time.monotonic() < ends:
+        time.sleep(0.05)
+    for one in running:
+        if one.poll() is None:
+            one.terminate()
 
 
 class Server(Process):

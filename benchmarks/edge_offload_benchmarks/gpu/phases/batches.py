@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Dict
 
 from edge_offload_benchmarks.gpu import networks
@@ -46,6 +47,7 @@ def measure(phase: Phase, name: str, tf32: bool) -> None:
         facts[f"batch {size}"] = [verdict.equal, verdict.error, verdict.reason]
     replica = Replica(name, {}, executor, "0" * 64)
     folder = phase.settings.folder / f"tables-{int(tf32)}"
+    shutil.rmtree(folder, ignore_errors=True)  # a table that is there is not measured again
     table = Batches(replica, specs_of(given[0])).table(lambda: None, folder)
     phase.record(
         f"{name} tf32={tf32}",

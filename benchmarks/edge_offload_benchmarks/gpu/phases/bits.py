@@ -12,7 +12,7 @@ import pathlib
 from collections import Counter
 from typing import Any, Dict, Sequence
 
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli, module
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli, end_all, module
 from edge_offload_benchmarks.gpu.results import Phase
 
 MODELS = ("resnet18", "mobilenet_v3_large", "kapao_vtest", "movenet", "vit_s")
@@ -49,10 +49,11 @@ def run(phase: Phase) -> None:
             # without a server: an executor process beside the program owns the GPU
             local = cli("exec", "--mode", "local", "--device", "cuda", "--")
             children["local cuda"] = child(phase, "local cuda", local, {**away, "models": models[:1]})
+        end_all(children.values(), phase.left() - 12)
         found: Dict[str, Any] = {}
         for name, process in children.items():
             with phase.guarded(f"child {name}"):
-                code = process.end(phase.left())
+                code = process.end(5)
                 if code != 0:
                     phase.record(f"child {name}", failed=f"exit code {code}", log=process.tail(3000))
                 path = result_path(phase, name)

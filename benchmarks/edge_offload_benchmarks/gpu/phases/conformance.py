@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
 from edge_offload_benchmarks.gpu.phases.bits import by_size
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, module
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, end_all, module
 from edge_offload_benchmarks.gpu.results import Phase
 
 #: Runs of each entry by mode: replay needs some to learn from.
@@ -31,12 +31,13 @@ def run(phase: Phase) -> None:
     for old in folder.glob("*.pt"):
         old.unlink()
     jobs = 1 if settings.tiny else JOBS
-    seconds = max(5.0, phase.left() - 35) if not settings.tiny else max(5.0, phase.left() - 15)
     with Server(settings) as server:
+        # the rest is for imports, which take as long as some calls, and for the comparison
+        seconds = max(5.0, 0.5 * phase.left() if settings.tiny else phase.left() - 30)
         children: Dict[str, Tuple[Process, pathlib.Path]] = {}
         for part in range(jobs):
             common = ["--part", str(part), "--parts", str(jobs), "--seconds", f"{seconds:g}"]
-            common += ["--entries", "40"] if settings.tiny else []
+            common += ["--entries", "12"] if settings.tiny else []
             for name in ("plain", "replay") if settings.tiny else ("plain", "again", *RUNS):
                 out = folder / f"{name}{part}.pt"
                 runs = RUNS.get(name, max(RUNS.values()) if name == "plain" else 1)
@@ -47,10 +48,11 @@ def run(phase: Phase) -> None:
                     command += ["--device", settings.device]
                     process = Process(settings, out.stem, command, OMP_NUM_THREADS="1")
                 children[f"{name}{part}"] = process, out
+        end_all((process for process, _ in children.values()), phase.left() - 12)
         found: Dict[str, Dict[Any, Any]] = {}
         for name, (process, out) in children.items():
             with phase.guarded(name):
-                code = process.end(phase.left())
+                code = process.end(5)
                 if code != 0:
                     phase.record(name, failed=f"exit code {code}", log=process.tail(1500))
                 if out.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -22,7 +23,8 @@ def run(phase: Phase) -> None:
     """Run pytest; its output goes to tests.txt, and what failed into the records."""
     tiny = phase.settings.tiny
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not ros and not slow"]
-    command += ["-k", "not process"] if tiny else ["-n", str(JOBS), "--dist", "loadfile"]
+    if not tiny and importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(JOBS), "--dist", "loadfile"]
     command += TINY_SUITES if tiny else SUITES
     more = {"NVIDIA_TF32_OVERRIDE": "0", "EDGE_OFFLOAD_TEST_DEVICE": phase.settings.device}
     began, path = time.monotonic(), phase.settings.results / "tests.txt"
