@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -18,8 +19,17 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     """Replace a file at once, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(value, default=str, indent=1), encoding="utf-8")
+    partial.write_text(json.dumps(_finite(value), default=str, indent=1), encoding="utf-8")
     os.replace(str(partial), str(path))
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_json(path: pathlib.Path) -> Dict[str, Any]:

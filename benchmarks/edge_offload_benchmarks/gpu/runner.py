@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from edge_offload.parent import with_parent
 from edge_offload_benchmarks.gpu import results
@@ -41,6 +41,7 @@ class Runner:
         self.settings, self.out, self.again = settings, out, again
         self._ends, self._began = time.monotonic() + limit_s, time.monotonic()
         self._children: Dict[str, subprocess.Popen[str]] = {}
+        self._open: Set[str] = set()
         settings.results.mkdir(parents=True, exist_ok=True)
         self._log = (settings.results / "log.txt").open("a", encoding="utf-8")
         self._writing = threading.Lock()
@@ -54,6 +55,7 @@ class Runner:
             for name in names:
                 failed += not self._phase(name)
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._kill()
             self.deliver()
             self.say(f"== all: {time.monotonic() - self._began:.0f} s; results in {self.out}")
@@ -109,6 +111,7 @@ class Runner:
                     self._end(part)
                     del waiting[part]
                     results.finish(self.settings, part, status, spent)
+                    self._open.discard(part)
                     self.say(f"== {part}: {status}, {spent:.0f} s")
                     fine &= status == "done"
             if time.monotonic() - self._delivered > DELIVER_S:
@@ -118,6 +121,7 @@ class Runner:
         return fine
 
     def _start(self, name: str, seconds: float) -> None:
+        self._open.add(name)
         results.begin(self.settings, name)
         command = [sys.executable, "-m", "edge_offload_benchmarks.gpu", "phase", name, "--seconds", f"{seconds:g}"]
         child = subprocess.Popen(
@@ -152,6 +156,7 @@ class Runner:
     def _kill(self) -> None:
         for name in list(self._children):
             self._end(name)
+        for name in self._open:
             results.finish(self.settings, name, "killed with the run", time.monotonic() - self._began)
 
 

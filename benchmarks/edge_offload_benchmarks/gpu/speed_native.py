@@ -107,8 +107,9 @@ def of_network(name: str, frames: int, device: str, power: Power) -> Dict[str, A
         facts.update(eager_J=joules / frames, eager_W=joules / (time.perf_counter() - began))
     if device == "cuda":
         parts: Tuple[Tuple[str, Callable[[], Dict[str, Any]]], ...] = (
-            ("graph", lambda: graphed(network, given, frames, eager)),
             ("eager_gpu", lambda: {"eager_gpu": kernels(eager, given)}),
+            # last: a capture that fails may leave the context unusable
+            ("graph", lambda: graphed(network, given, frames, eager)),
         )
         for part, call in parts:
             try:

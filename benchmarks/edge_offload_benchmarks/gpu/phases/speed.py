@@ -18,7 +18,7 @@ from edge_offload_benchmarks.gpu.results import Phase
 #: Networks with many frames, and one with fewer.
 MODELS = ("resnet50", "mobilenet_v3_large", "kapao_s", "vit_s", "movenet")
 MBPS = (93.0, 300.0)
-FRAMES, TINY_FRAMES, LINK_FRAMES = 200, 6, 20
+FRAMES, TINY_FRAMES, LINK_FRAMES, TF32_FRAMES = 200, 6, 20, 30
 
 
 def run(phase: Phase) -> None:
@@ -29,7 +29,7 @@ def run(phase: Phase) -> None:
     native: Dict[str, Dict[str, Any]] = {}
     for tf32 in (False, True) if cuda else (False,):
         with phase.guarded(f"native tf32={tf32}"):
-            measure_native(phase, names, frames if not tf32 else 60, tf32, native)
+            measure_native(phase, names, frames if not tf32 else TF32_FRAMES, tf32, native)
     options = networks.allow(names)
     with phase.guarded("server"), Server(phase.settings, *options) as server, EnergyLog() as energy:
         phase.record("server", start_s=server.start_s)
