@@ -134,7 +134,7 @@ def context(phase: Phase) -> None:
 def killed(phase: Phase) -> None:
     """The server is killed under a program in ``replay``, and another takes its place on the same port."""
     settings = phase.settings
-    seconds = "12" if settings.tiny else "20"
+    seconds = "8" if settings.tiny else "20"
     with Server(settings) as server:
         port = server.address.rpartition(":")[2]
         command = [*server.exec("--mode", "replay", "--resume", "2"), *python(LOOP, seconds)]
