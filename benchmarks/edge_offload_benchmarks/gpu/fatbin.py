@@ -1,0 +1,76 @@
+"""Machine code of a CUDA library for one kind of GPU alone: the rest is set to zeros, which compress to nothing.
+
+The containers of ``.nv_fatbin`` keep their structure and headers: the driver picks an entry by its header, and reads
+the payload of no other.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import struct
+import subprocess
+from collections import Counter
+from typing import Dict, FrozenSet, List, Tuple
+
+CONTAINER, PTX, ELF = 0xBA55ED50, 1, 2
+#: Kind of payload, architecture, first byte, bytes.
+Entry = Tuple[int, int, int, int]
+
+
+def sections(path: pathlib.Path) -> Dict[str, Tuple[int, int]]:
+    """Offsets and sizes of a library's sections, by name."""
+    found: Dict[str, Tuple[int, int]] = {}
+    text = subprocess.run(["readelf", "-S", "-W", str(path)], capture_output=True, text=True, check=True).stdout
+    for line in text.splitlines():
+        parts = line.replace("[ ", "[").split()
+        if len(parts) > 5 and parts[0].startswith("[") and parts[1].startswith("."):
+            found[parts[1]] = int(parts[4], 16), int(parts[5], 16)
+    return found
+
+
+def entries(data: bytearray, first: int, stop: int) -> List[Entry]:
+    """The entries of a container between two offsets."""
+    found: List[Entry] = []
+    while first + 64 <= stop:
+        kind, _, header, payload = struct.unpack_from("<HHIQ", data, first)
+        (architecture,) = struct.unpack_from("<I", data, first + 28)
+        if kind not in (PTX, ELF) or header < 64 or first + header + payload > stop:
+            break
+        found.append((kind, architecture, first + header, payload))
+        first += header + payload
+    return found
+
+
+def thin(data: bytearray, begin: int, size: int, kept: FrozenSet[int]) -> Counter[str]:
+    """Set to zeros what other GPUs than ``kept`` need; bytes by architecture, and of zeros.
+
+    A container without code for these GPUs keeps the PTX that can be compiled for them.
+    """
+    totals: Counter[str] = Counter()
+    at, end = begin, begin + size
+    while at + 16 <= end:
+        magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
+        if magic != CONTAINER:
+            at += 8
+            continue
+        stop = at + header + length
+        inside = entries(data, at + header, stop)
+        has = any(kind == ELF and architecture in kept for kind, architecture, _, _ in inside)
+        for kind, architecture, first, payload in inside:
+            totals[f"{'ptx' if kind == PTX else 'sm'}_{architecture}"] += payload
+            wanted = kind == ELF and architecture in kept
+            if (has and not wanted) or (not has and kind == ELF and architecture > max(kept)):
+                data[first : first + payload] = bytes(payload)
+                totals["zeros"] += payload
+        at = stop
+    return totals
+
+
+def thin_library(path: pathlib.Path, architectures: FrozenSet[int]) -> None:
+    """Thin a library in place."""
+    data = bytearray(path.read_bytes())
+    for name, (offset, size) in sections(path).items():
+        if "nv_fatbin" in name:
+            totals = thin(data, offset, size, architectures)
+            print(name, size, {key: f"{value / 1e6:.1f} MB" for key, value in sorted(totals.items())}, flush=True)
+    path.write_bytes(data)

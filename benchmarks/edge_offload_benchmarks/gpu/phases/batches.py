@@ -1,0 +1,59 @@
+"""What promises are made of: batch latencies on the device, and which batches are exact, with TF32 and without."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Dict
+
+from edge_offload_benchmarks.gpu import networks
+from edge_offload_benchmarks.gpu.results import Phase
+
+MODELS = ("kapao_vtest", "resnet50", "mobilenet_v3_large", "kapao_s")
+
+
+def run(phase: Phase) -> None:
+    """Record tables and verdicts by network."""
+    import torch
+
+    from edge_offload.execute import devices
+
+    cuda = phase.settings.cuda
+    torch.set_num_threads(4 if cuda else 1)
+    devices.settle(devices.pick(phase.settings.device))
+    for tf32 in (False, True) if cuda else (False,):
+        networks.fix_numerics(tf32)
+        for name in ("tiny",) if phase.settings.tiny else MODELS:
+            if not phase.fits(4):
+                phase.record(f"{name} tf32={tf32}", skipped="out of time")
+                continue
+            with phase.guarded(f"{name} tf32={tf32}"):
+                measure(phase, name, tf32)
+
+
+def measure(phase: Phase, name: str, tf32: bool) -> None:
+    """One network's table of latencies, and verdicts on batches of 2, 4 and 8."""
+    from edge_offload.execute.batches import BatchExecutor
+    from edge_offload.execute.module import ModuleExecutor
+    from edge_offload.execute.tensors import specs_of
+    from edge_offload.server.services.promise.batches import Batches
+    from edge_offload.server.services.replica.replicas import Replica
+
+    executor = ModuleExecutor(networks.build(name), phase.settings.device)
+    given = networks.inputs(name, 8)
+    judged = BatchExecutor(executor)
+    facts: Dict[str, object] = {}
+    for size in (2, 4, 8):
+        verdict = judged.judge(given[:size])
+        facts[f"batch {size}"] = [verdict.equal, verdict.error, verdict.reason]
+    replica = Replica(name, {}, executor, "0" * 64)
+    folder = phase.settings.folder / f"tables-{int(tf32)}"
+    shutil.rmtree(folder, ignore_errors=True)  # a table that is there is not measured again
+    table = Batches(replica, specs_of(given[0])).table(lambda: None, folder)
+    phase.record(
+        f"{name} tf32={tf32}",
+        median_ms=[round(1e3 * one, 3) for one in table.median_s],
+        p95_ms=[round(1e3 * one, 3) for one in table.p95_s],
+        equal=table.equal,
+        reason=table.reason,
+        **facts,
+    )

@@ -1,0 +1,124 @@
+"""Engines against eager on the device, and buffers of pycuda in the context that torch uses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, List
+
+from edge_offload_benchmarks.gpu.processes import cli
+from edge_offload_benchmarks.gpu.results import Phase
+
+MODELS = ("kapao_vtest", "movenet", "mobilenet_v3_large")
+
+
+def run(phase: Phase) -> None:
+    """Record what engines are present, compare them, and run the tests that need hardware."""
+    with phase.guarded("engines"):
+        output(phase, "engines", cli("engines"), 40)
+    with phase.guarded("eager+graph"):
+        if phase.settings.cuda:
+            check(phase, "eager+graph")
+    with phase.guarded("onnxruntime:cuda"):
+        if phase.settings.cuda and has_onnx_cuda():
+            check(phase, "onnxruntime:cuda")
+        else:
+            phase.record("onnxruntime:cuda", skipped="no GPU, or no ONNX Runtime for CUDA")
+    pycuda(phase)
+    if phase.settings.cuda:
+        with phase.guarded("tests on hardware"):
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-m",
+                "gpu",
+                "tests/execute/engines/test_on_hardware.py",
+            ]
+            output(phase, "tests on hardware", command, 60, NVIDIA_TF32_OVERRIDE="0")
+
+
+def output(phase: Phase, name: str, command: List[str], most_s: float, **more: str) -> None:
+    """Run a command, and record its last lines."""
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=min(most_s, max(5.0, phase.left())),
+        env={**os.environ, **more},
+    )
+    print(done.stdout, flush=True)
+    phase.record(name, code=done.returncode, seconds=time.monotonic() - began, lines=done.stdout.splitlines()[-40:])
+
+
+def has_onnx_cuda() -> bool:
+    """Whether ONNX Runtime is here with its CUDA provider."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return False
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def check(phase: Phase, engine: str) -> None:
+    """Compare an engine with eager torch (``edge-offload engines check``)."""
+    path = phase.settings.folder / f"engine_{engine.replace(':', '_')}.json"
+    command = cli(
+        "engines", "check", *MODELS, "--frames", "20", "--seconds", "8", "--engine", engine, "--json", str(path)
+    )
+    output(phase, engine, command, 60)
+    if path.exists():
+        phase.record(f"{engine} results", document=json.loads(path.read_text(encoding="utf-8")))
+
+
+def pycuda(phase: Phase) -> None:
+    """Allocate, upload and download by pycuda and by torch in three threads at once."""
+    if not phase.settings.cuda or importlib.util.find_spec("pycuda") is None:
+        phase.record("pycuda", skipped="no GPU, or no pycuda")
+        return
+    import torch
+
+    from edge_offload.execute.engines import buffers
+
+    beside = torch.arange(1000, device="cuda")
+    for library in ("pycuda", "torch"):
+        with phase.guarded(f"buffers of {library}"):
+            phase.record(f"{library} gpu", **buffers.gpu(library))
+            equal: List[bool] = []
+            threads = [threading.Thread(target=use_buffers, args=(library, equal)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            phase.record(f"buffers of {library}", equal=f"{sum(equal)} of 60", torch_after=int((beside + 1).sum()))
+
+
+def use_buffers(library: str, equal: List[bool]) -> None:
+    """Send 20 tensors there and back, and compare."""
+    import numpy as np
+    import torch
+
+    from edge_offload.execute.engines import buffers
+
+    made: Any = buffers.make(library)
+    with made.entered():
+        for name in ("a", "b"):
+            made.allocate(name, (3, 640, 480), np.dtype(np.float32))
+        for _ in range(20):
+            x = torch.rand(3, 640, 480)
+            made.upload("a", x)
+            made.upload("b", x + 1)
+            a, b = made.download(["a", "b"])
+            equal.append(torch.equal(a.cpu(), x) and torch.equal(b.cpu(), x + 1))
+    made.release()

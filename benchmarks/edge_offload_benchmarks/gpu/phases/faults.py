@@ -1,0 +1,161 @@
+"""A GPU without memory, a program that breaks the GPU's context, a server that is killed and comes back."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import List
+
+from edge_offload_benchmarks.gpu import networks
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli
+from edge_offload_benchmarks.gpu.results import Phase
+
+#: Takes the GPU's memory but for so many MiB.
+HOG = """
+import sys, torch
+left = int(float(sys.argv[1]) * 2**20)
+blocks = []
+free, total = torch.cuda.mem_get_info()
+while free > left:
+    size = max(1 << 20, min(1 << 32, free - left))
+    try:
+        blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except torch.cuda.OutOfMemoryError:
+        break
+    free, total = torch.cuda.mem_get_info()
+print("full:", free >> 20, "MiB left", flush=True)
+sys.stdin.readline()
+"""
+NEEDS_MEMORY = """
+import torch
+try:
+    x = [torch.rand(1 << 28, device='cuda') for _ in range(6)]
+    print('sum', float(sum(one.sum() for one in x)))
+except Exception as error:
+    print('raised', type(error).__name__, str(error)[:200])
+print('after', float(torch.ones(4, device='cuda').sum()))
+"""
+#: An index out of range: a CPU raises, a GPU's context is lost.
+BREAKS = """
+import torch
+x = torch.rand(100, device="cuda")
+print("sum", float(x.sum()), flush=True)
+for turn in range(3):
+    try:
+        y = x[torch.full((3,), 10_000_000, device="cuda")]
+        print("read", y.cpu().tolist(), flush=True)
+    except Exception as error:
+        print("raised", type(error).__name__, str(error)[:150], flush=True)
+try:
+    print("then", float((x + 1).sum()), flush=True)
+except Exception as error:
+    print("then raised", type(error).__name__, str(error)[:150], flush=True)
+"""
+LOOP = """
+import sys, time, torch
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval().to("cuda")
+ends = time.monotonic() + float(sys.argv[1])
+count = 0
+while time.monotonic() < ends:
+    with torch.no_grad():
+        began = time.monotonic()
+        value = float(net(torch.ones(1, 3, 32, 32).to("cuda")).sum().cpu())
+    count += 1
+    if count in (1, 5) or time.monotonic() - began > 0.5:
+        print(f"frame {count} {value:.6f} {time.monotonic() - began:.2f} s", flush=True)
+    time.sleep(0.02)
+print(f"frames {count} {value:.6f}", flush=True)
+"""
+
+
+def run(phase: Phase) -> None:
+    """Provoke each fault, and record what the program was told."""
+    parts = (("memory", memory, 30.0), ("context", context, 15.0), ("killed", killed, 25.0))
+    for name, part, least_s in parts:
+        if not phase.fits(least_s if phase.settings.cuda else 10.0):
+            phase.record(name, skipped="out of time")
+            continue
+        with phase.guarded(name):
+            part(phase)
+
+
+def python(code: str, *arguments: str) -> List[str]:
+    """The command of a program."""
+    return [sys.executable, "-c", code, *arguments]
+
+
+def memory(phase: Phase) -> None:
+    """A robot and a server whose GPU's memory another process takes."""
+    if not phase.settings.cuda:
+        phase.record("memory", skipped="no GPU")
+        return
+    import torch
+
+    from edge_offload.execute.module import ModuleExecutor
+
+    name, settings = "resnet50", phase.settings
+    executor, given = ModuleExecutor(networks.build(name), "cuda", spare=True), networks.inputs(name, 4)
+    executor.run(given[0])
+    torch.cuda.empty_cache()
+    with Server(settings) as server, Process(settings, "hog", python(HOG, "60")) as hog:
+        phase.record("memory: hog", line=hog.wait_line("full", 60))
+        for number, frame in enumerate(given[:3]):
+            began = time.monotonic()
+            done = executor.run([torch.nn.functional.pad(frame[0], (0, 3000, 0, 3000))])
+            phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - began)
+        command = [*server.exec("--mode", "lazy"), *python(NEEDS_MEMORY)]
+        with Process(settings, "memory", command, **BLIND) as program:
+            code = program.end(min(60.0, phase.left()))
+            phase.record(
+                "memory: a program on a server without memory", code=code, lines=program.lines, log=program.tail(600)
+            )
+        hog.write("\n")
+        hog.end(20)
+        time.sleep(2.2)
+        phase.record("memory: room again", note=executor.run(given[1]).note)
+
+
+def context(phase: Phase) -> None:
+    """A program that reads out of range, plain and offloaded; another program on the server goes on."""
+    settings = phase.settings
+    if settings.cuda:
+        with Process(settings, "breaks_plain", python(BREAKS)) as program:
+            code = program.end(min(40.0, phase.left()))
+            phase.record("context: plain CUDA", code=code, lines=program.lines)
+    with Server(settings) as server:
+        for mode in ("lazy",) if settings.tiny else ("lazy", "replay"):
+            command = [*server.exec("--mode", mode), *python(BREAKS)]
+            with Process(settings, f"breaks_{mode}", command, **BLIND) as program:
+                code = program.end(min(60.0, phase.left()))
+                phase.record(f"context: {mode}", code=code, lines=program.lines, log=program.tail(600))
+
+
+def killed(phase: Phase) -> None:
+    """The server is killed under a program in ``replay``, and another takes its place on the same port."""
+    settings = phase.settings
+    seconds = "8" if settings.tiny else "20"
+    with Server(settings) as server:
+        port = server.address.rpartition(":")[2]
+        command = [*server.exec("--mode", "replay", "--resume", "2"), *python(LOOP, seconds)]
+        with Process(settings, "loop", command, **BLIND) as program:
+            program.wait_line("frame 5 ", min(60.0, phase.left()))
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait()
+            time.sleep(1 if settings.tiny else 4)
+            again = cli(
+                "serve",
+                "--bind",
+                f"tcp://127.0.0.1:{port}",
+                "--device",
+                settings.device,
+                "--threads",
+                "1",
+                "--keys",
+                str(server.keys),
+                "--weights-cache",
+                str(settings.folder / "blobs"),
+            )
+            with Process(settings, "serve_again", again, settings.server_cores):
+                code = program.end(min(70.0, phase.left()))
+                phase.record("killed", code=code, lines=program.lines, log=program.tail(1200))

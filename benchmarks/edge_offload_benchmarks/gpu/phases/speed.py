@@ -1,0 +1,144 @@
+"""Frame times: one process on the device, and a robot without a GPU on other cores, over loopback and emulated links.
+
+The ratios that matter: a mode over the CUDA graph and over eager torch in one process. A frame cannot take less than
+kernels, copies, and the link's bytes over its bandwidth.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Dict, List, Sequence
+
+from edge_offload_benchmarks.gpu import networks
+from edge_offload_benchmarks.gpu.power import EnergyLog
+from edge_offload_benchmarks.gpu.processes import BLIND, EmulatedLink, Process, Server, module
+from edge_offload_benchmarks.gpu.results import Phase
+
+#: Networks with many frames, and one with fewer.
+MODELS = ("resnet50", "mobilenet_v3_large", "kapao_s", "vit_s", "movenet")
+MBPS = (93.0, 300.0)
+FRAMES, TINY_FRAMES, LINK_FRAMES, TF32_FRAMES = 200, 6, 20, 30
+
+
+def run(phase: Phase) -> None:
+    """Record the device alone, then every mode beside it."""
+    tiny, cuda = phase.settings.tiny, phase.settings.cuda
+    names = ("tiny",) if tiny else MODELS
+    frames = TINY_FRAMES if tiny else FRAMES
+    native: Dict[str, Dict[str, Any]] = {}
+    for tf32 in (False, True) if cuda else (False,):
+        with phase.guarded(f"native tf32={tf32}"):
+            measure_native(phase, names, frames if not tf32 else TF32_FRAMES, tf32, native)
+    options = networks.allow(names)
+    with phase.guarded("server"), Server(phase.settings, *options) as server, EnergyLog() as energy:
+        phase.record("server", start_s=server.start_s)
+        robot = Robot(phase, server, energy, native, names)
+        robot.measure(["replay", "server"], frames)
+        if cuda and phase.fits(40):
+            with phase.guarded("server with graphs"), Server(
+                phase.settings, *options, "--engine", "eager+graph"
+            ) as graphs:
+                Robot(phase, graphs, energy, native, names, " eager+graph").measure(["server"], frames)
+        robot.measure(["lazy"] if tiny else ["lazy", "cached", "per_op"], frames)
+        for mbps in () if tiny else MBPS:
+            if phase.fits(20):
+                with phase.guarded(f"{mbps:g} Mbps"), EmulatedLink(phase.settings, server.address, mbps) as link:
+                    linked = Robot(phase, server, energy, native, names, f" at {mbps:g} Mbps", link.address)
+                    linked.measure(["replay", "server"], LINK_FRAMES)
+
+
+def measure_native(
+    phase: Phase, names: Sequence[str], frames: int, tf32: bool, native: Dict[str, Dict[str, Any]]
+) -> None:
+    """Times in one process (:mod:`edge_offload_benchmarks.gpu.speed_native`), remembered by network."""
+    command = module("speed_native", "--models", *names, "--frames", str(frames), "--device", phase.settings.device)
+    command += ["--tf32"] if tf32 else []
+    with Process(phase.settings, "speed_native", command, phase.settings.server_cores) as process:
+        code = process.end(min(60.0, phase.left()))
+        for facts in json_lines(process):
+            native.setdefault(facts["model"], facts)
+            phase.record(f"native {facts['model']} tf32={tf32}", **facts)
+        if code != 0:
+            phase.record(f"native tf32={tf32}", failed=f"exit code {code}", log=process.tail())
+
+
+def json_lines(process: Process) -> List[Dict[str, Any]]:
+    """What a child printed as JSON."""
+    return [json.loads(line) for line in process.lines if line.startswith("{")]
+
+
+class Robot:
+    """A robot without a GPU on the clients' cores (:mod:`edge_offload_benchmarks.gpu.speed_client`).
+
+    Args:
+        phase: of the records.
+        server: that it uses.
+        energy: joules of the GPU by time.
+        native: times in one process, by network.
+        names: of the networks.
+        suffix: of the records' names.
+        address: of the link before the server; empty: loopback.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        server: Server,
+        energy: EnergyLog,
+        native: Dict[str, Dict[str, Any]],
+        names: Sequence[str],
+        suffix: str = "",
+        address: str = "",
+    ) -> None:
+        self._phase, self._server, self._energy, self._native = phase, server, energy, native
+        self._names, self._suffix, self._address = names, suffix, address
+
+    def measure(self, modes: Sequence[str], frames: int) -> None:
+        """Run the networks in the modes, and record times and ratios."""
+        seconds = min(self._phase.left() - 5, 90.0)
+        name = f"client {' '.join(modes)}{self._suffix}"
+        if seconds < 5:
+            self._phase.record(name, skipped="out of time")
+            return
+        keys = self._server.robot(self._address)
+        command = module(
+            "speed_client",
+            "--server",
+            self._address or self._server.address,
+            "--keys",
+            keys,
+            "--models",
+            *self._names,
+            "--modes",
+            *modes,
+            "--frames",
+            str(frames),
+            "--seconds",
+            f"{seconds:g}",
+        )
+        command = [
+            *self._server.exec(
+                "--mode", modes[0] if modes[0] != "server" else "replay", address=self._address, keys=keys
+            ),
+            *command,
+        ]
+        with Process(
+            self._phase.settings, "speed_client", command, self._phase.settings.client_cores, **BLIND
+        ) as process:
+            code = process.end(min(seconds + 20, self._phase.left()))
+            for facts in json_lines(process):
+                self._record(facts)
+            if code != 0:
+                self._phase.record(name, failed=f"exit code {code}", log=process.tail())
+
+    def _record(self, facts: Dict[str, Any]) -> None:
+        if "wall" in facts:
+            native = self._native.get(facts["model"], {})
+            for kind in ("graph", "eager"):
+                if native.get(kind, {}).get("ms"):
+                    facts[f"over_{kind}"] = round(facts["wall"]["ms"] / native[kind]["ms"], 3)
+            joules = self._energy.between(facts.pop("from_s"), facts.pop("to_s"))
+            if not math.isnan(joules):
+                facts["J_per_frame"] = joules / facts["wall"]["n"]
+        self._phase.record(f"{facts['model']} {facts.get('mode', '')}{self._suffix}", **facts)

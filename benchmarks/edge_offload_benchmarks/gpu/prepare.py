@@ -1,0 +1,195 @@
+"""Collects in ``.gpu`` what the GPU machine lacks: packages, our C++ built for its Python and torch, weights, a video.
+
+The GPU machine is taken to have Python 3.12, torch 2.11.0 for CUDA 13 and common packages, and no network.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Iterable, List
+
+from edge_offload_benchmarks.gpu import carried
+from edge_offload_benchmarks.gpu.settings import CARRIED, ROOT
+
+TORCH = "2.11.0"
+#: Distributions that the machine lacks.
+NEEDED = (
+    "pyzmq==27.3.0",
+    "jsonschema==4.26.0",
+    "jsonschema-specifications==2025.9.1",
+    "referencing==0.37.0",
+    "rpds-py==2026.9.1",
+    "lz4==4.4.5",
+    "zstandard==0.25.0",
+    "tornado==6.6.1",
+    "shtab==1.13.0",
+    "expecttest==0.3.0",
+)
+PLATFORMS = [
+    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 38, 37, 36, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)),
+    "manylinux2014_x86_64",
+    "manylinux2010_x86_64",
+    "manylinux1_x86_64",
+]
+#: Files of the user's cache, and how the product fetches them.
+FILES = {
+    "vtest.avi": ("-c", "from edge_offload.models.video import sample_video; sample_video()"),
+    "movenet-multipose.safetensors": ("-m", "edge_offload.cli", "models", "fetch", "movenet"),
+}
+#: Bytes that ``.gpu`` may have, and that may travel with the working tree.
+MOST_CARRIED, MOST_TOGETHER = 45 << 20, 64 << 20
+
+
+def prepare(torch_python: str, engines: bool) -> int:
+    """Fill ``.gpu``; 0 if it is complete and travels with the working tree."""
+    problems: List[str] = []
+    python = torch_python or str(own_environment())
+    for folder in (carried.WHEELS, carried.CACHE, carried.PACKAGES):
+        folder.mkdir(parents=True, exist_ok=True)
+    download_wheels(python, NEEDED)
+    build_libraries(python)
+    copy_headers(python)
+    problems += copy_files()
+    download_allocator()
+    if engines:
+        from edge_offload_benchmarks.gpu import pieces
+
+        pieces.onnx_runtime(python)
+        pieces.pycuda(python)
+    tree, ours = tree_bytes(), folder_bytes(CARRIED)
+    print(
+        f"working tree {mib(tree)} MiB, .gpu {mib(ours)} MiB, together {mib(tree + ours)} of {mib(MOST_TOGETHER)} MiB"
+    )
+    if ours > MOST_CARRIED:
+        problems.append(f".gpu has more than {mib(MOST_CARRIED)} MiB; remove .gpu and prepare again")
+    if tree + ours > MOST_TOGETHER:
+        problems.append("the working tree is too large to travel; remove untracked files")
+    for problem in problems:
+        print(f"prepare: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def mib(count: int) -> str:
+    """Bytes in MiB."""
+    return f"{count / 2**20:.1f}"
+
+
+def run(*command: str, **more: str) -> None:
+    """Run a command.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **more}, check=False)
+    if done.returncode:
+        raise SystemExit(f"prepare: {' '.join(command[:6])} ... ended with code {done.returncode}")
+
+
+def own_environment() -> pathlib.Path:
+    """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 1 GB)."""
+    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    folder = base / "edge_offload" / "gpu" / "venv"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        found = shutil.which("python3.12")
+        if found is None:
+            raise SystemExit("prepare: there is no python3.12; install it, or name a Python with --torch-python")
+        run(found, "-m", "venv", str(folder))
+    check = f"import importlib.metadata as m, sys; sys.exit(m.version('torch') != {TORCH!r})"
+    if subprocess.run([str(python), "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
+        run(str(python), "-m", "pip", "install", "-q", "--no-deps", f"torch=={TORCH}", "setuptools")
+    return python
+
+
+def download_wheels(python: str, wanted: Iterable[str], folder: pathlib.Path = carried.WHEELS) -> None:
+    """Download the wheels that are not in the folder, for the machine's Python."""
+    absent = []
+    for requirement in wanted:
+        name, _, version = requirement.partition("==")
+        if not list(folder.glob(f"{name.replace('-', '_')}-{version or '*'}-*.whl")):
+            absent.append(requirement)
+    if absent:
+        tags = [
+            "--python-version",
+            "3.12",
+            "--implementation",
+            "cp",
+            "--abi",
+            "cp312",
+            "--abi",
+            "abi3",
+            "--abi",
+            "none",
+        ]
+        tags += [word for name in PLATFORMS for word in ("--platform", name)]
+        run(
+            python, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", *tags, "-d", str(folder), *absent
+        )
+
+
+def build_libraries(python: str) -> None:
+    """Build our C++ against the machine's torch, unless the sources are those of the last build."""
+    key = carried.source_key()
+    if carried.carried_key() == key:
+        return
+    shutil.rmtree(carried.NATIVE, ignore_errors=True)
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])
+    run(python, "-m", "edge_offload_benchmarks.gpu.build_native", str(carried.NATIVE), PYTHONPATH=path)
+    carried.KEY.write_text(key, encoding="utf-8")
+
+
+def copy_headers(python: str) -> None:
+    """Copy Python's headers, for a machine that has none."""
+    code = "import sysconfig; print(sysconfig.get_paths()['include'])"
+    include = pathlib.Path(
+        subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    )
+    target = CARRIED / "include" / include.name
+    if not (target / "Python.h").exists() and (include / "Python.h").exists():
+        shutil.copytree(include, target, dirs_exist_ok=True)
+
+
+def copy_files() -> List[str]:
+    """Copy the video and the weights from the user's cache, where the product fetches them; problems."""
+    base = os.environ.get("EDGE_OFFLOAD_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edge_offload"
+    )
+    problems = []
+    for name, fetch in FILES.items():
+        source, target = pathlib.Path(base) / name, carried.CACHE / name
+        if not target.exists() and not source.exists():
+            subprocess.run([sys.executable, *fetch], cwd=ROOT, check=False)
+        if not target.exists() and source.exists():
+            shutil.copyfile(source, target)
+        if not target.exists():
+            problems.append(f"{name} cannot be fetched into {base}; see 'edge-offload doctor'")
+    return problems
+
+
+def download_allocator() -> None:
+    """Download jemalloc, on which executors run where it is installed."""
+    if list(carried.PACKAGES.glob("*.deb")) or shutil.which("apt-get") is None:
+        return
+    done = subprocess.run(
+        ["apt-get", "download", "-q", "libjemalloc2"], cwd=carried.PACKAGES, capture_output=True, check=False
+    )
+    if done.returncode:
+        print("prepare: libjemalloc2 cannot be downloaded; the machine's own allocator is measured")
+
+
+def folder_bytes(folder: pathlib.Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def tree_bytes() -> int:
+    """Bytes of the files that git tracks or does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = {ROOT / name for name in listed.split("\0") if name}
+    return sum(path.stat().st_size for path in paths if path.is_file())

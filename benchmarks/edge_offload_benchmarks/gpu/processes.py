@@ -1,0 +1,242 @@
+"""Processes of the phases: children that end with this one, servers with a key per robot, emulated links."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence
+
+from edge_offload.parent import with_parent
+from edge_offload_benchmarks.gpu.settings import Settings
+
+if TYPE_CHECKING:
+    from edge_offload.link.security.keys import KeyStore
+
+#: A client does not see the GPU: what it computes on "cuda" is the virtual device's.
+BLIND = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+#: Robots that a server knows: each program has a key of its own, since programs per robot are limited.
+ROBOTS = 40
+
+
+def cli(*arguments: str) -> List[str]:
+    """The command of a subcommand of edge-offload."""
+    return [sys.executable, "-m", "edge_offload.cli", *arguments]
+
+
+def module(name: str, *arguments: str) -> List[str]:
+    """The command of a module of this package."""
+    return [sys.executable, "-m", f"edge_offload_benchmarks.gpu.{name}", *arguments]
+
+
+class Process:
+    """A child whose standard output is read line by line, and whose standard error goes to a file.
+
+    Args:
+        settings: of the run.
+        name: of the log.
+        command: arguments.
+        cores: that it may use, as ``taskset -c`` takes them; empty: any.
+        more: variables on top of this process's.
+    """
+
+    def __init__(self, settings: Settings, name: str, command: Sequence[str], cores: str = "", **more: str) -> None:
+        self.log = settings.folder / "logs" / f"{name}.{os.getpid()}.{time.monotonic_ns()}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self.log.open("w", encoding="utf-8")
+        self.lines: List[str] = []
+        self._changed = threading.Condition()
+        prefix = ["taskset", "-c", cores] if cores else []
+        self.process = subprocess.Popen(
+            [*prefix, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stream,
+            text=True,
+            env={**os.environ, **more},
+            preexec_fn=with_parent(),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_line(self, start: str, timeout_s: float) -> str:
+        """The first line that begins so.
+
+        Raises:
+            RuntimeError: it did not come.
+        """
+
+        def find() -> Optional[str]:
+            return next((line for line in self.lines if line.startswith(start)), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: find() is not None or not self._reader.is_alive(), timeout_s)
+        line = find()
+        if line is None:
+            raise RuntimeError(f"no line {start!r}: {self.tail()}")
+        return line
+
+    def write(self, text: str) -> None:
+        """Write to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+
+    def end(self, timeout_s: float) -> int:
+        """Wait for its end, and kill it after ``timeout_s``; its exit code, -1 if it was killed."""
+        try:
+            code = self.process.wait(max(0.1, timeout_s))
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return -1
+        self._reader.join(5)
+        return code
+
+    def stop(self) -> None:
+        """Ask it to end, and kill it if it does not within 6 s."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(6)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._stream.close()
+
+    def tail(self, count: int = 1500) -> str:
+        """The last characters of its standard error."""
+        with contextlib.suppress(OSError):
+            return self.log.read_text(encoding="utf-8", errors="replace")[-count:]
+        return ""
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def end_all(processes: Iterable[Process], timeout_s: float) -> None:
+    """Wait for the end of all; those that have not ended after ``timeout_s`` are asked to at once."""
+    ends = time.monotonic() + timeout_s
+    running = [one.process for one in processes]
+    while any(one.poll() is None for one in running) and time.monotonic() < ends:
+        time.sleep(0.05)
+    for one in running:
+        if one.poll() is None:
+            one.terminate()
+
+
+class Server(Process):
+    """``edge-offload serve`` on the device, which knows :data:`ROBOTS` robots.
+
+    Args:
+        settings: of the run.
+        options: further ones of ``serve``.
+        robots: key stores that the caller made, if it did: the folder of the server's.
+    """
+
+    def __init__(self, settings: Settings, *options: str, keys: Optional[pathlib.Path] = None) -> None:
+        self._robots: List[KeyStore] = []
+        self._public = ""
+        self.keys = keys or self._introduce(settings)
+        began = time.monotonic()
+        command = cli(
+            "serve",
+            "--bind",
+            "tcp://127.0.0.1:0",
+            "--device",
+            settings.device,
+            "--threads",
+            "4" if settings.cuda else "1",
+            "--keys",
+            str(self.keys),
+            "--weights-cache",
+            str(settings.folder / "blobs"),
+            "--max-devices",
+            "80",
+            "--max-models",
+            "64",
+            "--device-memory-mb",
+            "8192",
+            *options,
+        )
+        super().__init__(settings, "serve", command, settings.server_cores)
+        try:
+            self.address = self.wait_line("listening on ", 180).split()[2]
+        except RuntimeError:
+            self.stop()
+            raise
+        self.start_s = time.monotonic() - began
+
+    def __enter__(self) -> Server:
+        return self
+
+    def _introduce(self, settings: Settings) -> pathlib.Path:
+        from edge_offload_benchmarks.processes import introduced
+
+        folder = settings.folder / f"keys.{os.getpid()}.{time.monotonic_ns()}"
+        self._public, robots = introduced(folder, [f"robot{number}" for number in range(ROBOTS)])
+        self._robots = list(robots.values())
+        return folder / "server"
+
+    def robot(self, address: str = "") -> str:
+        """The key folder of another robot, which trusts the server at ``address`` (default: its own)."""
+        robot = self._robots.pop()
+        robot.trust_server(address or self.address, self._public)
+        return str(robot.directory)
+
+    def exec(self, *options: str, address: str = "", keys: str = "") -> List[str]:
+        """The command of ``exec`` up to the program."""
+        end = ["--server", address or self.address, "--keys", keys or self.robot(address)]
+        return cli("exec", *end, "--wait", "60", "--threads", "1", *options, "--")
+
+
+class EmulatedLink(Process):
+    """A link in front of a server.
+
+    Args:
+        settings: of the run.
+        server: address.
+        mbps: rate.
+        rtt_ms: round-trip time.
+    """
+
+    def __init__(self, settings: Settings, server: str, mbps: float, rtt_ms: float = 2.6) -> None:
+        command = cli(
+            "link",
+            "emulate",
+            "--listen",
+            "127.0.0.1:0",
+            "--to",
+            server.replace("tcp://", ""),
+            "--rate-mbps",
+            str(mbps),
+            "--rtt-ms",
+            str(rtt_ms),
+        )
+        super().__init__(settings, "link", command, settings.client_cores)
+        try:
+            listen = json.loads(self.wait_line("{", 60))["listen"]
+        except RuntimeError:
+            self.stop()
+            raise
+        self.address = "tcp://" + listen.replace("tcp://", "")
+
+    def __enter__(self) -> EmulatedLink:
+        return self

@@ -1,0 +1,172 @@
+"""Runs phases one after another, each within its time, and brings results back after each and during each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+from edge_offload.parent import with_parent
+from edge_offload_benchmarks.gpu import results
+from edge_offload_benchmarks.gpu.settings import Settings
+from edge_offload_benchmarks.gpu.table import PHASES, members
+
+#: Files besides results.json and log.txt that come back, if a phase wrote them.
+EXTRA = ("conformance.jsonl", "shapes.json", "tests.txt")
+#: Bytes of the log that come back, and seconds between two deliveries while a phase runs.
+LOG_BYTES = 8 << 20
+DELIVER_S = 5.0
+#: Seconds that a phase has to end by itself once it is asked to.
+GRACE_S = 4.0
+
+
+class Runner:
+    """One call of ``scripts/gpu run``.
+
+    Args:
+        settings: of the run.
+        out: folder for what comes back.
+        limit_s: for all phases together.
+        again: repeat phases that are done.
+    """
+
+    def __init__(self, settings: Settings, out: pathlib.Path, limit_s: float, again: bool = False) -> None:
+        self.settings, self.out, self.again = settings, out, again
+        self._ends, self._began = time.monotonic() + limit_s, time.monotonic()
+        self._children: Dict[str, subprocess.Popen[str]] = {}
+        self._open: Set[str] = set()
+        settings.results.mkdir(parents=True, exist_ok=True)
+        self._log = (settings.results / "log.txt").open("a", encoding="utf-8")
+        self._writing = threading.Lock()
+        self._delivered = 0.0
+
+    def run(self, names: Sequence[str]) -> int:
+        """Run the phases; 0 if none failed."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        failed = 0
+        try:
+            for name in names:
+                failed += not self._phase(name)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._kill()
+            self.deliver()
+            self.say(f"== all: {time.monotonic() - self._began:.0f} s; results in {self.out}")
+            self.deliver()
+        return 1 if failed else 0
+
+    def say(self, line: str) -> None:
+        """Write a line to the terminal and to the log."""
+        with self._writing:
+            self._log.write(line + "\n")
+            self._log.flush()
+            with contextlib.suppress(OSError):
+                print(line, flush=True)
+
+    def deliver(self) -> None:
+        """Copy what there is to the output folder."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        results.write_json(self.out / "results.json", results.merge(self.settings, list(PHASES)))
+        with (self.settings.results / "log.txt").open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - LOG_BYTES))
+            (self.out / "log.txt").write_bytes(stream.read())
+        for name in EXTRA:
+            if (self.settings.results / name).exists():
+                shutil.copyfile(self.settings.results / name, self.out / name)
+        self._delivered = time.monotonic()
+
+    def _phase(self, name: str) -> bool:
+        """Run one phase, or several at once; whether none of them failed."""
+        entry = PHASES[name]
+        todo = [part for part in members(name) if self.again or results.status(self.settings, part) != "done"]
+        if not todo:
+            self.say(f"== {name}: done before")
+            return True
+        room = self._ends - time.monotonic()
+        most = entry.tiny_s if self.settings.tiny else entry.seconds
+        if room < most / 2:
+            self.say(f"== {name}: not begun: {room:.0f} s are left, it takes {most / 2:.0f} to {most:.0f} s")
+            return True
+        most = min(most, room)
+        began = time.monotonic()
+        self.say(f"== {name} (at most {most:.0f} s; {began - self._began:.0f} s are over)")
+        for part in todo:
+            limit = min(most, PHASES[part].tiny_s if self.settings.tiny else PHASES[part].seconds)
+            self._start(part, limit)
+        fine = True
+        waiting = dict(self._children)
+        while waiting:
+            for part, child in list(waiting.items()):
+                spent = time.monotonic() - began
+                limit = min(most, PHASES[part].tiny_s if self.settings.tiny else PHASES[part].seconds)
+                status = _status(child.poll(), spent > limit)
+                if status:
+                    self._end(part)
+                    del waiting[part]
+                    results.finish(self.settings, part, status, spent)
+                    self._open.discard(part)
+                    self.say(f"== {part}: {status}, {spent:.0f} s")
+                    fine &= status == "done"
+            if time.monotonic() - self._delivered > DELIVER_S:
+                self.deliver()
+            time.sleep(0.05)
+        self.deliver()
+        return fine
+
+    def _start(self, name: str, seconds: float) -> None:
+        self._open.add(name)
+        results.begin(self.settings, name)
+        command = [sys.executable, "-m", "edge_offload_benchmarks.gpu", "phase", name, "--seconds", f"{seconds:g}"]
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **self.settings.environment()},
+            start_new_session=True,
+            preexec_fn=with_parent(),
+        )
+        self._children[name] = child
+        threading.Thread(target=self._read, args=(child,), daemon=True).start()
+
+    def _read(self, child: Any) -> None:
+        for line in child.stdout:
+            self.say(line.rstrip("\n"))
+
+    def _end(self, name: str) -> None:
+        """End a phase's process, and what it left in its session."""
+        child = self._children.pop(name)
+        if child.poll() is None:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+    def _kill(self) -> None:
+        for name in list(self._children):
+            self._end(name)
+        for name in self._open:
+            results.finish(self.settings, name, "killed with the run", time.monotonic() - self._began)
+
+
+def _status(code: Optional[int], late: bool) -> str:
+    """How a phase ended; empty while it runs."""
+    if code is None:
+        return "killed at its time limit" if late else ""
+    return "done" if code == 0 else f"failed with exit code {code}"
+
+
+def unknown(names: Sequence[str]) -> List[str]:
+    """Names that are no phases."""
+    return [name for name in names if name not in PHASES]

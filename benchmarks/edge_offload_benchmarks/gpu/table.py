@@ -1,0 +1,53 @@
+"""The phases of ``scripts/gpu run``: seconds that each may take, and what runs at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One phase.
+
+    Attributes:
+        seconds: that it may take on a machine with a GPU.
+        tiny_s: that it may take in a tiny rehearsal.
+        what: it finds, in words.
+        parts: phases that run at once in its place.
+        module: of :mod:`edge_offload_benchmarks.gpu.phases`; empty: the phase's name.
+    """
+
+    seconds: float
+    tiny_s: float
+    what: str
+    parts: Tuple[str, ...] = ()
+    module: str = ""
+
+
+PHASES: Dict[str, Entry] = {
+    "install": Entry(60, 60, "unpacks what is carried"),
+    "facts": Entry(40, 60, "the machine, and floors of launches, copies and graphs"),
+    "native": Entry(150, 240, "places our libraries, builds those that are missing"),
+    "doctor": Entry(30, 60, "edge-offload doctor"),
+    "correct": Entry(150, 120, "all four at once", ("bits", "conformance", "modules", "build")),
+    "bits": Entry(125, 120, "programs and networks in every mode, against plain torch on the device"),
+    "conformance": Entry(130, 120, "samples of op_db through a server, against plain torch on the device"),
+    "modules": Entry(130, 120, "OffloadedModule in local, server and split"),
+    "build": Entry(150, 120, "the product's own build of its libraries, in a cache of its own"),
+    "speed": Entry(190, 120, "eager, CUDA graph, and every mode by a robot without a GPU"),
+    "batches": Entry(45, 60, "latencies and exactness of batches, with TF32 and without"),
+    "faults": Entry(90, 120, "no memory, a broken context, a server that is killed"),
+    "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
+    "robots": Entry(90, 90, "robots that share the device, frame after frame"),
+    "tests": Entry(240, 120, "the suites of scripts/test --gpu that need no ROS", module="suites"),
+    "shapes": Entry(150, 120, "operators whose shapes a client works out as the device does"),
+    "pool": Entry(20, 60, "whether members of a pool take a device"),
+}
+
+DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults")
+
+
+def members(name: str) -> Tuple[str, ...]:
+    """The phases that have files: a phase's parts, or itself."""
+    return PHASES[name].parts or (name,)
