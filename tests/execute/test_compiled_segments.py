@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.session.instructions import KERNEL
 from edge_offload.execute.session.native_runner import library
-from edge_offload.execute.session.program import KERNEL
 from edge_offload.execute.session.session import DeviceSession, Step
 from edge_offload.ir.trace.segments import CallFailed
 from tests.execute.native_runner import native_runner
@@ -180,7 +180,7 @@ def test_tensors_in_between_live_until_their_last_use(device: Device, monkeypatc
     device.run(0, 10, LIVE, range(2, 10), b"", [floats(1, 2, 3, 4)])
     device.run(0, 30, LIVE, range(2, 10), b"", [floats(1, 2, 3, 4)])
     program = device.program(0)
-    for place, instruction in enumerate(program._instructions):
+    for place, instruction in enumerate(program.code.instructions):
         if instruction.how == KERNEL:
             kernel = instruction.kernel
 
@@ -189,7 +189,7 @@ def test_tensors_in_between_live_until_their_last_use(device: Device, monkeypatc
                 made.append(weakref.ref(result))
                 return result
 
-            program._instructions[place] = instruction._replace(kernel=watched)
+            program.code.instructions[place] = instruction._replace(kernel=watched)
     device.session.note = note  # type: ignore[method-assign]
     device.run(0, 50, LIVE, range(2, 10), b"", [floats(1, 2, 3, 4)])
     assert len(made) == 8

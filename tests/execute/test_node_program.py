@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput
+from edge_offload.execute.session.instructions import KERNEL
 from edge_offload.execute.session.native_runner import library
-from edge_offload.execute.session.program import KERNEL
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
@@ -262,5 +262,5 @@ def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
         assert device.compiled
         assert outcome.tensor.tolist() == [False, size == 2, False, True, False]
         device.session.settle(0)
-    (put, _) = device.session.ahead._programs[7]._instructions
+    (put, _) = device.session.ahead._programs[7].code.instructions
     assert put.how == KERNEL

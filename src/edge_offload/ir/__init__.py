@@ -20,9 +20,9 @@ module          its one reason
 ==============  ====================================================================================
 
 Classes elsewhere that tell of a call: :class:`~edge_offload.ir.trace.calls.BoundOperator` (a call with the kernel that
-runs it here, and what its results were), ``Instruction`` of :mod:`edge_offload.execute.session.program` (a call of a
-compiled program: registers in place of its tensors), ``Call`` of :mod:`edge_offload.replay.signatures` (a row of the
-device's table of calls, for comparing steps); in C++ ``Entry`` of ``state.h`` and ``Call`` of ``nodes.cpp`` are the
+runs it here, and what its results were), ``Instruction`` of :mod:`edge_offload.execute.session.instructions` (a call
+of a compiled program: registers in place of its tensors), ``Call`` of :mod:`edge_offload.replay.signatures` (a row of
+the device's table of calls, for comparing steps); in C++ ``Entry`` of ``state.h`` and ``Call`` of ``nodes.cpp`` are the
 first two. Of an inference: :class:`~edge_offload.ir.trace.segments.Segment` (as a program made it, call by call on
 storages), which ``modes/split/unmodified/lift.py`` translates to an :class:`OperatorSequence`.
 

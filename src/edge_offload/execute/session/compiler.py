@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.errors import ProtocolError
-from edge_offload.execute.session.program import (
+from edge_offload.execute.session.instructions import (
     ALLOCATION,
     KERNEL,
     READ,
@@ -16,9 +16,10 @@ from edge_offload.execute.session.program import (
     Holes,
     Instruction,
     New,
-    Program,
+    StepCode,
     Upload,
 )
+from edge_offload.execute.session.program import Program
 from edge_offload.ir.operators import HostNumber, HostTensor, Layout, Operator, Varying, View
 from edge_offload.ir.schemas import enumerated
 from edge_offload.ir.trace.calls import ALLOC, ARGUMENT, DOWNLOAD, NEW, RESIZE, UPLOAD, BoundOperator, host_number
@@ -65,10 +66,11 @@ def compile_step(node: TraceStep, segment: Segment, ran: Segment, changed: Chang
         return None
     written = [canonical for canonical, _, _ in node.live if canonical in segment.written]
     tail = _tail(segment.calls[-1].operator, changes.get(len(segment.calls) - 1, ()))
-    return Program(
-        node, list(formulas), compiler.layouts, len(compiler.registers), instructions, written, segment.random,
-        compiler.grown, tail, changed, compiler.uploads,
+    code = StepCode(
+        list(node.live), compiler.layouts, len(compiler.registers), instructions, compiler.uploads, written,
+        segment.random, compiler.grown, frozenset(node.dead), node.numbers, changed,
     )  # fmt: skip
+    return Program(code, node.payloads, list(formulas), tail)
 
 
 def _tail(operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> Tuple[Tuple[int, ...], List[Tuple[int, int]]]:

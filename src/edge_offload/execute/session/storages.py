@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.execute.session.cuda_driver import Captures, captures_of
 from edge_offload.execute.session.generators import Generators
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.results import classify, failed_call
@@ -45,6 +46,7 @@ class Storages:
         leaving: numbers of storages to be freed when there is time.
         unused: numbers of storages that may be freed at once where there is no room.
         returned: bytes that the answer under way brings back so far.
+        graphs: captures of steps, where the device is a GPU.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Storages:
         self.leaving: Sequence[int] = []
         self.unused: Callable[[], Sequence[int]] = tuple
         self.returned = 0
+        self.graphs: Optional[Captures] = captures_of(self.device, self.limits.storage_bytes)
         self._padded: Dict[str, bytes] = {}
         self._generators = Generators(self.device)
         self._journal: List[Undo] = []
@@ -108,6 +111,12 @@ class Storages:
         leaving, self.leaving = self.leaving, []
         self.free(leaving)
 
+    def rest(self) -> None:
+        """Do what nobody waits for: free what is ``leaving``, capture graphs."""
+        self.sweep()
+        if self.graphs is not None:
+            self.graphs.run_pending()
+
     def free(self, storages: Sequence[int]) -> None:
         """Forget storages; unknown numbers are ignored (they may have been undone)."""
         for number in storages:
@@ -140,15 +149,20 @@ class Storages:
     # -- one call
 
     def note(self, operator: BoundOperator) -> None:
-        """Told of every call that is about to run."""
+        """Leave the name of the call that is about to run where it is read after a crash."""
+        if self.running is not None:
+            self.note_name(operator.name)
+
+    def note_name(self, name: str) -> None:
+        """Leave ``name`` where it is read after a crash."""
         memory = self.running
         if memory is None:
             return
-        name = self._padded.get(operator.name)
-        if name is None:
+        padded = self._padded.get(name)
+        if padded is None:
             size = len(memory)
-            name = self._padded[operator.name] = operator.name.encode()[:size].ljust(size, b"\0")
-        memory[:] = name
+            padded = self._padded[name] = name.encode()[:size].ljust(size, b"\0")
+        memory[:] = padded
 
     def call(
         self,

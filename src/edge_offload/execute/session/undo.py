@@ -22,7 +22,7 @@ class Undo:
 
     def save(self, slot: StorageBuffer) -> None:
         """Keep the bytes of a storage that is about to be written."""
-        self.overwritten.append((slot, slot.view(_bytes(slot.storage.nbytes())).clone()))
+        self.overwritten.append((slot, bytes_of(slot).clone()))
 
     def restore(self) -> None:
         """Put back what was overwritten, and the size that it had."""
@@ -31,9 +31,9 @@ class Undo:
             if slot.storage.nbytes() != nbytes:
                 slot.resize(nbytes)
             with torch.inference_mode():
-                slot.view(_bytes(nbytes)).copy_(saved)
+                bytes_of(slot).copy_(saved)
 
 
-def _bytes(count: int) -> Layout:
-    """All of a storage."""
-    return Layout(DTYPE_NUMBERS[torch.uint8], 0, (count,), (1,), 0)
+def bytes_of(slot: StorageBuffer) -> torch.Tensor:
+    """All bytes of a storage, as a tensor of its own memory."""
+    return slot.view(Layout(DTYPE_NUMBERS[torch.uint8], 0, (slot.storage.nbytes(),), (1,), 0))

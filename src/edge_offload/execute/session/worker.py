@@ -124,7 +124,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, told)
             raise
         channel.send({"id": header["id"], "coded": [list(item) for item in coded], "parts": len(parts)}, answer)
-        session.sweep()
+        session.rest()
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -323,7 +323,7 @@ _CUDNN_FLAGS: Dict[str, Callable[[], bool]] = {
 
 @functools.lru_cache(maxsize=None)
 def _cudnn_flags(overload: Any) -> Tuple[Tuple[int, Callable[[], bool]], ...]:
-    """Positions of the arguments of ``overload`` that carry cuDNN flags, and what reads each of this process's flags."""
+    """Positions of arguments that carry cuDNN flags, and what reads each flag of this process."""
     return tuple(
         (position, _CUDNN_FLAGS[argument.name])
         for position, argument in enumerate(overload._schema.arguments)

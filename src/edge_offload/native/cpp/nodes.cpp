@@ -105,6 +105,21 @@ Tensor tensor_in(const py::object& slot) {
   if (!found) throw py::error_already_set();
   return THPVariable_Unpack(found.ptr());
 }
+// Address and size of the storages of `slots` by number, 8 bytes each: what a CUDA graph is bound to. Empty: one does not exist.
+py::bytes addresses(const py::dict& slots, const std::vector<int64_t>& live) {
+  std::string packed;
+  packed.reserve(16 * live.size());
+  for (auto number : live) {
+    const auto key = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
+    PyObject* slot = PyDict_GetItemWithError(slots.ptr(), key.ptr());
+    if (!slot) return py::bytes();
+    const auto tensor = tensor_in(py::reinterpret_borrow<py::object>(slot));
+    const auto& storage = tensor.storage();
+    const uint64_t facts[2] = {reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()};
+    packed.append(reinterpret_cast<const char*>(facts), sizeof(facts));
+  }
+  return py::bytes(packed);
+}
 py::list described(const Tensor& tensor, int kind, int reference) {
   py::list sizes, strides, found, item;
   for (auto size : tensor.sizes()) sizes.append(size);
@@ -443,6 +458,7 @@ class Node {
 PYBIND11_MODULE(edge_offload_nodes, module) {
   module.doc() = "Nodes of a course, run without an interpreter between their calls.";
   py::register_exception<edge_offload::NotHere>(module, "NotHere");
+  module.def("addresses", &edge_offload::addresses);
   py::class_<edge_offload::Node>(module, "Node")
       .def(py::init<const py::list&, int, const py::list&, const py::list&, const py::list&, const py::object&, c10::Device>())
       .def("run", &edge_offload::Node::run);

@@ -1,0 +1,364 @@
+"""Steps as CUDA graphs: the kernels of a step are launched at once, instead of one by one.
+
+They are the same kernels in the same order, on the same addresses of what existed before, so results have the same
+bits. A step is captured when it has run :data:`EAGER_RUNS` times on the same addresses, after an answer has left. Its
+graph is compared with its calls on :data:`TRIALS` runs before it takes their place. What a graph cannot hold, such as
+the size of a result that depends on data, is run call by call behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from edge_offload.errors import EdgeOffloadError, Unsupported
+from edge_offload.execute.session.cuda_driver import Captures, Driver
+from edge_offload.execute.session.instructions import KERNEL, WHOLE, Instruction, StepCode
+from edge_offload.execute.session.interpreter import Interpreter
+from edge_offload.execute.session.native_runner import library
+from edge_offload.execute.session.results import failed_call
+from edge_offload.execute.session.undo import bytes_of
+from edge_offload.ir.trace.calls import StorageBuffer
+from edge_offload.ir.trace.segments import Outcome
+
+#: Runs on the same addresses before a step is captured.
+EAGER_RUNS = 2
+#: Runs on which a graph is compared with its calls.
+TRIALS = 2
+#: Kernels that a graph has at least: fewer are launched as fast one by one.
+LEAST_KERNELS = 4
+#: Graphs that one step has at once, and captures of it in all: one whose addresses keep changing runs call by call.
+MAX_GRAPHS, MAX_CAPTURES = 2, 4
+#: Address sets of one step that are counted.
+MAX_COUNTED = 8
+
+RunEagerly = Callable[[Interpreter, Sequence[int]], Outcome]
+
+
+def capturable_prefix(code: StepCode) -> int:
+    """How many instructions of a step, from the first on, one graph may hold; 0: it is not worth one."""
+    if code.random:
+        return 0
+    count = 0
+    for op in code.instructions:
+        last_is_dynamic = op.final and op.how == KERNEL and op.told is not None and _depends_on_data(op)
+        if op.how == WHOLE or last_is_dynamic:
+            break
+        count += 1
+    kernels = sum(op.how == KERNEL for op in code.instructions[:count])
+    return count if kernels >= LEAST_KERNELS else 0
+
+
+def _depends_on_data(op: Instruction) -> bool:
+    """Whether sizes of results are known only when the kernel has run, for which it waits."""
+    tags = op.entry.overload.tags  # type: ignore[union-attr]
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
+class StepGraphs:
+    """Decides when a step runs as a graph.
+
+    Args:
+        code: the step.
+        captures: of the session.
+    """
+
+    def __init__(self, code: StepCode, captures: Captures) -> None:
+        self._code = code
+        self._captures = captures
+        self._prefix = capturable_prefix(code)
+        self._graphs: OrderedDict[bytes, StepGraph] = OrderedDict()
+        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._captured = 0
+
+    def run(self, run: Interpreter, live: Sequence[int], run_eagerly: RunEagerly) -> Outcome:
+        """The outcome of a run of the step.
+
+        Args:
+            run: of which nothing has been executed yet.
+            live: numbers of the storages that existed before.
+            run_eagerly: runs it call by call.
+        """
+        if not self._prefix:
+            return run_eagerly(run, live)
+        binding = _binding(run, live)
+        graph = self._graphs.get(binding)
+        if graph is None:
+            outcome = run_eagerly(run, live)
+            self._count(binding, run, live)
+            return outcome
+        if graph.trials:
+            return self._compare(binding, graph, run, live, run_eagerly)
+        self._captures.replayed += 1
+        with torch.inference_mode():
+            graph.run(run, live)
+        return run.outcome
+
+    def _count(self, binding: bytes, run: Interpreter, live: Sequence[int]) -> None:
+        """Request a capture if the step has run on these addresses often enough."""
+        if self._captured >= MAX_CAPTURES:
+            return
+        count = self._counts.pop(binding, 0) + 1
+        self._counts[binding] = count
+        if len(self._counts) > MAX_COUNTED:
+            self._counts.popitem(last=False)
+        if count == EAGER_RUNS:
+            capture = functools.partial(self._capture, binding, run, list(live))
+            run.release()
+            self._captures.request(capture)
+
+    def _capture(self, binding: bytes, run: Interpreter, live: Sequence[int]) -> None:
+        self._counts.pop(binding, None)
+        if binding != _binding(run, live):
+            return  # a storage was freed, or has moved
+        while self._prefix and self._captured < MAX_CAPTURES:
+            self._captured += 1
+            try:
+                self._graphs[binding] = StepGraph(self._code, self._prefix, run, live, self._captures.driver)
+                self._captures.captured += 1
+                break
+            except NotCapturable as error:
+                self._prefix = error.position if error.kernels >= LEAST_KERNELS else 0
+                if not self._prefix:
+                    self._captures.refuse(len(self._code.instructions), str(error))
+        while len(self._graphs) > MAX_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def _compare(
+        self, binding: bytes, graph: StepGraph, run: Interpreter, live: Sequence[int], run_eagerly: RunEagerly
+    ) -> Outcome:
+        """Run the step call by call and as a graph; the outcome of the calls."""
+        numbers = dict(zip((canonical for canonical, _, _ in self._code.live), live))
+        slots = run.storages.slots
+        with torch.inference_mode():
+            written = [bytes_of(slots[numbers[canonical]]) for canonical in self._code.written]
+            before = [one.clone() for one in written]
+        outcome = run_eagerly(run, live)
+        with torch.inference_mode():
+            after = [one.clone() for one in written]
+            for one, saved in zip(written, before):
+                one.copy_(saved)
+            trial = Trial(self._code, run.storages, run.base, run.payloads, run.values, run.uploads, None)
+            try:
+                graph.run(trial, live)
+                wrong = trial.difference(outcome) or ("" if _equal(written, after) else "what it writes differs")
+            except EdgeOffloadError as error:
+                wrong = str(error)
+            for one, saved in zip(written, after):
+                one.copy_(saved)
+        graph.trials -= 1
+        if wrong:
+            del self._graphs[binding]
+            self._prefix = 0
+            self._captures.refuse(len(self._code.instructions), f"compared with its calls, {wrong}")
+        return outcome
+
+
+class StepGraph:
+    """The first ``prefix`` instructions of a step as one graph, on the addresses of what ``live`` names now.
+
+    Attributes:
+        trials: runs on which it is still to be compared with its calls.
+
+    Raises:
+        NotCapturable: an instruction cannot be captured.
+    """
+
+    def __init__(self, code: StepCode, prefix: int, like: Interpreter, live: Sequence[int], driver: Driver) -> None:
+        self.trials = TRIALS
+        self._code = code
+        self._driver = driver
+        self._tail = code.instructions[prefix:]
+        self._name = code.instructions[prefix - 1].entry.name
+        capture = Capture(code, like.storages, like.base, (), like.values, like.uploads, None, driver)
+        capture.bind(live)
+
+        def launch() -> None:
+            with torch.inference_mode():
+                capture.execute(code.instructions[:prefix])
+
+        try:
+            self._graph = driver.capture(launch)
+        except (RuntimeError, EdgeOffloadError) as error:
+            kernels = sum(op.how == KERNEL for op in code.instructions[: capture.position])
+            raise NotCapturable(capture.position, kernels, error) from None
+        self._pinned = capture.pinned
+        self._kept = capture.kept
+        self._read = capture.host
+        self._outcome = capture.outcome
+        # what the tail uses: registers that the prefix filled, tensors and storages that it made
+        needed, uses = _used(self._tail)
+        filled = {item[0]: item for op in code.instructions[:prefix] for item in op.fetched}
+        self._registers = [filled[register] for register in needed if register in filled]
+        uses |= {canonical for _, canonical, _, _ in self._registers}
+        kept = {canonical for _, canonical, _ in self._kept}
+        existing = {canonical for canonical, _, _ in code.live}
+        made = uses - kept - existing
+        self._made = {canonical: capture.made[canonical] for canonical in made if canonical in capture.made}
+        self._slots = {c: capture.slots[c] for c in made if c not in self._made and c in capture.slots}
+        self._positions = [
+            (position, canonical) for position, (canonical, _, _) in enumerate(code.live)
+            if canonical in uses or canonical in code.written
+        ]  # fmt: skip
+
+    def run(self, run: Interpreter, live: Sequence[int]) -> None:
+        """Launch the graph, and what follows it call by call.
+
+        Raises:
+            CallFailed, DeviceLost, ProtocolError, BadInput: as :meth:`.Interpreter.execute`.
+        """
+        run.start()
+        slots = run.storages.slots
+        for position, canonical in self._positions:
+            run.slots[canonical] = slots[live[position]]
+        run.save_written()
+        run.storages.note_name(self._name)
+        outcome = run.outcome
+        outcome.results, outcome.described = self._outcome.results, dict(self._outcome.described)
+        try:
+            if self._pinned:
+                self._driver.synchronize()  # the run before has read what lies there
+            for number, pinned in self._pinned.items():
+                pinned.copy_(run.uploads[number])
+            self._graph.replay()
+            for ordinal, canonical, slot in self._kept:
+                copied = run.slots[canonical] = StorageBuffer(tensor=bytes_of(slot).clone())
+                run.keep(ordinal, canonical, copied)
+            if self._read is not None:
+                run.bring_back(self._read.nbytes)
+                self._driver.synchronize()
+                outcome.tensor = self._read.clone()
+        except EdgeOffloadError:
+            raise
+        except RuntimeError as error:
+            raise failed_call(self._name, error) from None
+        if self._tail:
+            run.made.update(self._made)
+            run.slots.update(self._slots)
+            for register, canonical, layout, own in self._registers:
+                run.registers[register] = run.view(canonical, layout, own)
+            run.execute(self._tail)
+
+
+class NotCapturable(Unsupported):
+    """An instruction cannot be captured: its ``position``, and how many ``kernels`` stand before it."""
+
+    def __init__(self, position: int, kernels: int, error: BaseException) -> None:
+        super().__init__((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+        self.position = position
+        self.kernels = kernels
+
+
+class Capture(Interpreter):
+    """Issues the instructions of a step while they are captured: nothing is computed, nothing of the session changes.
+
+    Attributes:
+        position: of the instruction that is being issued.
+        pinned: page-locked buffers that the graph uploads from, by number.
+        kept: (ordinal, canonical number, storage in the graph's memory) of each new storage that outlives the step.
+        host: page-locked buffer that the graph reads to, or None.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments[:-1])
+        self._driver: Driver = arguments[-1]
+        self.position = -1
+        self.pinned: Dict[int, torch.Tensor] = {}
+        self.kept: List[Tuple[int, int, StorageBuffer]] = []
+        self.host: Optional[torch.Tensor] = None
+
+    def begin(self, op: Instruction) -> None:
+        """See :class:`.Interpreter`."""
+        self.position += 1
+
+    def keep(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+        """See :class:`.Interpreter`."""
+        self.kept.append((ordinal, canonical, slot))
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """See :class:`.Interpreter`."""
+        if tensor.is_conj() or tensor.is_neg():
+            raise Unsupported("a read of numbers that are conjugated or negated lazily")
+        dense = tensor.contiguous()
+        self.host = self._driver.pinned(dense)
+        self.host.copy_(dense, non_blocking=True)
+
+    def upload(self, tensor: torch.Tensor, number: int) -> None:
+        """See :class:`.Interpreter`."""
+        given = self.uploads[number]
+        if tensor.dtype != given.dtype or tensor.shape != given.shape:
+            raise Unsupported("an upload that is converted")
+        pinned = self.pinned.setdefault(number, self._driver.pinned(given))
+        if tensor.is_contiguous():
+            tensor.copy_(pinned, non_blocking=True)
+        else:
+            dense = torch.empty(given.shape, dtype=given.dtype, device=tensor.device)
+            tensor.copy_(dense.copy_(pinned, non_blocking=True))
+
+
+class Trial(Interpreter):
+    """A run whose storages do not become the session's."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._kept: Dict[int, StorageBuffer] = {}
+
+    def keep(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+        """See :class:`.Interpreter`."""
+        self._kept[ordinal] = slot
+
+    def bring_back(self, size: int) -> None:
+        """See :class:`.Interpreter`."""
+
+    def difference(self, outcome: Outcome) -> str:
+        """How it differs from the run of the session that gave ``outcome``; empty: it does not."""
+        mine = self.outcome
+        reads = [one.tensor for one in (mine, outcome)]
+        if (reads[0] is None) != (reads[1] is None) or not _equal(*[[] if one is None else [one] for one in reads]):
+            return "what is read differs"
+        if mine.results != outcome.results or mine.described != outcome.described:
+            return "its results lie otherwise"
+        slots = self.storages.slots
+        kept = [slots.get(self.base + ordinal) for ordinal in self._kept]
+        if None in kept:
+            return "it makes other storages"
+        pair = [[bytes_of(slot) for slot in slots if slot is not None] for slots in (kept, list(self._kept.values()))]
+        return "" if _equal(*pair) else "what it leaves differs"
+
+
+def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors have the same bytes."""
+    plain = [[each.contiguous().reshape(-1).view(torch.uint8) for each in several] for several in (one, other)]
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(*plain))
+
+
+def _binding(run: Interpreter, live: Sequence[int]) -> bytes:
+    """What a graph is bound to: integers, and the addresses and sizes of storages that existed before."""
+    values, slots = run.values, run.storages.slots
+    integers = struct.pack(f"<{len(values)}q", *values)
+    if library.module is not None:
+        return integers + bytes(library.module.addresses(slots, live))
+    storages = [slots[number].storage for number in live if number in slots]
+    places = [fact for one in storages for fact in (one.data_ptr(), one.nbytes())]
+    return integers + struct.pack(f"<{len(places)}Q", *places) if len(storages) == len(live) else b""
+
+
+def _used(instructions: Sequence[Instruction]) -> Tuple[Set[int], Set[int]]:
+    """Registers that instructions read before they fill them, and storages that they touch, by canonical number."""
+    filled: Set[int] = set()
+    needed: Set[int] = set()
+    touched: Set[int] = set()
+    for op in instructions:
+        filled |= {register for register, _, _, _ in op.fetched}
+        touched |= {canonical for _, canonical, _, _ in op.fetched} | set(op.references)
+        read = {register for _, register in op.holes}
+        read |= {register for _, several in op.lists for register in several if register >= 0}
+        read |= {register for _, _, register in op.told or () if register >= 0}
+        needed |= read - filled
+    return needed, touched
+
+

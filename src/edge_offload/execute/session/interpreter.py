@@ -1,0 +1,255 @@
+"""One run of a compiled step, instruction by instruction: the reference in Python of ``native/cpp/nodes.cpp``."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+
+from edge_offload.errors import ProtocolError
+from edge_offload.execute.session.instructions import ALLOCATION, KERNEL, READ, WRITE, Instruction, StepCode
+from edge_offload.execute.session.results import failed_call
+from edge_offload.execute.session.storages import Storages
+from edge_offload.execute.session.undo import Undo
+from edge_offload.ir.operators import SIZE, STRIDE, Layout
+from edge_offload.ir.trace.calls import Buffer, Result, StorageBuffer, host_copy, layout_of
+from edge_offload.ir.trace.segments import Outcome
+
+
+class Interpreter:
+    """Runs the instructions of ``code`` on storages.
+
+    Args:
+        code: the step.
+        storages: of the session.
+        base: number of the step's first new storage.
+        payloads: buffers of the host that come with the step.
+        values: of the integers that vary.
+        uploads: host tensors that are copied to the device.
+        undo: where what is made is entered; None: nothing is rolled back.
+
+    Attributes:
+        outcome: what the step has returned so far.
+        slots: storages by canonical number.
+        made: tensors that kernels returned, by the canonical number of their storage.
+        registers: tensors as the calls read them.
+    """
+
+    def __init__(
+        self, code: StepCode, storages: Storages, base: int, payloads: Sequence[Buffer], values: List[int],
+        uploads: Sequence[torch.Tensor], undo: Optional[Undo],
+    ) -> None:  # fmt: skip
+        self.code = code
+        self.storages = storages
+        self.base = base
+        self.payloads = payloads
+        self.values = values
+        self.uploads = uploads
+        self.undo = undo
+        self.outcome = Outcome()
+        self.layouts: List[Optional[Layout]] = []
+        self.registers: List[Optional[torch.Tensor]] = []
+        self.made: Dict[int, torch.Tensor] = {}
+        self.slots: Dict[int, StorageBuffer] = {}
+
+    def start(self) -> None:
+        """Make room for what the calls use."""
+        self.layouts = self.code.plain.copy()
+        self.registers = [None] * self.code.registers
+
+    def release(self) -> None:
+        """Drop the tensors of the run."""
+        self.registers, self.made, self.slots, self.undo, self.payloads = [], {}, {}, None, ()
+        self.outcome = Outcome()
+
+    def bind(self, live: Sequence[int]) -> None:
+        """Look the storages up that existed before, by number.
+
+        Raises:
+            BadInput: one does not exist.
+        """
+        self.start()
+        there = self.storages.slots
+        for (canonical, _, _), number in zip(self.code.live, live):
+            self.slots[canonical] = there.get(number) or self.storages.slot(number)
+
+    def save_written(self) -> None:
+        """Keep the bytes of the storages that the step will write, if it may be rolled back."""
+        if self.undo is not None:
+            for canonical in self.code.written:
+                self.undo.save(self.slots[canonical])
+
+    def execute(self, instructions: Sequence[Instruction]) -> None:
+        """Run calls in order.
+
+        Raises:
+            CallFailed, DeviceLost: an operator raised.
+            ProtocolError, BadInput: the step does not fit what the session holds.
+        """
+        registers = self.registers
+        for op in instructions:
+            self.begin(op)
+            for register, canonical, layout, own in op.fetched:
+                registers[register] = self.view(canonical, layout, own)
+            if op.how == KERNEL:
+                self._launch(op)
+            elif op.how == READ:
+                self.read(registers[op.holes[0][1]])  # type: ignore[arg-type]
+            elif op.how == WRITE:
+                try:
+                    self.upload(registers[op.holes[0][1]], op.upload)  # type: ignore[arg-type]
+                except RuntimeError as error:
+                    raise failed_call(op.entry.name, error) from None
+            elif op.how == ALLOCATION:
+                self.allocate(op)
+            else:
+                self.whole(op)
+            for register in op.done:
+                registers[register] = None
+            for canonical in op.dropped:
+                self.made.pop(canonical, None)
+                self.slots.pop(canonical, None)
+
+    def _launch(self, op: Instruction) -> None:
+        arguments: List[Any] = op.arguments.copy()
+        registers = self.registers
+        for position, register in op.holes:
+            arguments[position] = registers[register]
+        for position, several in op.lists:
+            arguments[position] = [registers[register] if register >= 0 else None for register in several]
+        for position, item, value in op.integers:
+            if item < 0:
+                arguments[position] = self.values[value]
+            else:
+                items = arguments[position] = arguments[position].copy()
+                items[item] = self.values[value]
+        try:
+            returned = op.kernel(*arguments, **op.named)
+        except Exception as error:
+            raise failed_call(op.entry.name, error) from None
+        outputs = (returned,) if op.single else returned
+        for output, canonical, ordinal, kept in op.new:
+            tensor = self.made[canonical] = outputs[output]
+            if kept:
+                slot = self.slots[canonical] = StorageBuffer(tensor=tensor)
+                self.keep(ordinal, canonical, slot)
+        if op.told is not None:
+            self.tell(op, outputs)
+
+    # -- what a capture or a trial does otherwise (:mod:`~edge_offload.execute.session.graphs`)
+
+    def begin(self, op: Instruction) -> None:
+        """Note that ``op`` is about to run."""
+        self.storages.note(op.entry)
+
+    def keep(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+        """Give a new storage its number in the session."""
+        self.storages.keep(self.base + ordinal, slot, self.undo)
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """Bring ``tensor`` to the host."""
+        self.bring_back(tensor.numel() * tensor.element_size())
+        self.outcome.tensor = host_copy(tensor)
+
+    def bring_back(self, size: int) -> None:
+        """Count ``size`` bytes more that the answer brings back.
+
+        Raises:
+            BadInput: they are too many.
+        """
+        self.storages.bring_back(size)
+
+    def upload(self, tensor: torch.Tensor, number: int) -> None:
+        """Copy the host tensor ``number`` of the step to ``tensor``."""
+        tensor.copy_(self.uploads[number])
+
+    # -- storages and views
+
+    def slot(self, canonical: int) -> StorageBuffer:
+        """The storage; one that a kernel has made gets its place when it is asked for."""
+        found = self.slots.get(canonical)
+        if found is None:
+            tensor = self.made.get(canonical)
+            if tensor is None:
+                raise ProtocolError(f"a node uses value {canonical} before it exists")
+            found = self.slots[canonical] = StorageBuffer(tensor=tensor)
+        return found
+
+    def view(self, canonical: int, number: int, own: bool) -> torch.Tensor:
+        """The storage in the layout ``number``: what a kernel returned, if it lies so."""
+        layout = self.layouts[number]
+        if layout is None:
+            layout = self.layouts[number] = self._layout(number)
+        if own:
+            tensor = self.made.get(canonical)
+            if (
+                tensor is not None
+                and tensor.shape == layout.sizes
+                and tensor.stride() == layout.strides
+                and tensor.storage_offset() == layout.offset
+            ):
+                return tensor
+        return self.slot(canonical).view(layout)
+
+    def _layout(self, number: int) -> Layout:
+        known, holes = self.code.layouts[number]
+        sizes, strides, offset = list(known.sizes), list(known.strides), known.offset
+        for field, dimension, value in holes:
+            if self.values[value] < 0:
+                raise ProtocolError("a node asks for a negative size, stride or offset")
+            if field == SIZE:
+                sizes[dimension] = self.values[value]
+            elif field == STRIDE:
+                strides[dimension] = self.values[value]
+            else:
+                offset = self.values[value]
+        return Layout(known.dtype, known.flags, tuple(sizes), tuple(strides), offset)
+
+    def allocate(self, op: Instruction) -> None:
+        """A storage of undefined contents."""
+        size = op.size(self.values)
+        self.storages.limits.check_held(self.storages.allocated, size)
+        (new,) = op.new
+        slot = self.slots[new.canonical] = StorageBuffer(torch.UntypedStorage(size, device=self.storages.device))
+        if new.kept:
+            self.keep(new.ordinal, new.canonical, slot)
+
+    def tell(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
+        """What the results look like."""
+        found: List[Any] = []
+        for output, (kind, reference, register) in enumerate(op.told or ()):
+            tensor = outputs[output] if register < 0 else self.registers[register]
+            assert tensor is not None
+            result = Result(kind, reference, layout_of(tensor), tensor.untyped_storage().nbytes())
+            found.append(["t", result.to_wire()])
+        self._told(op, found)
+
+    def _told(self, op: Instruction, found: Optional[List[Any]]) -> None:
+        if op.final:
+            self.outcome.results = found
+        elif found is not None:
+            self.outcome.described[op.call] = found
+
+    def whole(self, op: Instruction) -> None:
+        """Have the storages run a call as one that is new."""
+        changes = [(offset, self.values[value]) for offset, value in op.changes]
+        entry = self.code.changed(op.entry, changes) if changes else op.entry
+        number, numbers, host, hosts = op.parts
+        raw, payloads = self.code.numbers[16 * number : 16 * numbers], list(self.payloads[host:hosts])
+        used = [self.slot(canonical) for canonical in op.references]
+        kept = Outcome(self.outcome.tensor)
+        new, outcome = self.storages.call(entry, used, raw, payloads, kept, op.told is not None)
+        self.outcome.tensor = outcome.tensor
+        if op.told is not None:
+            self._told(op, outcome.results)
+        elif len(new) != len(op.new):
+            raise ProtocolError(f"{entry.name} makes another number of storages than the last time")
+        ordinal = op.new[0].ordinal if op.new else self.code.grown
+        for i, slot in enumerate(new):
+            self.slots[op.first + i] = slot
+            if op.first + i not in self.code.dead:
+                self.keep(ordinal + i, op.first + i, slot)
+        self.outcome.grown = ordinal + len(new)
+        if entry.overload is not None and not entry.fixed:  # the layout of an operand has changed
+            for canonical in op.references:
+                self.made.pop(canonical, None)
