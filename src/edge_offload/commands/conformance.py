@@ -12,8 +12,8 @@ refused (a clear error names what is not supported), wrong, or excluded (a commi
   edge-offload conformance --reference cuda                      what computes is a GPU: compare with plain CUDA
 
 The reference is this machine's CPU, or its GPU without edge_offload: a process of its own, without TF32, with cuDNN's
-deterministic algorithms. All entries take about half an hour on one core. The exit code is 1 if anything is wrong. Needs
-the package expecttest.
+deterministic algorithms. All entries take about half an hour on one core. The exit code is 1 if anything is wrong.
+Needs the package expecttest.
 """
 
 from __future__ import annotations
