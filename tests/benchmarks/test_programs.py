@@ -12,10 +12,12 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
+from edge_offload.cli import main
+from edge_offload.execute import heap
 from edge_offload_benchmarks.programs.catalogue import ENVIRONMENTS, MAIN, catalogue, chosen, packages
 from edge_offload_benchmarks.programs.compare import STEADY, Run, verdict
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
 def lines(*digests: str, trips: int = 1) -> List[Dict[str, Any]]:
@@ -37,7 +39,6 @@ def test_divided_inferences_may_round_otherwise_and_no_more():
 
 
 def test_a_program_that_amplifies_rounding_is_seen_to():
-    torch = pytest.importorskip("torch")
     from edge_offload_benchmarks.programs.operators import grown
 
     def make(amplifies: bool) -> Any:
@@ -145,3 +146,53 @@ def test_the_dozen_has_the_bits_of_the_cpu(tmp_path: pathlib.Path, names: Tuple[
     rows = {item["program"]: item["modes"]["replay"] for item in json.loads(record.read_text())["programs"]}
     assert {name: row["verdict"] for name, row in rows.items()} == dict.fromkeys(names, "passed")
     assert all(row["steady_trips"] <= 3 for row in rows.values()), rows  # learnt well before the last inference
+
+
+VIRTUAL = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
+INEXACT = [*VIRTUAL, sys.executable, str(pathlib.Path(__file__).parents[1] / "device" / "inexact_reference.py")]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "outcome"), [(VIRTUAL, "passed"), (INEXACT, "wrong")])
+def test_programs_are_compared_with_plain_cuda_where_that_is_asked_for(
+    tmp_path, monkeypatch, capsys, launcher, outcome
+):
+    """The reference's ``cuda`` is the virtual device in mode local: no GPU is tested."""
+    monkeypatch.setattr(heap, "LAUNCHER", launcher)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    record = tmp_path / "programs.json"
+    words = ["bench", "programs", "--reference", "cuda", "--modes", "lazy", "--inferences", "2", "--json", str(record)]
+    assert main([*words, "--only", "plain/lstm_policy"]) == int(outcome == "wrong")
+    (item,) = json.loads(record.read_text())["programs"]
+    assert item["modes"]["lazy"]["verdict"] == outcome
+    assert item["reference"] == "cuda"
+    assert main(["bench", "programs", "--resume", "--json", str(record), "--only", "plain/lstm_policy"]) != 0
+    assert "has results of another --reference" in capsys.readouterr().err
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("bench", [["programs", "--modes", "lazy"], ["transparent", "--bits", "2"]])
+def test_without_a_gpu_nothing_is_compared_with_plain_cuda(bench, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["bench", *bench, "--reference", "cuda"]) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "device 'cuda' is absent" in line
+    assert "CUDA build" in line or "nvidia-smi" in line
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("launcher", "same"), [(VIRTUAL, True), (INEXACT, False)])
+def test_networks_are_computed_by_plain_cuda_in_a_process_of_its_own(launcher, same):
+    from edge_offload_benchmarks.transparent.models import Inputs, small_cases
+    from edge_offload_benchmarks.transparent.reference import CudaReference
+
+    case = small_cases()[0]
+    reference, module, inputs = CudaReference(launcher), case.module(), Inputs(case)
+    with torch.no_grad():
+        for tensor in (inputs.next(), inputs.next()):
+            (output,) = reference.outputs(case.name, tensor)
+            assert torch.equal(output, module(tensor)) is same
+            assert torch.allclose(output, module(tensor), atol=1e-5)
+    reference.close()

@@ -1,19 +1,21 @@
-"""A reference whose ``torch.add`` is one unit in the last place off. It stands in front of the reference's command."""
+"""A reference whose sums and linear layers are one unit in the last place off. It stands in front of its command."""
 
 import runpy
 import sys
 
 import torch
 
-add = torch.add
+
+def inexact(function):
+    def larger(*arguments, **named):
+        found = function(*arguments, **named)
+        return torch.nextafter(found, torch.full_like(found, float("inf"))) if found.is_floating_point() else found
+
+    return larger
 
 
-def larger(*arguments, **named):
-    found = add(*arguments, **named)
-    return torch.nextafter(found, torch.full_like(found, float("inf"))) if found.is_floating_point() else found
-
-
-torch.add = larger
+torch.add, torch.nn.functional.linear = inexact(torch.add), inexact(torch.nn.functional.linear)
 if __name__ == "__main__":
-    module = sys.argv[sys.argv.index("-m") + 1]
+    _, _, _, module, *arguments = sys.argv
+    sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__")

@@ -87,6 +87,7 @@ def test_a_gpu_without_memory_ends_nothing(tmp_path: pathlib.Path, kind: str, te
     assert (following, code) == ("[2.0, 2.0, 2.0]", "None")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["lazy", "replay"])
 def test_a_program_goes_on_in_another_session_of_its_server(tmp_path: pathlib.Path, mode: str) -> None:
     mark = tmp_path / "mark"
@@ -102,6 +103,7 @@ def test_a_program_goes_on_in_another_session_of_its_server(tmp_path: pathlib.Pa
     serving.close()
 
 
+@pytest.mark.slow
 def test_an_operator_that_always_fails_ends_the_program_with_one_line(tmp_path: pathlib.Path) -> None:
     mark = tmp_path / "mark"
     serving = Serving(tmp_path, launcher=failing(mark, *ILLEGAL))
@@ -115,6 +117,7 @@ def test_an_operator_that_always_fails_ends_the_program_with_one_line(tmp_path: 
     serving.close()
 
 
+@pytest.mark.slow
 def test_executors_of_a_server_on_a_gpu_compute_there(tmp_path: pathlib.Path) -> None:
     virtual = [*CLI, "exec", "--mode", "local", "--"]
     serving = Serving(tmp_path, device="cuda", launcher=virtual, before=virtual)
@@ -124,6 +127,7 @@ def test_executors_of_a_server_on_a_gpu_compute_there(tmp_path: pathlib.Path) ->
     serving.close()
 
 
+@pytest.mark.slow
 def test_a_node_computes_the_frame_itself_and_the_mode_comes_back(tmp_path: pathlib.Path) -> None:
     mark = tmp_path / "mark"
     serving = Serving(tmp_path, launcher=failing(mark, *CUDNN, operator="aten::sigmoid"))

@@ -10,12 +10,14 @@ of this machine.
   edge-offload bench programs --list
   edge-offload bench programs --environment lerobot --setup DIR            one with a torch of its own; then
   DIR/bin/edge-offload bench programs --environment lerobot --resume --json programs.json
+  edge-offload bench programs --python … --modes lazy,replay --reference cuda     a server on this machine's GPU
   edge-offload bench programs --python … --link wifi_93mbps --against lazy    replay and lazy at once, in turn
 
 steady: the median of the round trips from the 15th inference on. A program passes in a mode if every inference has the
-bits of 'exec --mode local'; in mode split, on a robot emulated to be 8 times slower, results within 1e-5 of the largest
-value. How far mode local is from the plain CPU is told beside it; where that is more than 1e-6, also how far single
-operators are, and how far the program's own results move by one unit in the last place of its convolutions.
+bits of 'exec --mode local', or with --reference cuda those of plain CUDA (TF32 off, cuDNN deterministic); in mode
+split, on a robot emulated to be 8 times slower, results within 1e-5 of the largest value. How far mode local is from
+the plain CPU is told beside it; where that is more than 1e-6, also how far single operators are, and how far the
+program's own results move by one unit in the last place of its convolutions.
 With --against two processes live at once, one in mode replay and one in the other mode, and take their inferences in
 turn over one emulated link, or none (--link loopback): the ratio of their medians, replay over the other, has a 95 %
 interval by bootstrap.
@@ -55,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--environment", choices=tuple(ENVIRONMENTS), default=MAIN, help="whose programs (%(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs whose names begin so")
     parser.add_argument("--modes", default="local,lazy,replay", help=f"some of {','.join(MODES)} (%(default)s)")
+    parser.add_argument("--reference", choices=("cpu", "cuda"), default="cpu",
+                        help="whose bits are wanted: exec --mode local's or plain CUDA's (%(default)s)")  # fmt: skip
     parser.add_argument("--inferences", type=int, default=20, metavar="N", help="of each program (20)")
     parser.add_argument("--against", choices=("lazy", "cached", "per_op"), help="replay and this mode in pairs")
     parser.add_argument("--link", default="wifi_93mbps", metavar="NAME", help="of --against, or loopback (%(default)s)")
@@ -71,8 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the corpus, print a line a program and mode; 1 if anything is wrong, hangs or fails."""
+    from edge_offload.execute import heap
     from edge_offload_benchmarks.processes import Server
     from edge_offload_benchmarks.programs.catalogue import catalogue, chosen
+    from edge_offload_benchmarks.programs.child import REFERENCE
     from edge_offload_benchmarks.programs.compare import Run, error, run_program, verdict
 
     if args.setup is not None:
@@ -84,12 +90,16 @@ def run(args: argparse.Namespace) -> int:
     modes = args.modes.split(",")
     if not names or not set(modes) <= set(MODES):
         raise BadInput("nothing to run", remedy=f"--only as in --list, --modes of {','.join(MODES)}")
+    if args.reference == "cuda":
+        _check_reference(args, modes)
     python = str(args.python or sys.executable)
     if args.against is not None:
         return _pairs(args, names, python)
     records: Dict[str, Dict[str, Any]] = {}
     if args.resume and args.json is not None and args.json.exists():
         records = {item["program"]: item for item in json.loads(args.json.read_text(encoding="utf-8"))["programs"]}
+        if any(item.get("reference", "cpu") != args.reference for item in records.values()):
+            raise BadInput(f"{args.json} has results of another --reference", remedy="name another file")
     environment, until = _environment(), time.monotonic() + args.for_s
     with tempfile.TemporaryDirectory() as folder:
         keys = pathlib.Path(folder) / "keys"
@@ -107,6 +117,9 @@ def run(args: argparse.Namespace) -> int:
                     file = pathlib.Path(folder) / f"{mode}.pt"
                     for left in (file, file.with_suffix(".json")):
                         left.unlink(missing_ok=True)
+                    if mode == "cuda":
+                        words = [*heap.LAUNCHER, *child, "cuda", str(args.inferences), str(file)]
+                        return run_program(words, {**environment, REFERENCE: "1"}, args.timeout)
                     if mode == "plain":
                         return run_program([*child, "cpu", str(args.inferences), str(file)], environment, args.timeout)
                     words = [*_exec(mode), *([] if mode == "local" else session)]
@@ -115,7 +128,10 @@ def run(args: argparse.Namespace) -> int:
                     words += ["--", *child, "cuda", str(args.inferences), str(file)]
                     return run_program(words, environment, args.timeout)
 
-                local = started("local")
+                base = "cuda" if args.reference == "cuda" else "local"
+                local = started(base)
+                if base == "cuda":
+                    record.update(reference=base, plain="", plain_error=None)
                 if "plain" not in record:
                     record["plain"] = started("plain").problem or "ran"
                     record["plain_error"] = error(*(pathlib.Path(folder) / f"{mode}.pt" for mode in ("plain", "local")))
@@ -124,8 +140,10 @@ def run(args: argparse.Namespace) -> int:
                     record["operators"] = dict(*run_program(alone, environment, args.timeout).lines[-1:])
                 for mode in wanted:
                     found = local if mode == "local" else started(mode)
-                    off = error(*(pathlib.Path(folder) / f"{each}.pt" for each in ("local", mode)))
+                    off = error(*(pathlib.Path(folder) / f"{each}.pt" for each in (base, mode)))
                     record["modes"][mode] = verdict(local, found, args.inferences, off if mode == "split" else None)
+                    if base == "cuda" and local.problem:
+                        record["modes"][mode].update(verdict="failed", reason=f"plain CUDA: {local.problem}")
                     if mode == "split":
                         record["modes"][mode]["split"] = _split(pathlib.Path(folder) / "split.json", found.said)
                     _say(name, mode, record)
@@ -141,6 +159,16 @@ def run(args: argparse.Namespace) -> int:
     verdicts = [row["verdict"] for item in records.values() for row in item["modes"].values()]
     print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in dict.fromkeys(verdicts)))
     return 1 if {"wrong", "hangs", "failed"} & set(verdicts) else 0
+
+
+def _check_reference(args: argparse.Namespace, modes: Sequence[str]) -> None:
+    """Raise BadInput or Unsupported where nothing can be compared with plain CUDA."""
+    from edge_offload.execute import devices, heap
+
+    if args.against is not None or "local" in modes:
+        raise BadInput("mode local and --against compute on the CPU", remedy="--modes lazy,replay --reference cuda")
+    if not heap.LAUNCHER:
+        devices.pick("cuda")
 
 
 def _exec(mode: str) -> List[str]:

@@ -8,12 +8,14 @@ was started by 'edge-offload exec' and runs ordinary PyTorch; mode server is the
   edge-offload bench transparent --json transparent.json --resume --for 450     in pieces: what is still missing
   edge-offload bench transparent --app detect.py        any program of yours, unmodified, in every mode
   edge-offload bench transparent --bits 20              bit for bit against the robot's own, from the first inference on
+  edge-offload bench transparent --device cuda --reference cuda     a server on a GPU, compared with plain CUDA there
   edge-offload bench transparent --memory               memory of both sides over many inferences
 
 server and replay are measured in turn, inference by inference; local, lazy, cached and per_op, --slow times each, after
-them. Every mode's result is compared with the robot's own, bit for bit. Beside per_op stands what the model
-(N*RTT + upload + compute) / (RTT + upload + compute) says of its ratio to replay. energy_j comes from the state model:
-the robot computes while its thread does, and communicates for the rest. The calls of Cricket are a synthetic record.
+them. Every mode's result is compared with the robot's own or plain CUDA's, bit for bit. Beside per_op stands what the
+model (N*RTT + upload + compute) / (RTT + upload + compute) says of its ratio to replay. energy_j comes from the state
+model: the robot computes while its thread does, and communicates for the rest. The calls of Cricket are a synthetic
+record.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import Kept, add_output
@@ -39,6 +42,14 @@ if TYPE_CHECKING:
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
 SLOW = ("local", "lazy", "cached", "per_op")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the server computes, and what results are compared with (``cpu``: the robot's own, or ``cuda``)."""
+
+    device: str = "cpu"
+    reference: str = "cpu"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="store_true", help="measure memory over many inferences instead")
     parser.add_argument("--bits", type=int, metavar="N",
                         help="instead compare N inferences of each network in replay with the robot's own")  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="of the server: cpu, cuda or auto (%(default)s)")
+    parser.add_argument("--reference", choices=("cpu", "cuda"), default="cpu",
+                        help="whose results are wanted: the robot's own or plain CUDA's (%(default)s)")  # fmt: skip
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="of --memory's inferences (%(default)g)")
     parser.add_argument("--resume", action="store_true", help="go on from the record in --json: measure what it lacks")
     parser.add_argument("--for", type=float, default=0.0, dest="for_s", metavar="S",
@@ -83,19 +97,27 @@ def run(args: argparse.Namespace) -> int:
         named_link(link)  # or it raises
     if args.app is not None and not os.path.isfile(args.app):
         raise BadInput(f"no program {args.app}", remedy="name a Python file")
+    places = _places(args)
     if args.memory:
-        return measure_memory(args.json, args.scale)
+        return measure_memory(args.json, args.scale, places)
     if args.resume and args.json is not None and args.json.exists():
         record = {**record, **json.loads(args.json.read_text(encoding="utf-8")), "failures": []}
+        before = Places(record.get("device", "cpu"), record.get("reference", "cpu"))
+        if before != places:
+            raise BadInput(
+                f"{args.json} is of --device {before.device} --reference {before.reference}", remedy="name another file"
+            )
+    if places != Places():
+        record.update(device=places.device, reference=places.reference)
     kept = Kept()
     if args.app is not None:
-        record["apps"] = measure_app(args.app, args.links.split(","))
+        record["apps"] = measure_app(args.app, args.links.split(","), places)
     elif args.bits is not None:
-        for _ in measure_bits(names, args.bits, record, args.for_s):
+        for _ in measure_bits(names, args.bits, record, args.for_s, places):
             kept("json", lambda: save(record, args.json))
     else:
         links = args.links.split(",")
-        for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s):
+        for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s, places):
             kept("json", lambda: save(record, args.json))  # a long experiment that is cut short leaves what it has
         left = sum(map(len, missing(names, links, record).values()))
         if left:
@@ -109,6 +131,24 @@ def run(args: argparse.Namespace) -> int:
     kept.settle()
     differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
     return 1 if record["failures"] or differ else 0
+
+
+def _places(args: argparse.Namespace) -> Places:
+    """Those of the command line.
+
+    Raises:
+        BadInput: nothing would be compared with the reference.
+        Unsupported: there is no GPU.
+    """
+    from edge_offload.errors import BadInput
+    from edge_offload.execute import devices, heap
+
+    if args.reference == "cuda":
+        if args.memory or args.app is not None:
+            raise BadInput("--memory and --app compare nothing with --reference", remedy="leave one of them out")
+        if not heap.LAUNCHER:
+            devices.pick("cuda")
+    return Places(args.device, args.reference)
 
 
 def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
@@ -127,8 +167,9 @@ def missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) 
 
 
 def measure_models(
-    names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any], for_s: float = 0.0
-) -> Iterator[None]:
+    names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any], for_s: float = 0.0,
+    places: Places = Places(),
+) -> Iterator[None]:  # fmt: skip
     """Fill ``record`` with a line for every network, mode and link; yields after each network and link.
 
     What is in the record is not measured again, and nothing is begun after ``for_s`` seconds (0: no limit).
@@ -140,13 +181,13 @@ def measure_models(
     left = missing(names, links, record)
     cores = sorted(os.sched_getaffinity(0))
     if transparent_tables.KERNEL not in record:
-        with _rig(cores) as (_, robot, _), _survives(record):
+        with _rig(cores, places) as (_, robot, _), _survives(record):
             answer = robot.ask({"do": "kernel"})
             if "error" in answer:
                 record["failures"].append({"model": "", "link": "", "modes": [], **answer})
             else:
                 record[transparent_tables.KERNEL] = answer
-    with _rig(cores) as (emulator, robot, _), _survives(record):
+    with _rig(cores, places) as (emulator, robot, _), _survives(record):
         for name in [name for name in names if left[name]]:
             if for_s and time.monotonic() - began_s > for_s:
                 break
@@ -174,8 +215,10 @@ def measure_models(
                 record["failures"].append({"model": name, "link": "", "modes": [], **answer})
 
 
-def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s: float = 0.0) -> Iterator[None]:
-    """Fill ``record["bits"]``: how many of the first ``count`` inferences have the robot's own result, bit for bit.
+def measure_bits(
+    names: Sequence[str], count: int, record: Dict[str, Any], for_s: float = 0.0, places: Places = Places()
+) -> Iterator[None]:
+    """Fill ``record["bits"]``: how many of the first ``count`` inferences have the reference's result, bit for bit.
 
     Each network in mode replay, with fresh inputs. Yields after each network; those in the record are left out.
     """
@@ -184,7 +227,7 @@ def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s
     began_s = time.monotonic()
     bits = record.setdefault("bits", [])
     done = {item["model"] for item in bits}
-    with _rig(sorted(os.sched_getaffinity(0))) as (_, robot, _), _survives(record):
+    with _rig(sorted(os.sched_getaffinity(0)), places) as (_, robot, _), _survives(record):
         for name in [name for name in names if name not in done]:
             if for_s and time.monotonic() - began_s > for_s:
                 break
@@ -195,16 +238,17 @@ def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s
                 record["failures"].append({"model": name, "link": "", "modes": ["replay"], **answer})
                 continue
             bits.append({"model": name, **answer})
-            print(transparent_tables.bits_row(bits[-1]), file=sys.stderr, flush=True)
+            whose = transparent_tables.WHOSE[places.reference]
+            print(transparent_tables.bits_row(bits[-1], whose), file=sys.stderr, flush=True)
             yield
 
 
-def measure_memory(path: Optional[pathlib.Path], scale: float) -> int:
+def measure_memory(path: Optional[pathlib.Path], scale: float, places: Places = Places()) -> int:
     """Print and write the memory of both sides; 1 if one of them goes on growing."""
     from edge_offload import records
     from edge_offload_benchmarks.transparent import memory as transparent_memory
 
-    with _rig(sorted(os.sched_getaffinity(0))) as (emulator, robot, server_pid):
+    with _rig(sorted(os.sched_getaffinity(0)), places) as (emulator, robot, server_pid):
         emulator.set(mbps=100000.0, rtt_s=0.0)
         found = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
     transparent_memory.show(found)
@@ -270,14 +314,15 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
 
 
 @contextlib.contextmanager
-def _linked(cores: Sequence[int]) -> Iterator[Tuple[Emulator, Server]]:
+def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Server]]:
     """A server process, and an emulated link to it."""
     from edge_offload.link.emulate.emulator import Emulator
     from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.transparent import models as transparent_models
 
     own = transparent_models.__name__
-    options = ["--device", "cpu", "--max-models", "2", "--allow", f"{own}:segmenter", "--allow", f"{own}:detector"]
+    options = ["--device", places.device, "--max-models", "2"]
+    options += ["--allow", f"{own}:segmenter", "--allow", f"{own}:detector"]
     options += ["--cores", str(cores[1])] if len(cores) > 1 else []
     with contextlib.ExitStack() as stack:
         options += ["--weights-cache", stack.enter_context(tempfile.TemporaryDirectory())]
@@ -286,24 +331,27 @@ def _linked(cores: Sequence[int]) -> Iterator[Tuple[Emulator, Server]]:
 
 
 @contextlib.contextmanager
-def _rig(cores: Sequence[int]) -> Iterator[Tuple[Emulator, Process, int]]:
+def _rig(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Process, int]]:
     """A link, the robot's process, and the server's process number."""
-    with _linked(cores) as (emulator, server):
+    from edge_offload.execute import heap
+
+    with _linked(cores, places) as (emulator, server):
         environment = {**ONE_THREAD, "EDGE_OFFLOAD_BENCH_CORES": str(cores[0])} if len(cores) > 1 else ONE_THREAD
         program = [sys.executable, "-m", "edge_offload_benchmarks.transparent.robot", emulator.address]
+        program += [places.reference, json.dumps(heap.LAUNCHER)]
         command = edge_offload("exec", "--server", emulator.address, "--wait", "30", "--", *program)
         with Process(command, environment) as robot:
             yield emulator, robot, server.pid
             robot.end(30.0)
 
 
-def measure_app(script: pathlib.Path, links: Sequence[str]) -> List[Dict[str, Any]]:
+def measure_app(script: pathlib.Path, links: Sequence[str], places: Places = Places()) -> List[Dict[str, Any]]:
     """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
     from edge_offload.link.emulate.trace import named_link
 
     found: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))
-    with _linked(cores) as (emulator, _), tempfile.TemporaryDirectory() as folder:
+    with _linked(cores, places) as (emulator, _), tempfile.TemporaryDirectory() as folder:
         for link in links:
             emulator.set_link(named_link(link))
             for mode in ("local", "replay", "lazy", "cached", "per_op"):

@@ -2,7 +2,8 @@
 
 Prints one JSON line per inference: a digest of what came back, seconds, processor seconds of this process, and, on the
 virtual device, round trips and processor seconds of learning; FILE gets the results themselves. Without COUNT and FILE
-each line of standard input, ``{"number": N}``, asks for inference N. What a program says goes to standard error.
+each line of standard input, ``{"number": N}``, asks for inference N. What a program says goes to standard error. With
+``EDGE_OFFLOAD_BENCH_REFERENCE`` it is a reference on cuda: TF32 is off, cuDNN deterministic.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -20,6 +22,7 @@ import torch
 from edge_offload.ir.torchvision_package import torchvision_package
 from edge_offload_benchmarks.programs.catalogue import catalogue
 
+REFERENCE = "EDGE_OFFLOAD_BENCH_REFERENCE"
 LEARNT = 7
 """Inference after which mode split gets :data:`PATIENCE_S` to have recorded what it has seen, and to have plans."""
 PATIENCE_S = 30.0
@@ -29,6 +32,11 @@ def main() -> int:
     """Run it."""
     name, device = sys.argv[1:3]
     torch.set_num_threads(1)
+    if os.environ.get(REFERENCE):
+        from edge_offload.device.conformance.reference import settle
+        from edge_offload.execute import devices
+
+        settle(devices.pick("cuda"))
     out, kept = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch

@@ -26,6 +26,7 @@ from edge_offload.models import registry
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.server import ServerRunner
 from edge_offload_benchmarks.transparent.models import Case, Inputs, cases, small_cases
+from edge_offload_benchmarks.transparent.reference import CudaReference
 
 LEARN = 8
 #: Of networks whose sizes depend on the image: until each inference costs the same, but no more than so many.
@@ -121,15 +122,21 @@ class Robot:
             return tuple(item.cpu() for item in as_tensors(found))
 
 
-def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
-    """``count`` inferences in each of ``modes``, in turn; the first of each is compared with the robot's own result."""
+def measure(robot: Robot, modes: List[Mode], count: int, reference: Optional[CudaReference] = None) -> Dict[str, Any]:
+    """``count`` inferences in each of ``modes``, in turn; the first of each is compared.
+
+    ``reference``: with what; None: the robot's own result.
+    """
     samples: Dict[Mode, List[Dict[str, Any]]] = {mode: [] for mode in modes}
     for mode in modes:
         robot.learn(mode)
     equal = {}
     for mode in modes:
         record = robot.measure(mode)
-        mine = robot._run(Mode.LOCAL, record["input"])
+        if reference is None:
+            mine = robot._run(Mode.LOCAL, record["input"])
+        else:
+            mine = tuple(reference.outputs(robot.case.name, record["input"]))
         equal[mode.value] = same_bits(record["outputs"], mine)
     for _ in range(count):
         for mode in modes:
@@ -148,25 +155,31 @@ def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
 class Steady:
     """A network on the device in mode replay, again and again, with fresh inputs."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, reference: Optional[CudaReference] = None) -> None:
         found = installed()
         assert found is not None
         found.switch(Mode.REPLAY)
+        self._name, self._reference = case.name, reference
         self._device = found
         self._inputs = Inputs(case)
         self._local = case.module()
         self._module = case.module().to("cuda")
 
     def repeat(self, count: int, compared: int = 1) -> Dict[str, Any]:
-        """``count`` inferences; says what they cost, and how many results of the last ``compared`` are the robot's."""
+        """``count`` inferences; says what they cost, and how many of the last ``compared`` have the wanted bits."""
         before, equal = self._device.recorder.counters.round_trips, 0
         with torch.no_grad():
             for left in reversed(range(count)):
                 tensor = self._inputs.next()
                 outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
-                equal += left < compared and same_bits(outputs, as_tensors(self._local(tensor)))
+                equal += left < compared and same_bits(outputs, self._wanted(tensor))
         trips = self._device.recorder.counters.round_trips - before
         return {"inferences": count, "round_trips": trips, "equal": equal}
+
+    def _wanted(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        if self._reference is not None:
+            return self._reference.outputs(self._name, tensor)
+        return as_tensors(self._local(tensor))
 
 
 def same_bits(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
@@ -208,8 +221,9 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
 class Requests:
     """What the robot can be asked for: a method per request, with the request's other fields as arguments."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, reference: Optional[CudaReference] = None) -> None:
         self._address = address
+        self._reference = reference
         self._known = {case.name: case for case in (*cases(), *small_cases())}
         self.robot: Optional[Robot] = None
         self._steady: Optional[Steady] = None
@@ -232,7 +246,7 @@ class Requests:
     def do_run(self, modes: List[str], count: int) -> Dict[str, Any]:
         """Inferences of the network that was loaded."""
         assert self.robot is not None
-        return measure(self.robot, [Mode(name) for name in modes], count)
+        return measure(self.robot, [Mode(name) for name in modes], count, self._reference)
 
     def do_kernel(self) -> Dict[str, float]:
         """What a replayed call costs."""
@@ -241,7 +255,7 @@ class Requests:
     def do_steady(self, model: str) -> Dict[str, Any]:
         """A network in mode replay alone."""
         self._steady = None
-        self._steady = Steady(self._known[model])
+        self._steady = Steady(self._known[model], self._reference)
         return {}
 
     def do_repeat(self, count: int, compared: int = 1) -> Dict[str, Any]:
@@ -264,7 +278,8 @@ def main() -> int:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    requests = Requests(sys.argv[1])
+    reference = CudaReference(json.loads(sys.argv[3])) if sys.argv[2] == "cuda" else None
+    requests = Requests(sys.argv[1], reference)
     for line in sys.stdin:
         print(json.dumps(requests.answer(**json.loads(line))), file=out, flush=True)
     requests.close()

@@ -21,9 +21,13 @@ def row(line: Dict[str, Any]) -> str:
     )
 
 
-def bits_row(item: Mapping[str, Any]) -> str:
+#: Whose results others are compared with, by ``--reference``.
+WHOSE = {"cpu": "the robot's own", "cuda": "plain CUDA's"}
+
+
+def bits_row(item: Mapping[str, Any], whose: str = WHOSE["cpu"]) -> str:
     """How many inferences of one network were compared."""
-    equal = f"{item['equal']} of {item['inferences']} inferences in mode replay equal the robot's own"
+    equal = f"{item['equal']} of {item['inferences']} inferences in mode replay equal {whose}"
     return f"{item['model']:<38} {equal}, {item['round_trips']} round trips"
 
 
@@ -46,7 +50,7 @@ def show(record: Dict[str, Any]) -> None:
         for line in _cost_lines(record.get(KERNEL, {})):
             print(line)
     for item in record.get("bits", ()):
-        print(bits_row(item))
+        print(bits_row(item, WHOSE[record.get("reference", "cpu")]))
     rpcs = record["cricket"]["rpcs"]
     print(f"synthetic, from published counts of KAPAO: Cricket {rpcs['cricket']} calls per inference, semi-RRTO "
           f"{rpcs['semi_rrto']}, RRTO {rpcs['rrto']}")  # fmt: skip
