@@ -66,6 +66,7 @@ def test_rms_norm_as_a_whole_is_run_and_has_the_bits_of_rms_norm() -> None:
 @pytest.mark.parametrize("mode", ["lazy", "replay"])
 def test_a_program_on_a_build_with_cuda_has_the_bits_of_the_cpu_in_rms_norm(mode: str) -> None:
     libraries.build_device()
-    done = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, timeout=240, check=False)
+    command = [sys.executable, "-c", PROGRAM, mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"differing": [], "whole": True}

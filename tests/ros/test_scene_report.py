@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("rospy", reason="no ROS here")
+
 from edge_offload.errors import BadInput
 from edge_offload.execute.tensors import pack
 from edge_offload.models.scenes.labels import GROUND, LABELS
@@ -16,7 +18,6 @@ from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.perception.scene.planning import find_path, occupancy_slice
 
 pytestmark = pytest.mark.ros
-pytest.importorskip("rospy")
 
 
 def scene(grid: VoxelGrid):
