@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple, cast
 
 from edge_offload_benchmarks.gpu.power import Power
 from edge_offload_benchmarks.gpu.results import Phase, spread
@@ -233,7 +233,7 @@ def throughput(phase: Phase) -> None:
     ):
         torch.backends.cuda.matmul.allow_tf32 = tf32
         call()
-        event: Any = torch.cuda.Event
+        event = cast(Any, torch.cuda.Event)
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         for _ in range(5):
