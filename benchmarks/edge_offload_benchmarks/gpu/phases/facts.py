@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from typing import Any, Callable, Dict, List, Tuple, cast
+from typing import Any, Callable, Dict, List, Tuple
 
 from edge_offload_benchmarks.gpu.power import Power
 from edge_offload_benchmarks.gpu.results import Phase, spread
@@ -226,14 +226,15 @@ def throughput(phase: Phase) -> None:
     big = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     other, a = torch.empty_like(big), torch.randn(8192, 8192, device="cuda")
     flops = 2 * 8192**3 / 1e12
-    for name, tf32, call, work in (
+    measured: Tuple[Tuple[str, bool, Callable[[], Any], float], ...] = (
         ("copy_TB_s", False, lambda: other.copy_(big), 2 * (1 << 30) / 1e12),
         ("fp32_TFLOP_s", False, lambda: a @ a, flops),
         ("tf32_TFLOP_s", True, lambda: a @ a, flops),
-    ):
+    )
+    for name, tf32, call, work in measured:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         call()
-        event = cast(Any, torch.cuda.Event)
+        event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         for _ in range(5):
