@@ -57,10 +57,17 @@ class Runner:
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._kill()
-            self.deliver()
+            self._list_failures()
             self.say(f"== all: {time.monotonic() - self._began:.0f} s; results in {self.out}")
             self.deliver()
         return 1 if failed else 0
+
+    def _list_failures(self) -> None:
+        """Write a line per record that failed, of all phases there are."""
+        for name, document in results.merge(self.settings, list(PHASES))["phases"].items():
+            for record in document.get("records", []):
+                if "failed" in record:
+                    self.say(f"failed: {name}: {record['name']}: {str(record['failed'])[:160]}")
 
     def say(self, line: str) -> None:
         """Write a line to the terminal and to the log."""

@@ -36,7 +36,6 @@ def run(phase: Phase) -> None:
                 sys.executable,
                 "-m",
                 "pytest",
-                "-q",
                 "-p",
                 "no:cacheprovider",
                 "-m",

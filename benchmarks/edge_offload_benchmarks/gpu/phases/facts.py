@@ -226,11 +226,12 @@ def throughput(phase: Phase) -> None:
     big = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     other, a = torch.empty_like(big), torch.randn(8192, 8192, device="cuda")
     flops = 2 * 8192**3 / 1e12
-    for name, tf32, call, work in (
+    measured: Tuple[Tuple[str, bool, Callable[[], Any], float], ...] = (
         ("copy_TB_s", False, lambda: other.copy_(big), 2 * (1 << 30) / 1e12),
         ("fp32_TFLOP_s", False, lambda: a @ a, flops),
         ("tf32_TFLOP_s", True, lambda: a @ a, flops),
-    ):
+    )
+    for name, tf32, call, work in measured:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         call()
         event: Any = torch.cuda.Event

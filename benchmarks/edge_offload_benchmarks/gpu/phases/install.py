@@ -53,20 +53,33 @@ def run(phase: Phase) -> None:
 
 
 def wheels(phase: Phase) -> None:
-    """Install the carried wheels whose packages are absent."""
+    """Install the carried wheels whose packages are absent and that this Python takes."""
     absent: List[str] = []
+    others: List[str] = []
     for path in sorted(carried.WHEELS.glob("*.whl")):
         try:
             importlib.metadata.version(path.name.split("-")[0])
         except importlib.metadata.PackageNotFoundError:
-            absent.append(str(path))
+            (absent if fits(path.name) else others).append(str(path))
     if absent:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         command += ["--no-cache-dir", "--target", str(phase.settings.site), *absent]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"pip ended with code {done.returncode}: {done.stderr[-1000:]}")
-    phase.record("wheels", installed=[pathlib.Path(path).name for path in absent])
+    phase.record(
+        "wheels",
+        installed=[pathlib.Path(path).name for path in absent],
+        for_other_pythons=[pathlib.Path(path).name for path in others],
+    )
+
+
+def fits(name: str) -> bool:
+    """Whether a wheel is for this Python, by its file's name."""
+    pythons, abi = name.split("-")[-3].split("."), name.split("-")[-2]
+    minors = [int(tag[3:]) for tag in pythons if tag.startswith("cp3") and tag[3:].isdigit()]
+    stable = any(minor <= sys.version_info[1] for minor in minors) and "abi3" in abi.split(".")
+    return "py3" in pythons or stable or sys.version_info[1] in minors
 
 
 def assemble(phase: Phase, name: str) -> None:

@@ -34,13 +34,14 @@ def run(phase: Phase) -> None:
     with phase.guarded("server"), Server(phase.settings, *options) as server, EnergyLog() as energy:
         phase.record("server", start_s=server.start_s)
         robot = Robot(phase, server, energy, native, names)
-        robot.measure(["replay", "server"], frames)
+        robot.measure(["replay", "server", "lazy"] if tiny else ["replay", "server"], frames)
         if cuda and phase.fits(40):
             with phase.guarded("server with graphs"), Server(
                 phase.settings, *options, "--engine", "eager+graph"
             ) as graphs:
                 Robot(phase, graphs, energy, native, names, " eager+graph").measure(["server"], frames)
-        robot.measure(["lazy"] if tiny else ["lazy", "cached", "per_op"], frames)
+        if not tiny:
+            robot.measure(["lazy", "cached", "per_op"], frames)
         for mbps in () if tiny else MBPS:
             if phase.fits(20):
                 with phase.guarded(f"{mbps:g} Mbps"), EmulatedLink(phase.settings, server.address, mbps) as link:

@@ -22,7 +22,7 @@ SUMMARY = re.compile(r"^(FAILED|ERROR) |\d+ (passed|failed)")
 def run(phase: Phase) -> None:
     """Run pytest; its output goes to tests.txt, and what failed into the records."""
     tiny = phase.settings.tiny
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not ros and not slow"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not ros and not slow"]
     if not tiny and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(JOBS), "--dist", "loadfile"]
     command += TINY_SUITES if tiny else SUITES
