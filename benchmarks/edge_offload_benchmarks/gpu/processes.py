@@ -148,10 +148,13 @@ class Server(Process):
     Args:
         settings: of the run.
         options: further ones of ``serve``.
-        robots: key stores that the caller made, if it did: the folder of the server's.
+        keys: folder of the server's keys, where the caller made them.
+        more: variables on top of this process's.
     """
 
-    def __init__(self, settings: Settings, *options: str, keys: Optional[pathlib.Path] = None) -> None:
+    def __init__(
+        self, settings: Settings, *options: str, keys: Optional[pathlib.Path] = None, **more: str
+    ) -> None:  # fmt: skip
         self._robots: List[KeyStore] = []
         self._public = ""
         self.keys = keys or self._introduce(settings)
@@ -176,13 +179,17 @@ class Server(Process):
             "8192",
             *options,
         )
-        super().__init__(settings, "serve", command, settings.server_cores)
+        super().__init__(settings, "serve", command, settings.server_cores, **more)
         try:
             self.address = self.wait_line("listening on ", 180).split()[2]
         except RuntimeError:
             self.stop()
             raise
         self.start_s = time.monotonic() - began
+
+    def graph_lines(self) -> List[str]:
+        """What the server's executors reported of steps that are not CUDA graphs."""
+        return [line for line in self.tail(1 << 20).splitlines() if "CUDA graph" in line]
 
     def __enter__(self) -> Server:
         return self

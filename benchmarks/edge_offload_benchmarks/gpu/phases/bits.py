@@ -17,6 +17,8 @@ from edge_offload_benchmarks.gpu.results import Phase
 
 MODELS = ("resnet18", "mobilenet_v3_large", "kapao_vtest", "movenet", "vit_s")
 TINY_PROGRAMS = ("random_seeded", "convolutions", "batch_norm", "sizes_by_data")
+#: Of every program: a step becomes a CUDA graph on the fifth or sixth.
+FRAMES = 12
 MODES = ("replay", "lazy", "cached", "per_op")
 #: From equal to different; what is not here is worse.
 ORDER = ("bits", "close", "tf32", "FAR", "shapes")
@@ -28,7 +30,7 @@ def run(phase: Phase) -> None:
 
     settings, tiny = phase.settings, phase.settings.tiny
     models = ["tiny"] if tiny else list(MODELS)
-    base = {"frames": 3 if tiny else 6, "programs": list(TINY_PROGRAMS) if tiny else None, "models": models}
+    base = {"frames": 3 if tiny else FRAMES, "programs": list(TINY_PROGRAMS) if tiny else None, "models": models}
     plain = {**base, "device": settings.device}
     away = {**base, "device": "cuda"}
     few = {**away, "models": models[:1], "frames": 2}
@@ -50,6 +52,7 @@ def run(phase: Phase) -> None:
             local = cli("exec", "--mode", "local", "--device", "cuda", "--")
             children["local cuda"] = child(phase, "local cuda", local, {**away, "models": models[:1]})
         end_all(children.values(), phase.left() - 12)
+        phase.record("steps without a graph", lines=server.graph_lines())
         found: Dict[str, Any] = {}
         for name, process in children.items():
             with phase.guarded(f"child {name}"):

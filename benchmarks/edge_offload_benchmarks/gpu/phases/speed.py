@@ -10,6 +10,7 @@ import json
 import math
 from typing import Any, Dict, List, Sequence
 
+from edge_offload.execute.session.cuda_driver import SWITCH
 from edge_offload_benchmarks.gpu import networks
 from edge_offload_benchmarks.gpu.power import EnergyLog
 from edge_offload_benchmarks.gpu.processes import BLIND, EmulatedLink, Process, Server, module
@@ -27,19 +28,19 @@ def run(phase: Phase) -> None:
     names = ("tiny",) if tiny else MODELS
     frames = TINY_FRAMES if tiny else FRAMES
     native: Dict[str, Dict[str, Any]] = {}
-    for tf32 in (False, True) if cuda else (False,):
-        with phase.guarded(f"native tf32={tf32}"):
-            measure_native(phase, names, frames if not tf32 else TF32_FRAMES, tf32, native)
+    with phase.guarded("native"):
+        measure_native(phase, names, frames, False, native)
     options = networks.allow(names)
     with phase.guarded("server"), Server(phase.settings, *options) as server, EnergyLog() as energy:
         phase.record("server", start_s=server.start_s)
         robot = Robot(phase, server, energy, native, names)
         robot.measure(["replay", "server", "lazy"] if tiny else ["replay", "server"], frames)
+        phase.record("steps without a graph", lines=server.graph_lines())
         if cuda and phase.fits(40):
-            with phase.guarded("server with graphs"), Server(
-                phase.settings, *options, "--engine", "eager+graph"
-            ) as graphs:
-                Robot(phase, graphs, energy, native, names, " eager+graph").measure(["server"], frames)
+            with phase.guarded("server of single calls"), Server(
+                phase.settings, *options, "--engine", "eager", keys=None, **{SWITCH: "0"}
+            ) as calls:
+                Robot(phase, calls, energy, native, names, " call by call").measure(["replay", "server"], frames)
         if not tiny:
             robot.measure(["lazy", "cached", "per_op"], frames)
         for mbps in () if tiny else MBPS:
@@ -47,6 +48,9 @@ def run(phase: Phase) -> None:
                 with phase.guarded(f"{mbps:g} Mbps"), EmulatedLink(phase.settings, server.address, mbps) as link:
                     linked = Robot(phase, server, energy, native, names, f" at {mbps:g} Mbps", link.address)
                     linked.measure(["replay", "server"], LINK_FRAMES)
+    if cuda and phase.fits(20):
+        with phase.guarded("native with TF32"):
+            measure_native(phase, names, TF32_FRAMES, True, native)
 
 
 def measure_native(
