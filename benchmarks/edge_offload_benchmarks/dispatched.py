@@ -86,13 +86,13 @@ class Fake:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         has = torch._C._dispatch_has_kernel_for_dispatch_key
-        found: Set[str] = set()
+        names: Set[str] = set()
 
         class Note(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 name = func.name()
                 if name.startswith(("aten::", "torchvision::")) and has(name, "CUDA") and not has(name, "CPU"):
-                    found.add(func._schema.name)
+                    names.add(func._schema.name)
                 return func(*args, **(kwargs or {}))
 
         try:
@@ -101,16 +101,16 @@ class Fake:
         except TooLong:
             raise
         except Exception:
-            if not found:  # a fake kernel may ask the driver once it has been chosen
+            if not names:  # a fake kernel may ask the driver once it has been chosen
                 raise
-        return {name: sorted(self._parents(run, name)) for name in sorted(found)}
+        return {name: sorted(self._parents(run, name)) for name in sorted(names)}
 
     def _parents(self, run: Run, name: str) -> Set[str]:
         """The operators that called ``name``, as the profiler saw them."""
         fake = self._mode(allow_non_fake_inputs=True)
         with torch.autograd.profiler.profile(use_kineto=False) as profile, contextlib.suppress(RuntimeError), fake:
             run("cuda")
-        found: Set[str] = set()
+        parents: Set[str] = set()
         for event in profile.function_events:
             above: List[str] = []
             parent = event.cpu_parent if event.name == name else None
@@ -118,8 +118,8 @@ class Fake:
                 above.append(parent.name)
                 parent = parent.cpu_parent
             if not any(one.startswith("Python") for one in above):
-                found.update(above)
-        return found
+                parents.update(above)
+        return parents
 
 
 class Recorded:
@@ -134,7 +134,7 @@ class Recorded:
         for_gpu = getattr(self._native, "computed_by_gpu", None)
         if for_gpu is not None:
             for_gpu(True)
-        self._found: Set[str] = set()
+        self._names: Set[str] = set()
         flush = self._recorder.flush
 
         def noting(*fields: Any) -> Any:
@@ -143,19 +143,19 @@ class Recorded:
             flushed = FlushedSegment(*fields)
             if flushed.calls:
                 calls = self._recorder.dispatcher.definitions.signatures.definition(flushed.segment).calls
-                self._found.update(call.name.partition(".")[0] for call in calls)
+                self._names.update(call.name.partition(".")[0] for call in calls)
             return flush(*fields)
 
         self._recorder.flush = noting
 
     def operators(self, run: Run) -> Dict[str, List[str]]:
         """Each operator that is recorded."""
-        self._found.clear()
+        self._names.clear()
         try:
             run("cuda")
         finally:
             self._native.synchronize()
-        return {name: [] for name in sorted(self._found)}
+        return {name: [] for name in sorted(self._names)}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -174,7 +174,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     signal.signal(signal.SIGALRM, alarm)
     for name, draw in runs(args.entries, args.limit):
-        said: Dict[str, Any] = {"entry": name, "operators": {}, "samples": 0, "failed": ""}
+        record: Dict[str, Any] = {"entry": name, "operators": {}, "samples": 0, "failed": ""}
         signal.alarm(SECONDS)
         try:
             for run in draw():
@@ -184,16 +184,16 @@ def main(argv: Optional[List[str]] = None) -> int:
                 except TooLong:
                     raise
                 except Exception as error:
-                    said["failed"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+                    record["failed"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
                     continue
-                said["samples"] += 1
+                record["samples"] += 1
                 for operator, parents in operators.items():
-                    said["operators"][operator] = sorted({*said["operators"].get(operator, ()), *parents})
+                    record["operators"][operator] = sorted({*record["operators"].get(operator, ()), *parents})
         except Exception as error:
-            said["failed"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+            record["failed"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
         finally:
             signal.alarm(0)
-        print(MARK + json.dumps(said), flush=True)
+        print(MARK + json.dumps(record), flush=True)
     return 0
 
 

@@ -20,34 +20,34 @@ needs_cuda_build = pytest.mark.skipif(not CUDA, reason=f"torch {torch.__version_
 needs_compiler = pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler, no virtual device")
 
 
-def said(samples: int = 1, **operators: List[str]) -> Dict[str, Any]:
+def observation(samples: int = 1, **operators: List[str]) -> Dict[str, Any]:
     named = {f"aten::{name}": [f"aten::{parent}" for parent in parents] for name, parents in operators.items()}
     return {"operators": named, "samples": samples, "failed": "" if samples else "RuntimeError: no driver"}
 
 
-def test_an_operator_is_recorded_or_part_of_one_or_known_or_something_else() -> None:
+def test_an_operator_is_recorded_or_part_of_one_or_explained_or_something_else() -> None:
     fake = {
-        "norm": said(cudnn_norm=["norm", "norm_impl"]),
-        "fused": said(_fused=[]),
-        "sampler": said(cudnn_sampler=["sampler"]),
-        "cell": said(_thnn=["cell"]),
-        "lstm": said(samples=0),
-        "refused": said(_fused=[]),
+        "norm": observation(cudnn_norm=["norm", "norm_impl"]),
+        "fused": observation(_fused=[]),
+        "sampler": observation(cudnn_sampler=["sampler"]),
+        "cell": observation(_thnn=["cell"]),
+        "lstm": observation(samples=0),
+        "refused": observation(_fused=[]),
     }
     recorded = {
-        "norm": said(norm=[]),
-        "fused": said(_fused=[]),
-        "sampler": said(sampler_2d=[]),
-        "cell": said(sigmoid=[], mul=[]),
-        "lstm": said(lstm=[]),
-        "refused": said(samples=0),
+        "norm": observation(norm=[]),
+        "fused": observation(_fused=[]),
+        "sampler": observation(sampler_2d=[]),
+        "cell": observation(sigmoid=[], mul=[]),
+        "lstm": observation(lstm=[]),
+        "refused": observation(samples=0),
     }
-    found = kernels.compared(fake, recorded, {"aten::cudnn_sampler": "why", "aten::_fused": "", "aten::absent": ""})
-    verdicts = {item["entry"]: item["verdict"] for item in found["kernels"]}
-    assert verdicts == {"norm": "whole", "fused": "recorded", "sampler": "known", "cell": "other"}
-    assert set(found["not_judged"]) == {"lstm", "refused"}
-    assert found["judged"] == 4
-    assert found["unused"] == ["aten::_fused"], "it was seen, and recorded"
+    record = kernels.compared(fake, recorded, {"aten::cudnn_sampler": "why", "aten::_fused": "", "aten::absent": ""})
+    verdicts = {item["entry"]: item["verdict"] for item in record["kernels"]}
+    assert verdicts == {"norm": "whole", "fused": "recorded", "sampler": "explained", "cell": "other"}
+    assert set(record["not_judged"]) == {"lstm", "refused"}
+    assert record["judged"] == 4
+    assert record["unused"] == ["aten::_fused"], "it was seen, and recorded"
 
 
 @pytest.mark.skipif(CUDA, reason="this torch is a build with CUDA")
@@ -71,7 +71,7 @@ def test_a_few_entries_are_recorded_as_plain_cuda_dispatches(tmp_path: pathlib.P
     verdicts = {item["operator"]: item["verdict"] for item in record["kernels"]}
     assert verdicts["aten::_fused_rms_norm"] == "recorded"
     assert verdicts["aten::_thnn_fused_lstm_cell"] == "whole"
-    assert verdicts["aten::cudnn_batch_norm"] in ("known", "whole")
+    assert verdicts["aten::cudnn_batch_norm"] in ("explained", "whole")
     assert record["judged"] == 4
     assert "recorded  aten::_fused_rms_norm in nn.functional.rms_norm" in capsys.readouterr().out
 
@@ -80,9 +80,9 @@ def test_a_few_entries_are_recorded_as_plain_cuda_dispatches(tmp_path: pathlib.P
 @needs_compiler
 @pytest.mark.process
 def test_what_is_recorded_otherwise_for_no_reason_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = {"nn.LSTMCell": said(sigmoid=[], mul=[])}
-    measured = kernels._said
-    monkeypatch.setattr(kernels, "_said", lambda command: recorded if "recorded" in command else measured(command))
+    recorded = {"nn.LSTMCell": observation(sigmoid=[], mul=[])}
+    observe = kernels.observe
+    monkeypatch.setattr(kernels, "observe", lambda command: recorded if "recorded" in command else observe(command))
     assert kernels.run(argparse.Namespace(entries=["nn.LSTMCell"], limit=1, json=None)) == 1
 
 

@@ -20,6 +20,7 @@ def small(side: int) -> dict:
 
 
 def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_its_steps():
+    pytest.importorskip("rospy", reason="no ROS here")
     from edge_offload.nodes.common.health import Health
     from edge_offload.nodes.inference.carry import CarryThread, Task
     from edge_offload.nodes.inference.intake import Frame

@@ -7,7 +7,7 @@ virtual device with an executor on the CPU. Of every operator that has a kernel 
 
   recorded   the device records it, too
   whole      the device records what it is a part of, which a GPU server divides as plain CUDA does
-  known      something else is recorded, for a reason that this command knows
+  explained  something else is recorded, for a reason that this command states
   other      something else is recorded: the exit code is 1
 
   edge-offload bench kernels --json kernels.json                  all, some five minutes
@@ -32,14 +32,14 @@ from edge_offload.outputs import add_output
 
 LIMIT = 6
 LONGEST_S = 3600.0
-RECORDED, WHOLE, KNOWN, OTHER = "recorded", "whole", "known", "other"
+RECORDED, WHOLE, EXPLAINED, OTHER = "recorded", "whole", "explained", "other"
 #: Operators of plain CUDA in whose place something else is recorded, and why that is right.
 REASONS: Mapping[str, str] = {
     "aten::cudnn_batch_norm": "batch_norm and instance_norm are recorded whole for a GPU, and this executor is a CPU",
     "aten::cudnn_grid_sampler": "grid_sampler is recorded whole for a GPU, and this executor is a CPU",
 }
 #: By entry of op_db: ``operators`` with those that each is a part of, how many ``samples`` ran, why one ``failed``.
-Said = Dict[str, Dict[str, Any]]
+Observations = Dict[str, Dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     record = measure(args.entries, args.limit)
     for item in record["kernels"]:
         why = f": {item['reason']}" if item["reason"] else ""
-        instead = f", recorded: {' '.join(item['recorded'])}" if item["verdict"] in (KNOWN, OTHER) else ""
+        instead = f", recorded: {' '.join(item['recorded'])}" if item["verdict"] in (EXPLAINED, OTHER) else ""
         print(f"{item['verdict']:9} {item['operator']} in {item['entry']}{instead}{why}")
     for name in record["unused"]:
         print(f"unused    {name}: nothing else is recorded for it any more; remove its reason")
@@ -93,13 +93,13 @@ def measure(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, An
     child = [sys.executable, "-m", "edge_offload_benchmarks.dispatched", "--limit", str(limit), "--entries", *entries]
     virtual = edge_offload("exec", "--mode", "lazy", "--threads", "1", "--")
     with ThreadPoolExecutor(2) as pool:
-        fake, recorded = pool.map(_said, ([*child, "--way", "fake"], [*virtual, *child, "--way", "recorded"]))
+        fake, recorded = pool.map(observe, ([*child, "--way", "fake"], [*virtual, *child, "--way", "recorded"]))
     if not fake:
         raise BadInput(f"no entry of op_db is like {' or '.join(entries)}", remedy="see 'edge-offload conformance'")
     return {"torch": torch.__version__, "limit": limit, **compared(fake, recorded, REASONS)}
 
 
-def compared(fake: Said, recorded: Said, reasons: Mapping[str, str]) -> Dict[str, Any]:
+def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, str]) -> Dict[str, Any]:
     """The verdicts, what was not judged and why, and which ``reasons`` were of no use."""
     kernels: List[Dict[str, Any]] = []
     not_judged: Dict[str, str] = {}
@@ -108,21 +108,22 @@ def compared(fake: Said, recorded: Said, reasons: Mapping[str, str]) -> Dict[str
         if not plain["samples"] or not there["samples"]:
             not_judged[entry] = plain["failed"] if not plain["samples"] else there["failed"]
             continue
-        found = set(there["operators"])
+        names = set(there["operators"])
         for operator, parents in plain["operators"].items():
-            verdict = RECORDED if operator in found else WHOLE if found.intersection(parents) else OTHER
+            verdict = RECORDED if operator in names else WHOLE if names.intersection(parents) else OTHER
             if verdict == OTHER and operator in reasons:
-                verdict = KNOWN
-            names = sorted(name for name in found if not name.startswith("edge::"))
+                verdict = EXPLAINED
+            instead = sorted(name for name in names if not name.startswith("edge::"))
+            reason = reasons[operator] if verdict == EXPLAINED else ""
             kernels.append({"entry": entry, "operator": operator, "verdict": verdict, "parts_of": parents,
-                            "recorded": names, "reason": reasons[operator] if verdict == KNOWN else ""})  # fmt: skip
-    used = {item["operator"] for item in kernels if item["verdict"] == KNOWN}
-    seen = {item["operator"] for item in kernels}
-    unused = sorted(name for name in reasons if name in seen and name not in used)
+                            "recorded": instead, "reason": reason})  # fmt: skip
+    used = {item["operator"] for item in kernels if item["verdict"] == EXPLAINED}
+    reached = {item["operator"] for item in kernels}
+    unused = sorted(name for name in reasons if name in reached and name not in used)
     return {"judged": len(fake) - len(not_judged), "kernels": kernels, "not_judged": not_judged, "unused": unused}
 
 
-def _said(command: Sequence[str]) -> Said:
+def observe(command: Sequence[str]) -> Observations:
     """What a process of :mod:`edge_offload_benchmarks.dispatched` says of each entry, of all its dtypes together."""
     from edge_offload.errors import EdgeOffloadError
     from edge_offload_benchmarks.dispatched import MARK
@@ -132,13 +133,13 @@ def _said(command: Sequence[str]) -> Said:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no words"])[-1][:300]
         raise EdgeOffloadError(f"exit code {done.returncode}: {last}", remedy=f"run {' '.join(command)}")
-    said: Said = {}
+    observations: Observations = {}
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
             one = json.loads(line[len(MARK) :])
-            mine = said.setdefault(one["entry"], {"operators": {}, "samples": 0, "failed": ""})
-            mine["samples"] += one["samples"]
-            mine["failed"] = mine["failed"] or one["failed"]
+            merged = observations.setdefault(one["entry"], {"operators": {}, "samples": 0, "failed": ""})
+            merged["samples"] += one["samples"]
+            merged["failed"] = merged["failed"] or one["failed"]
             for operator, parents in one["operators"].items():
-                mine["operators"][operator] = sorted({*mine["operators"].get(operator, ()), *parents})
-    return said
+                merged["operators"][operator] = sorted({*merged["operators"].get(operator, ()), *parents})
+    return observations
