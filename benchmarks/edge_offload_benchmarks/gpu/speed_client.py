@@ -127,6 +127,7 @@ def frame_by_device(network: Any, frame: List[torch.Tensor], device: Any) -> Dic
         "down": remote.bytes_down - before[2],
         "undone": counters.undone - before[3],
         "server_s": spent.server_s,
+        "compute_s": spent.compute_s,
         "uplink_s": spent.uplink_s,
         "downlink_s": spent.downlink_s,
         "codec_s": spent.encode_s + spent.decode_s,

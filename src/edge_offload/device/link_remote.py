@@ -63,18 +63,23 @@ class Weights:
 
 @dataclass
 class Spent:
-    """Seconds since the last :meth:`reset`, over all messages; the two ways are off by at most ``clock_error_s``."""
+    """Seconds since the last :meth:`reset`, over all messages; the two ways are off by at most ``clock_error_s``.
+
+    Of ``server_s``, ``compute_s`` is what the session took to run the messages, without codecs and queues.
+    """
 
     encode_s: float = 0.0
     uplink_s: float = 0.0
     server_s: float = 0.0
+    compute_s: float = 0.0
     downlink_s: float = 0.0
     decode_s: float = 0.0
     clock_error_s: float = 0.0
 
     def reset(self) -> None:
         """Count from here."""
-        self.encode_s = self.uplink_s = self.server_s = self.downlink_s = self.decode_s = self.clock_error_s = 0.0
+        self.encode_s = self.uplink_s = self.server_s = self.compute_s = 0.0
+        self.downlink_s = self.decode_s = self.clock_error_s = 0.0
 
 
 class LinkRemote(Remote):
@@ -322,6 +327,8 @@ class LinkRemote(Remote):
         spent, transfer = self.spent, reply.transfer
         spent.uplink_s += transfer.uplink_s
         spent.server_s += max(0.0, transfer.server_sent_s - transfer.server_received_s)
+        compute_s = reply.body.get("compute_s", 0.0)
+        spent.compute_s += compute_s if isinstance(compute_s, float) and 0 <= compute_s < 1e6 else 0.0
         spent.downlink_s += transfer.downlink_s
         spent.clock_error_s = max(spent.clock_error_s, transfer.clock_error_s)
         try:

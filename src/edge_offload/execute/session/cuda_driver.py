@@ -15,6 +15,8 @@ from edge_offload.execute.devices import Virtual
 SWITCH = "EDGE_OFFLOAD_CUDA_GRAPHS"
 #: Part of the memory of a session that its graphs may take.
 MAX_SHARE = 4
+#: Lines that one session writes of its graphs.
+MAX_REPORTED = 20
 
 
 class Replayable(Protocol):
@@ -114,6 +116,7 @@ class Captures:
         self.captured = 0
         self.replayed = 0
         self.refused: List[str] = []
+        self._reported = 0
         self._room = most_bytes
         self._waiting: List[Callable[[], None]] = []
 
@@ -131,11 +134,21 @@ class Captures:
             capture()
             self._room -= max(0, self.driver.reserved_bytes() - before)
 
+    def accept(self, calls: int, seconds: float) -> None:
+        """Report that a step of ``calls`` operators runs as a graph, which took so many ``seconds`` to capture."""
+        self._report(f"a step of {calls} operators runs as a CUDA graph (captured in {1e3 * seconds:.0f} ms)")
+
     def refuse(self, calls: int, reason: str) -> None:
         """Report that a step of ``calls`` operators runs operator by operator."""
         text = f"a step of {calls} operators runs without a CUDA graph: {reason}"
         if text not in self.refused:
             self.refused.append(text)
+            self._report(text)
+
+    def _report(self, text: str) -> None:
+        """Write a line, but not a line for every step of a program that has hundreds."""
+        self._reported += 1
+        if self._reported <= MAX_REPORTED:
             print(f"edge_offload: {text}", file=sys.stderr, flush=True)
 
 

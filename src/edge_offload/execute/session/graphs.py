@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import time
 from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -123,7 +124,8 @@ class StepGraphs:
                 break
             except NotCapturable as error:
                 self._prefix = error.position if error.kernels >= LEAST_KERNELS else 0
-                if not self._prefix:
+                if not self._prefix or self._captured >= MAX_CAPTURES:
+                    self._prefix = 0
                     self._captures.refuse(len(self._code.instructions), str(error))
         while len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
@@ -151,6 +153,8 @@ class StepGraphs:
             for one, saved in zip(written, after):
                 one.copy_(saved)
         graph.trials -= 1
+        if not wrong and not graph.trials:
+            self._captures.accept(graph.calls, graph.capture_s)
         if wrong:
             del self._graphs[binding]
             self._prefix = 0
@@ -163,6 +167,7 @@ class StepGraph:
 
     Attributes:
         trials: runs on which it is still to be compared with its calls.
+        calls: how many it holds; ``capture_s``: seconds that their capture took.
 
     Raises:
         NotCapturable: an instruction cannot be captured.
@@ -170,6 +175,8 @@ class StepGraph:
 
     def __init__(self, code: StepCode, prefix: int, like: Interpreter, live: Sequence[int], driver: Driver) -> None:
         self.trials = TRIALS
+        self.calls = prefix
+        began_s = time.monotonic()
         self._code = code
         self._driver = driver
         self._tail = code.instructions[prefix:]
@@ -186,6 +193,7 @@ class StepGraph:
         except (RuntimeError, EdgeOffloadError) as error:
             kernels = sum(op.how == KERNEL for op in code.instructions[: capture.position])
             raise NotCapturable(capture.position, kernels, error) from None
+        self.capture_s = time.monotonic() - began_s
         self._pinned = capture.pinned
         self._kept = capture.kept
         self._read = capture.host

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from edge_offload import background
@@ -111,10 +112,12 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
         try:
             message = payloads.decode(header.get("coded"), buffers, args.storage_bytes)
+            began_s = time.monotonic()
             answer = serve(session, message, ahead if header.get("parts") else None)
+            compute_s = time.monotonic() - began_s
             coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
-            coded, answer = [], refusal(error)
+            coded, answer, compute_s = [], refusal(error), 0.0
         except DeviceLost as error:  # the next process has a context of its own
             channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, refusal(error))
             raise
@@ -123,7 +126,8 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             told = refusal(RemoteError(text, remedy="start the program again"))
             channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, told)
             raise
-        channel.send({"id": header["id"], "coded": [list(item) for item in coded], "parts": len(parts)}, answer)
+        coded_parts = [list(item) for item in coded]
+        channel.send({"id": header["id"], "coded": coded_parts, "parts": len(parts), "compute_s": compute_s}, answer)
         session.rest()
 
 

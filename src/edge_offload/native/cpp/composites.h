@@ -13,7 +13,7 @@ inline const std::vector<std::string>& whole() {
   static const std::vector<std::string> names = {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
       "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
       "softmax.int", "log_softmax.int", "dropout", "dropout_", "ctc_loss.Tensor", "ctc_loss.IntList", "group_norm",
-      "silu_backward", "mish_backward", "native_channel_shuffle"};  // kernels of a CPU beside the composite
+      "silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm"};  // kernels of a CPU beside the composite
   return names;
 }
 

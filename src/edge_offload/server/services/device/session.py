@@ -283,7 +283,8 @@ class Session:
                 if "part" in header:
                     self._part(number, ({"coded": header.get("coded"), "part": header["part"]}, list(buffers)))
                     continue
-                answer: Answer = ({"coded": header.get("coded"), "parts": header.get("parts", 0)}, list(buffers))
+                counts = {"parts": header.get("parts", 0), "compute_s": header.get("compute_s", 0.0)}
+                answer: Answer = ({"coded": header.get("coded"), **counts}, list(buffers))
                 with self._lock:
                     request = self._waiting.pop(number)
                     self._began_s.pop(number, None)
