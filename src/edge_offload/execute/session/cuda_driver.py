@@ -26,6 +26,10 @@ class Replayable(Protocol):
         """Launch it on the current stream."""
 
 
+class NoGraph(RuntimeError):
+    """All calls of a capture were issued, and CUDA makes no graph of them."""
+
+
 class Driver(Protocol):
     """What a capture needs of CUDA; tests have an emulation on a CPU."""
 
@@ -33,6 +37,7 @@ class Driver(Protocol):
         """Record the kernels that ``launch`` launches, without running them.
 
         Raises:
+            NoGraph: as a whole they cannot be captured.
             RuntimeError: one of them cannot be captured.
         """
 
@@ -71,9 +76,9 @@ class CudaDriver:
                 raise
             try:
                 graph.capture_end()
-            except RuntimeError:
+            except RuntimeError as error:
                 self._abandon(graph)
-                raise
+                raise NoGraph(str(error)) from error
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
