@@ -85,9 +85,10 @@ class CudaDriver:
         """End a capture that failed: the stream and the allocator are as before it."""
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        # a capture that ends with an error leaves the allocator in the pool
+        # a capture that ends with an error leaves the allocators of the GPU and of the host in its pool
         with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(self._device)
 
