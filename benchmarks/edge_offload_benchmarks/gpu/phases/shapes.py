@@ -23,7 +23,7 @@ JOBS = 8
 #: Ends of a job's process after which it is not started again.
 MOST_DEATHS = 20
 #: Seconds for the first samples of an operator and dtype, and for its others.
-LONGEST_S = 1.5
+LONGEST_S = 1.0
 #: Seconds between two versions of the file; for the processes to end; for the records behind them.
 WRITE_S, END_S, RECORD_S = 4.0, 3.0, 5.0
 #: Entries of op_db, those first that networks are made of: a survey that runs out of time has seen them.
