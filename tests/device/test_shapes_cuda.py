@@ -48,6 +48,17 @@ with torch.no_grad():
     except RuntimeError as error:
         print(json.dumps({"error": str(error)}))
 """
+SURVEY = """
+import json, warnings
+warnings.simplefilter("ignore")
+from edge_offload.device.conformance.shapes import chosen, installed_device, survey
+
+names = ["nn.functional.batch_norm", "nn.functional.instance_norm", "nn.functional.grid_sample"]
+agreed = set()
+for counts in survey(chosen(names, 0, 1), installed_device().native, 0.3):
+    agreed |= {name for (name, _, _), (agree, _) in counts.items() if agree}
+print(json.dumps({"agreed": sorted(agreed)}))
+"""
 needs_compiler = pytest.mark.skipif(
     not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
@@ -104,6 +115,14 @@ def test_a_wrong_entry_is_an_error_in_place_of_a_result(tmp_path: pathlib.Path, 
     assert error.startswith("aten::_convolution: robot and server disagree on its result")
     assert "--shapes ask" in error
     assert "result" in run(tmp_path, tables, CHANNELS_LAST, EDGE_OFFLOAD_EXEC_SHAPES="ask"), "the remedy"
+
+
+@needs_compiler
+@pytest.mark.process
+def test_a_survey_counts_what_is_recorded_whole_for_a_gpu(tmp_path: pathlib.Path, tables: pathlib.Path) -> None:
+    agreed = set(run(tmp_path, tables, SURVEY)["agreed"])
+    assert {"aten::batch_norm", "aten::instance_norm", "aten::grid_sampler"} <= agreed
+    assert "aten::native_batch_norm" not in agreed
 
 
 def test_each_kind_of_executor_has_its_table(tables: pathlib.Path) -> None:
