@@ -19,7 +19,7 @@ from edge_offload_benchmarks.gpu.settings import Settings
 from edge_offload_benchmarks.gpu.table import PHASES, members
 
 #: Files besides results.json and log.txt that come back, if a phase wrote them.
-EXTRA = ("conformance.jsonl", "shapes.json", "tests.txt")
+EXTRA = ("conformance.jsonl", "shapes_counts.json", "tests.txt")
 #: Bytes of the log that come back, and seconds between two deliveries while a phase runs.
 LOG_BYTES = 8 << 20
 DELIVER_S = 5.0

@@ -41,7 +41,7 @@ PHASES: Dict[str, Entry] = {
     "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
-    "shapes": Entry(150, 200, "operators whose shapes a client works out as the device does"),
+    "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
 }
 
