@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
 
@@ -48,6 +48,24 @@ PHASES: Dict[str, Entry] = {
 DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults")
 
 
+def entry_of(name: str) -> Entry:
+    """The entry of a phase, or of phases that run at once: names joined by ``+``; ``:90`` behind them: 90 s at most.
+
+    Raises:
+        KeyError: there is no such phase.
+        ValueError: what stands behind a colon is no number.
+    """
+    name, colon, most = name.partition(":")
+    if colon:
+        entry = entry_of(name)
+        return replace(entry, seconds=min(entry.seconds, float(most)), parts=members(name))
+    if "+" not in name:
+        return PHASES[name]
+    parts = tuple(part for one in name.split("+") for part in members(one))
+    seconds, tiny_s = (max(getattr(PHASES[part], field) for part in parts) for field in ("seconds", "tiny_s"))
+    return Entry(seconds, tiny_s, "at once", parts)
+
+
 def members(name: str) -> Tuple[str, ...]:
     """The phases that have files: a phase's parts, or itself."""
-    return PHASES[name].parts or (name,)
+    return entry_of(name).parts or (name,)
