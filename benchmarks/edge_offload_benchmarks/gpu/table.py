@@ -42,7 +42,7 @@ PHASES: Dict[str, Entry] = {
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
     "shapes": Entry(150, 200, "operators whose shapes a client works out as the device does"),
-    "pool": Entry(20, 60, "whether members of a pool take a device"),
+    "pool": Entry(20, 60, "stages of a pool on the device, against the undivided network"),
 }
 
 DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults")

@@ -1,4 +1,4 @@
-"""A member and a profile on the virtual CUDA device beside those of the CPU: started by test_devices.py; prints JSON."""
+"""A member and a profile on the virtual CUDA device beside the CPU's: started by test_devices.py; prints JSON."""
 
 from __future__ import annotations
 

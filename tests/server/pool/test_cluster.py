@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Sequence
 
 import numpy as np
 import psutil
@@ -325,17 +325,17 @@ class Cluster:
         head = ["head", "--host", host, "--port", self.address.split(":")[1], "--store-mb", "80"]
         self.head = self.begin([*head, "--pool-keys", str(self.keys)], "pool on port")
 
-    def begin(self, command: List[str], says: str) -> Any:
-        process = subprocess.Popen([*CLI, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    def begin(self, command: List[str], says: str, launcher: Sequence[str] = ()) -> Any:
+        process = subprocess.Popen([*launcher, *CLI, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self._started.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(says), line
         return process
 
-    def join(self, gpu: str, *more: str) -> Any:
+    def join(self, gpu: str, *more: str, launcher: Sequence[str] = ()) -> Any:
         options = ["--class", gpu, "--store-mb", "80", "--pool-keys", str(self.keys), *more]
-        return self.begin(["join", self.address, *options], "joined")
+        return self.begin(["join", self.address, *options], "joined", launcher)
 
     def close(self) -> None:
         for process in reversed(self._started):

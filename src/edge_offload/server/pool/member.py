@@ -103,12 +103,13 @@ class Member:
         return time.perf_counter() - began, found
 
     def fingerprint(self) -> Dict[str, Any]:
-        """What decides the bits of its results, its device by name; empty: it is emulated."""
+        """What decides the bits of its results, its device, and GPUs that it sees; empty: it is emulated."""
         if self._emulated:
             return {}
         from edge_offload.execute.fingerprint import fingerprint
 
-        return {**fingerprint(self._network.device), "where": str(self._network.device)}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        return {**fingerprint(self._network.device), "where": str(self._network.device), "visible": visible}
 
     def _build(self, model: Dict[str, Any], threads: int, batches: int, device: str) -> None:
         import torch
