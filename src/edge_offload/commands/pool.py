@@ -196,9 +196,10 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"nodes": [vars(node) for node in nodes], "servers": fronts}, indent=1))
         return 0
+    problems = {of["id"]: of["problem"] for front in fronts for of in front.get("nodes", ()) if of["problem"]}
     for node in nodes:
         kind = f"emulated, {node.times:g} times as long" if node.times else f"computes on {node.device}"
-        print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or kind}")
+        print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or problems.get(node.name[:8]) or kind}")
     for front in fronts:
         print("\n".join(_front(front)))
     print(f"{len(nodes)} members, {len(fronts)} servers")

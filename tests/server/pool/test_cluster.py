@@ -359,8 +359,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch):
     profile = ["pool", "profile", CHAIN, "--input", "float32[1,3,32,32]", "--batches", "2", "--blocks", "4"]
     for gpu in ("L4", "P4"):
-        assert main([*profile, "--class", gpu, "--out", str(pool.profiles)]) == 0
-    first, second = pool.join("L4"), pool.join("P4")
+        assert main([*profile, "--class", gpu, "--device", "cpu", "--out", str(pool.profiles)]) == 0
+    first, second = (pool.join(gpu, "--device", "cpu") for gpu in ("L4", "P4"))
     settings = Settings(pool.address, "", CHAIN, 5.0, str(pool.profiles), str(pool.keys))
     keys = tmp_path / "keys"
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])

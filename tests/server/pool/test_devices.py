@@ -147,6 +147,23 @@ def test_classes_are_of_one_device():
 
 
 @pytest.mark.unit
+def test_status_says_what_members_compute_on_and_which_are_not_used(monkeypatch, capsys):
+    members = [cluster.Node(f"{name}123456789", "L4", 1, 0.0, device="cuda-NVIDIA-L4") for name in "ab"]
+    server = {
+        "model": "net", "slo_s": 0.2, "rate": 1.0, "why": "plan 1", "requests": 0, "answered": 0, "in_time": 0,
+        "refused": 0, "moved": 0, "passed_over": 0, "stages": [],
+        "nodes": [{"id": "a1234567", "problem": ""}, {"id": "b1234567", "problem": "it computes on another device"}],
+    }  # fmt: skip
+    monkeypatch.setattr(cluster, "connect", lambda *_: SimpleNamespace(shutdown=lambda: None))
+    monkeypatch.setattr(cluster, "nodes", lambda _: members)
+    monkeypatch.setattr(cluster, "told", lambda *_: [server])
+    assert main(["pool", "status", "127.0.0.1:5790"]) == 0
+    said = capsys.readouterr().out
+    assert "a1234567  1 L4  computes on cuda-NVIDIA-L4\n" in said
+    assert "b1234567  1 L4  it computes on another device\n" in said
+
+
+@pytest.mark.unit
 def test_gpus_without_mps_are_not_divided():
     network = a_network(random.Random(0), "net", ("H", "L"), 4, 4, 2)
     assert set(network.latency_s["H"]) == set(network.latency_s["L"]) == {1, 2}
