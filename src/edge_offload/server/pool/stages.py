@@ -159,13 +159,15 @@ class BatchedNetwork:
         Raises:
             BadInput: no size of a batch.
             Unsupported: as :meth:`program`.
+            OutOfMemory, DeviceLost: the GPU failed.
         """
         if batch not in self._runners:
             if not 1 <= batch <= MAX_BATCH:
                 raise BadInput(f"a batch of {batch}", remedy=f"1 to {MAX_BATCH} frames")
             program = self.program(batch)
-            self._place(program)
-            self._runners[batch] = SequenceRunner(program.sequence, self._constants, str(self.device))
+            with devices.failures():
+                self._place(program)
+                self._runners[batch] = SequenceRunner(program.sequence, self._constants, str(self.device))
         return self._runners[batch]
 
     def _place(self, program: TracedProgram) -> None:
