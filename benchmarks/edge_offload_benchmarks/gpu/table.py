@@ -41,8 +41,13 @@ PHASES: Dict[str, Entry] = {
     "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
+<<<<<<< HEAD
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
+=======
+    "shapes": Entry(150, 200, "operators whose shapes a client works out as the device does"),
+    "pool": Entry(20, 60, "stages of a pool on the device, against the undivided network"),
+>>>>>>> wt-pool
 }
 
 DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults")
