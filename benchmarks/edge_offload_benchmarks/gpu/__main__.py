@@ -17,7 +17,7 @@ import tempfile
 from typing import List, Optional
 
 from edge_offload_benchmarks.gpu import results, runner, settings
-from edge_offload_benchmarks.gpu.table import DEFAULT, PHASES
+from edge_offload_benchmarks.gpu.table import DEFAULT, PHASES, TINY_DEFAULT
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -40,7 +40,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "$EDGE_OFFLOAD_GPU_PYTHON, else an environment that is made in the user's cache)",
     )
     run = commands.add_parser("run", help="run phases on this machine")
-    run.add_argument("phases", nargs="*", metavar="PHASE")
+    run.add_argument("phases", nargs="*", metavar="PHASE", help="as listed below; A+B runs both at once")
     run.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     run.add_argument("--limit", type=float, default=390.0, metavar="SECONDS", help="for all phases (default: 390)")
     run.add_argument("--out", type=pathlib.Path, help="for what comes back (default: $OUT, else runs/gpu)")
@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
     # a rehearsal without a GPU uses the libraries that this machine has built
     cache = os.environ.get("EDGE_OFFLOAD_CACHE") or (str(work.resolve() / "cache") if args.device == "cuda" else "")
     chosen = settings.Settings(args.device, str(work.resolve()), args.tiny, cache=cache, **settings.share_cores(cores))
-    return runner.Runner(chosen, out, args.limit, args.again).run(args.phases or DEFAULT)
+    return runner.Runner(chosen, out, args.limit, args.again).run(args.phases or (TINY_DEFAULT if args.tiny else DEFAULT))
 
 
 def _phase(name: str, seconds: float) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 from edge_offload.parent import with_parent
 from edge_offload_benchmarks.gpu import results
 from edge_offload_benchmarks.gpu.settings import Settings
-from edge_offload_benchmarks.gpu.table import PHASES, members
+from edge_offload_benchmarks.gpu.table import PHASES, entry_of, members
 
 #: Files besides results.json and log.txt that come back, if a phase wrote them.
 EXTRA = ("conformance.jsonl", "shapes.json", "tests.txt")
@@ -91,7 +91,7 @@ class Runner:
 
     def _phase(self, name: str) -> bool:
         """Run one phase, or several at once; whether none of them failed."""
-        entry = PHASES[name]
+        entry = entry_of(name)
         todo = [part for part in members(name) if self.again or results.status(self.settings, part) != "done"]
         if not todo:
             self.say(f"== {name}: done before")
@@ -176,4 +176,4 @@ def _status(code: Optional[int], late: bool) -> str:
 
 def unknown(names: Sequence[str]) -> List[str]:
     """Names that are no phases."""
-    return [name for name in names if name not in PHASES]
+    return [one for name in names for one in name.split("+") if one not in PHASES]
