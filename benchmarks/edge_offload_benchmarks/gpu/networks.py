@@ -1,4 +1,4 @@
-"""Networks that are measured, the same on robot, server and in one process; names for a server: :mod:`edge_offload_benchmarks.gpu.served`."""
+"""Networks that are measured, the same on robot, server and in one process (names: ``served.OWN``)."""
 
 from __future__ import annotations
 
