@@ -42,6 +42,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         if args.run is None:
             raise beside.absent(beside.VERBS[args.command].package) or AssertionError(args.command)
         outputs.check_outputs(args)
+        if os.environ.get("EDGE_OFFLOAD_EXEC_MODE"):
+            import torch  # noqa: F401 - under exec its import installs the virtual device, which needs our modules whole
         code: int = args.run(args)
         sys.stdout.flush()
         return code

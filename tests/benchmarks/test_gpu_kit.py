@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from edge_offload_benchmarks.gpu import carried, results, settings, table
+from edge_offload_benchmarks.gpu import carried, networks, results, runner, served, settings, table
 from edge_offload_benchmarks.gpu.phases import install
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu"
@@ -99,6 +99,24 @@ def test_carried_libraries_do_not_serve_changed_sources(tmp_path):
 )
 def test_wheels_of_another_python_are_left_out(name, expected):
     assert install.fits(name) == expected
+
+
+def test_a_server_knows_each_network_by_its_name():
+    assert set(served.OWN) == set(networks.OWN)
+    assert networks.__name__ == served.MODULE
+    assert served.allow(["tiny", "movenet"]) == ["--allow", f"{networks.__name__}:tiny"]
+
+
+def test_joined_phases_run_at_once_with_the_longest_limit():
+    joined = table.entry_of("facts+correct+batches")
+    assert joined.parts == ("facts", "bits", "conformance", "modules", "build", "batches")
+    assert joined.seconds == table.PHASES["correct"].seconds
+    assert runner.unknown(["facts+nothing", "pool"]) == ["nothing"]
+
+
+def test_a_tiny_rehearsal_has_every_default_phase():
+    every = [part for entry in table.DEFAULT for part in table.members(entry)]
+    assert sorted(part for entry in table.TINY_DEFAULT for part in table.members(entry)) == sorted(every)
 
 
 def test_eight_cores_are_shared_and_fewer_are_not():

@@ -17,7 +17,7 @@ import tempfile
 from typing import List, Optional
 
 from edge_offload_benchmarks.gpu import results, runner, settings
-from edge_offload_benchmarks.gpu.table import DEFAULT, PHASES
+from edge_offload_benchmarks.gpu.table import DEFAULT, PHASES, TINY_DEFAULT
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -78,7 +78,8 @@ def _run(args: argparse.Namespace) -> int:
     # a rehearsal without a GPU uses the libraries that this machine has built
     cache = os.environ.get("EDGE_OFFLOAD_CACHE") or (str(work.resolve() / "cache") if args.device == "cuda" else "")
     chosen = settings.Settings(args.device, str(work.resolve()), args.tiny, cache=cache, **settings.share_cores(cores))
-    return runner.Runner(chosen, out, args.limit, args.again).run(args.phases or DEFAULT)
+    phases = args.phases or (TINY_DEFAULT if args.tiny else DEFAULT)
+    return runner.Runner(chosen, out, args.limit, args.again).run(phases)
 
 
 def _phase(name: str, seconds: float) -> int:

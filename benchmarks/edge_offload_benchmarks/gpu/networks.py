@@ -1,8 +1,8 @@
-"""Networks that are measured, the same on robot, server and in one process; a server knows them by :func:`allow`."""
+"""Networks that are measured, the same on robot, server and in one process (names: ``served.OWN``)."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import nn
@@ -97,16 +97,6 @@ OWN: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "vit_s": (vit_s, (3, 224, 224)),
     "tiny": (tiny, (3, 64, 64)),
 }
-
-
-def wire_name(name: str) -> str:
-    """The name by which a server knows a network."""
-    return f"{__name__}:{name}" if name in OWN else name
-
-
-def allow(names: Iterable[str]) -> List[str]:
-    """Options of ``serve`` for the networks of this module."""
-    return [option for name in names if name in OWN for option in ("--allow", wire_name(name))]
 
 
 def fix_numerics(tf32: bool = False) -> None:

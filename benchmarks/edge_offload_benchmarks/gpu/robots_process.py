@@ -16,7 +16,8 @@ from typing import Any, Dict
 from edge_offload.execute.tensors import pack, specs_of
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload_benchmarks.gpu.networks import inputs, wire_name
+from edge_offload_benchmarks.gpu.networks import inputs
+from edge_offload_benchmarks.gpu.served import wire_name
 
 
 class Robots:

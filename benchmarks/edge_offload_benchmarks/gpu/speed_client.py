@@ -21,8 +21,9 @@ from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.server import ServerRunner
-from edge_offload_benchmarks.gpu.networks import build, inputs, outputs_of, wire_name
+from edge_offload_benchmarks.gpu.networks import build, inputs, outputs_of
 from edge_offload_benchmarks.gpu.results import spread
+from edge_offload_benchmarks.gpu.served import wire_name
 
 PATIENT = TimeoutLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
 #: Frames of modes that take a round trip for many of their calls.

@@ -27,30 +27,27 @@ class Entry:
 
 PHASES: Dict[str, Entry] = {
     "install": Entry(60, 60, "unpacks what is carried"),
-    "facts": Entry(40, 60, "the machine, and floors of launches, copies and graphs"),
+    "facts": Entry(40, 120, "the machine, and floors of launches, copies and graphs"),
     "native": Entry(150, 240, "places our libraries, builds those that are missing"),
-    "doctor": Entry(30, 60, "edge-offload doctor"),
+    "doctor": Entry(30, 120, "edge-offload doctor"),
     "correct": Entry(150, 200, "all four at once", ("bits", "conformance", "modules", "build")),
     "bits": Entry(125, 200, "programs and networks in every mode, against plain torch on the device"),
     "conformance": Entry(130, 200, "samples of op_db through a server, against plain torch on the device"),
     "modules": Entry(130, 200, "OffloadedModule in local, server and split"),
     "build": Entry(150, 200, "the product's own build of its libraries, in a cache of its own"),
     "speed": Entry(190, 200, "eager, CUDA graph, and every mode by a robot without a GPU"),
-    "batches": Entry(45, 60, "latencies and exactness of batches, with TF32 and without"),
+    "batches": Entry(45, 120, "latencies and exactness of batches, with TF32 and without"),
     "faults": Entry(90, 200, "no memory, a broken context, a server that is killed"),
     "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
-<<<<<<< HEAD
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
-=======
-    "shapes": Entry(150, 200, "operators whose shapes a client works out as the device does"),
-    "pool": Entry(20, 60, "stages of a pool on the device, against the undivided network"),
->>>>>>> wt-pool
 }
 
 DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults")
+#: The same where times do not count.
+TINY_DEFAULT = ("install", "facts+native+doctor", "correct", "speed+batches+faults")
 
 
 def entry_of(name: str) -> Entry:

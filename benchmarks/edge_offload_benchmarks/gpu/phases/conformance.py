@@ -37,7 +37,7 @@ def run(phase: Phase) -> None:
         children: Dict[str, Tuple[Process, pathlib.Path]] = {}
         for part in range(jobs):
             common = ["--part", str(part), "--parts", str(jobs), "--seconds", f"{seconds:g}"]
-            common += ["--entries", "12"] if settings.tiny else []
+            common += ["--entries", "8"] if settings.tiny else []
             for name in ("plain", "replay") if settings.tiny else ("plain", "again", *RUNS):
                 out = folder / f"{name}{part}.pt"
                 runs = RUNS.get(name, max(RUNS.values()) if name == "plain" else 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List
 
-from edge_offload_benchmarks.gpu import networks
+from edge_offload_benchmarks.gpu import networks, served
 from edge_offload_benchmarks.gpu.processes import Server
 from edge_offload_benchmarks.gpu.results import Phase, spread
 
@@ -49,7 +49,7 @@ def run(phase: Phase) -> None:
     tiny = phase.settings.tiny
     patient = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
     names = ("tiny",) if tiny else MODELS
-    with Server(phase.settings, *networks.allow(names)) as server, Client(
+    with Server(phase.settings, *served.allow(names)) as server, Client(
         server.address, keys=KeyStore(server.robot())
     ) as client:
         client.wait_ready(30.0)
@@ -65,7 +65,7 @@ def run(phase: Phase) -> None:
                     cpu = [list(networks.outputs_of(module(*frame))) for frame in given[:2]]
                 phase.record(f"{name} device beside CPU", difference=max(difference(a, b) for a, b in zip(cpu, want)))
                 offloaded = OffloadedModule(
-                    networks.wire_name(name),
+                    served.wire_name(name),
                     module,
                     client,
                     device=device,

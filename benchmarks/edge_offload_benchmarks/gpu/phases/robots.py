@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from typing import Any, Dict, List
 
-from edge_offload_benchmarks.gpu import networks
 from edge_offload_benchmarks.gpu.power import Power
 from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, module
 from edge_offload_benchmarks.gpu.results import Phase, spread
+from edge_offload_benchmarks.gpu.served import allow
 
 COUNTS = (1, 4, 16, 64)
 #: Robots of a process, and seconds of load.
@@ -37,7 +37,7 @@ def measure(phase: Phase, count: int, model: str, load_s: float) -> None:
     names = [f"robot{number}" for number in range(count)]
     public, robots = introduced(root, names)
     processes: List[Process] = []
-    with Server(settings, *networks.allow([model]), keys=root / "server") as server:
+    with Server(settings, *allow([model]), keys=root / "server") as server:
         try:
             for store in robots.values():
                 store.trust_server(server.address, public)

@@ -10,8 +10,7 @@ import json
 import math
 from typing import Any, Dict, List, Sequence
 
-from edge_offload.execute.session.cuda_driver import SWITCH
-from edge_offload_benchmarks.gpu import networks
+from edge_offload_benchmarks.gpu import served
 from edge_offload_benchmarks.gpu.power import EnergyLog
 from edge_offload_benchmarks.gpu.processes import BLIND, EmulatedLink, Process, Server, module
 from edge_offload_benchmarks.gpu.results import Phase
@@ -30,13 +29,15 @@ def run(phase: Phase) -> None:
     native: Dict[str, Dict[str, Any]] = {}
     with phase.guarded("native"):
         measure_native(phase, names, frames, False, native)
-    options = networks.allow(names)
+    options = served.allow(names)
     with phase.guarded("server"), Server(phase.settings, *options) as server, EnergyLog() as energy:
         phase.record("server", start_s=server.start_s)
         robot = Robot(phase, server, energy, native, names)
         robot.measure(["replay", "server", "lazy"] if tiny else ["replay", "server"], frames)
         phase.record("steps without a graph", lines=server.graph_lines())
         if cuda and phase.fits(40):
+            from edge_offload.execute.session.cuda_driver import SWITCH
+
             with phase.guarded("server of single calls"), Server(
                 phase.settings, *options, "--engine", "eager", keys=None, **{SWITCH: "0"}
             ) as calls:
