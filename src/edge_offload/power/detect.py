@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from edge_offload.errors import BadInput
+from edge_offload.power.boards import NoTotal
 from edge_offload.power.ina3221 import Ina3221
 from edge_offload.power.meter import EnergyMeter
 from edge_offload.power.nvml import Nvml
@@ -42,7 +43,8 @@ def detect(
     """Open the best sources present.
 
     A board's own input rail (INA3221, or tegrastats where sysfs is closed) is the whole robot computer, so it is used
-    alone. Without one, processor (RAPL) and GPU (NVML) are added up. ``choice`` picks one source by name instead.
+    alone. Without one, processor (RAPL) and GPU (NVML) are added up, unless there are rails of a board: then these two
+    are parts of it, too. ``choice`` picks one source by name instead.
 
     Args:
         choice: one of :data:`CHOICES`.
@@ -67,26 +69,31 @@ def detect(
     if choice != "auto":
         return Detection([openers[choice]()], {name: f"{choice} was asked for" for name in openers if name != choice})
 
-    found = Detection()
+    found, rails = Detection(), ""
     for name in ("ina3221", "tegrastats"):
         if found.sources:
             found.absent[name] = f"not needed: {found.sources[0].name} is the whole board"
         else:
-            _open(found, name, openers[name])
+            rails = rails if _open(found, name, openers[name]) else name
     whole = found.sources[0].name if found.sources else ""
     for name in ("rapl", "nvml"):
         if whole:
             found.absent[name] = f"not needed: {whole} is the whole board"
+        elif rails:
+            found.absent[name] = f"a part of what the board draws, as are the rails of {rails}"
         else:
             _open(found, name, openers[name])
     return found
 
 
-def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
+def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> bool:
+    """Add a source to ``found``, or why it is absent; False if it has rails that are parts of a total."""
     try:
         found.sources.append(opener())
     except BadInput as error:
         found.absent[name] = str(error)
+        return not isinstance(error, NoTotal)
+    return True
 
 
 def open_meter(
