@@ -216,6 +216,7 @@ def test_parts_of_a_board_are_not_told_as_the_whole_whichever_way_they_are_read(
     script = tegrastats_script(tmp_path / "tegrastats", f"echo '{board.line}'; sleep 1\n")
     found = detect(root=tmp_path, nvml=fake_nvml([5000]), tegrastats=script)
     assert found.sources == []
+    assert "there is no VIN" in found.parts
     for name in ("ina3221", "tegrastats"):
         assert "a Jetson AGX Thor draws VIN, and there is no VIN" in found.absent[name]
     assert "a part of what the board draws" in found.absent["nvml"]

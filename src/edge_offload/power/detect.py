@@ -27,10 +27,12 @@ class Detection:
     Attributes:
         sources: measured sources that add up to this machine's power; empty means that only a model remains, if any.
         absent: for each source not used, why.
+        parts: why the rails of this board are not what it draws; empty where they are, or where there are none.
     """
 
     sources: List[PowerSource] = field(default_factory=list)
     absent: Dict[str, str] = field(default_factory=dict)
+    parts: str = ""
 
 
 def detect(
@@ -69,31 +71,31 @@ def detect(
     if choice != "auto":
         return Detection([openers[choice]()], {name: f"{choice} was asked for" for name in openers if name != choice})
 
-    found, rails = Detection(), ""
+    found = Detection()
     for name in ("ina3221", "tegrastats"):
         if found.sources:
             found.absent[name] = f"not needed: {found.sources[0].name} is the whole board"
         else:
-            rails = rails if _open(found, name, openers[name]) else name
+            _open(found, name, openers[name])
     whole = found.sources[0].name if found.sources else ""
     for name in ("rapl", "nvml"):
         if whole:
             found.absent[name] = f"not needed: {whole} is the whole board"
-        elif rails:
-            found.absent[name] = f"a part of what the board draws, as are the rails of {rails}"
+        elif found.parts:
+            found.absent[name] = "a part of what the board draws, as are its rails"
         else:
             _open(found, name, openers[name])
     return found
 
 
-def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> bool:
-    """Add a source to ``found``, or why it is absent; False if it has rails that are parts of a total."""
+def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
     try:
         found.sources.append(opener())
+        found.parts = ""
     except BadInput as error:
         found.absent[name] = str(error)
-        return not isinstance(error, NoTotal)
-    return True
+        if isinstance(error, NoTotal):
+            found.parts = found.parts or str(error)
 
 
 def open_meter(

@@ -79,9 +79,7 @@ class Tegrastats(PowerSource):
             self.close()
             if self._no_total is not None:
                 raise self._no_total
-            raise BadInput(
-                f"{program} reports no power rail", remedy="run it and look for VDD_IN 4181mW/4205mW"
-            )
+            raise BadInput(f"{program} reports no power rail", remedy="run it and look for VDD_IN 4181mW/4205mW")
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -96,6 +96,10 @@ class LidarNode(Node):
     def _on_cloud(self, message: Any) -> None:
         points = cloud_to_points(message)
         self._publisher.publish(points_to_cloud(points, message.header))
+        if len(points) or not message.width * message.height:
+            self.health.clear("returns")
+        else:
+            self.health.warn("returns", f"none of {message.width * message.height} points is a return: is it covered?")
         self.health.clear("input")
         self.health.count("clouds")
 

@@ -106,6 +106,8 @@ def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> No
             doubt = f"coordinates beyond {_FAR_M:.0f} m"
         elif (table[:, 3] < 0).any():
             doubt = "intensities below 0"
+        elif _takes_turns(table[:, 0] < 0) or _takes_turns(table[:, 1] < 0):
+            doubt = "coordinates that are negative in every second, third or fourth point only"
         elif "ring" in names and not _rings(table[:, 4]):
             doubt = "rings that are no whole numbers from 0"
         elif names == _KITTI and table.size % 5 == 0 and table.size >= 100:
@@ -118,6 +120,14 @@ def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> No
             f"scan {path} is not {' '.join(names)} as float32: it would have {doubt}",
             remedy="name its fields: --fields or scan_fields:=x,y,z,intensity,ring",
         )
+
+
+def _takes_turns(flags: Array) -> bool:
+    """Whether a flag never holds in every k-th place and often in others: then a point is longer by so much."""
+    if len(flags) < 64:
+        return False
+    shares = [flags[phase::count].mean() for count in (2, 3, 4) for phase in range(count)]
+    return min(shares) == 0 and max(shares) > 0.2
 
 
 def _rings(column: Array) -> bool:
