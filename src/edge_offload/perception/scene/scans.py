@@ -127,7 +127,7 @@ def _takes_turns(flags: Array) -> bool:
     if len(flags) < 64:
         return False
     shares = [flags[phase::count].mean() for count in (2, 3, 4) for phase in range(count)]
-    return min(shares) == 0 and max(shares) > 0.2
+    return bool(min(shares) == 0 and max(shares) > 0.2)
 
 
 def _rings(column: Array) -> bool:
