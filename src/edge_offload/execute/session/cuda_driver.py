@@ -52,6 +52,18 @@ class Driver(Protocol):
         """Bytes that the process has taken from the GPU."""
 
 
+class CudaGraph:
+    """A captured graph, and the pool that its memory is of."""
+
+    def __init__(self, graph: Any, pool: Any) -> None:
+        self._graph = graph
+        self.pool = pool
+
+    def replay(self) -> None:
+        """See :class:`Replayable`."""
+        self._graph.replay()
+
+
 class CudaDriver:
     """See :class:`Driver`.
 
@@ -64,10 +76,10 @@ class CudaDriver:
         self._device = device
         self._cuda = cuda
         self._stream = cuda.Stream(device)
-        self._graphs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # and their pools
+        self._graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
         self._lost: Set[Any] = set()  # pools in which a capture failed
 
-    def capture(self, launch: Callable[[], None]) -> Any:
+    def capture(self, launch: Callable[[], None]) -> CudaGraph:
         """See :class:`Driver`. Graphs share one pool of memory: they run one after another, and keep nothing."""
         cuda = self._cuda
         graph = cuda.CUDAGraph()
@@ -85,12 +97,13 @@ class CudaDriver:
             except RuntimeError as error:
                 self._abandon(graph, pool)
                 raise NoGraph(str(error)) from error
-        self._graphs[graph] = pool
-        return graph
+        captured = CudaGraph(graph, pool)
+        self._graphs.add(captured)
+        return captured
 
     def _pool(self) -> Any:
         """The pool of the graphs that there are. Torch drops a pool with its last graph, and refuses it after that."""
-        usable = [pool for pool in self._graphs.values() if pool not in self._lost]
+        usable = [graph.pool for graph in self._graphs if graph.pool not in self._lost]
         return usable[0] if usable else self._cuda.graph_pool_handle()
 
     def _abandon(self, graph: Any, pool: Any) -> None:
