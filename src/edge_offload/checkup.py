@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterator, List, Optional, Tuple
 
+from edge_offload import places
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.native import recipe
 from edge_offload.native.libraries import GROUPS, NODES
@@ -195,19 +196,21 @@ def _keys(directory: Optional[str]) -> Iterator[Finding]:
         else:
             made = "made on first use, good for loopback only" if pair.automatic else "made on purpose"
             yield Finding(OK, f"{role} key", f"{pair.public} ({made})")
-    if store.directory.exists() and stat.S_IMODE(store.directory.stat().st_mode) & 0o077:
+    if os.path.exists(store.directory) and stat.S_IMODE(store.directory.stat().st_mode) & 0o077:
         yield Finding(WARN, "key directory", f"others can read {store.directory}", f"chmod -R go= {store.directory}")
     yield Finding(OK, "allow-list", f"{len(store.clients())} robots, {len(store.servers())} servers known")
 
 
 def _cache() -> Iterator[Finding]:
-    from edge_offload.models import cache
-
-    directory = cache.cache_dir()
-    place = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+    try:
+        directory = places.cache_folder()
+    except EdgeOffloadError as error:
+        yield Finding(MISSING, "cache", error.cause, error.remedy)
+        return
+    place = next(folder for folder in (directory, *directory.absolute().parents) if os.path.exists(folder))
     free = shutil.disk_usage(place).free
     if not os.access(place, os.W_OK):
-        remedy = "set EDGE_OFFLOAD_CACHE to a directory of yours"
+        remedy = f"set {places.CACHE} to a directory of yours"
         yield Finding(MISSING, "cache", f"{place} cannot be written", remedy)
     elif free < 1 << 30:
         yield Finding(WARN, "cache", f"{directory}: {free / 1e9:.1f} GB free", "make room for weights and builds")

@@ -7,6 +7,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
+from edge_offload import places
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
@@ -21,7 +22,7 @@ def scan_files(path: str) -> List[pathlib.Path]:
     Raises:
         BadInput: there are none.
     """
-    place = pathlib.Path(path).expanduser()
+    place = places.expand(path)
     if place.is_file():
         return [place]
     if not place.is_dir():
