@@ -8,17 +8,17 @@ import platform
 import shutil
 import stat
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from typing import Callable, Iterator, List, Optional, Tuple
 
-from edge_offload import places
+from edge_offload import places, requirements
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.native import recipe
 from edge_offload.native.libraries import GROUPS, NODES
 
 OK, WARN, MISSING = "ok", "warn", "missing"
-PACKAGES = ("numpy", "scipy", "pyzmq", "msgpack", "safetensors", "jsonschema", "lz4", "zstandard", "psutil")
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,12 @@ def _torch() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    absent = []
-    for name in PACKAGES:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
-    if absent:
-        yield Finding(MISSING, "packages", f"not installed: {', '.join(absent)}", "pip install edge_offload")
-    else:
-        yield Finding(OK, "packages", "all that the library needs")
+    wrong = requirements.unmet()
+    if not wrong:
+        yield Finding(OK, "packages", "all that the library needs, in versions that fit")
+        return
+    wanted = " ".join(f"'{one.name}{one.bounds}'" for one in wrong)
+    yield Finding(MISSING, "packages", ", ".join(map(str, wrong)), f"{sys.executable} -m pip install {wanted}")
 
 
 def _devices() -> Iterator[Finding]:
@@ -175,6 +171,11 @@ def _ros() -> Iterator[Finding]:
         except ImportError as error:
             yield Finding(WARN, "ROS", f"{module} cannot be imported: {error}", remedy)
             return
+    numpy = importlib.metadata.version("numpy")
+    if not requirements.meets(numpy, "<2"):
+        detail = f"numpy {numpy} is installed, and the distribution's cv_bridge is built for numpy 1"
+        yield Finding(WARN, "ROS", detail, f"{sys.executable} -m pip install 'numpy<2'")
+        return
     yield Finding(OK, "ROS", f"rospy is there {os.environ.get('ROS_DISTRO', '')}".strip())
 
 

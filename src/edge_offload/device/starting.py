@@ -48,7 +48,7 @@ def python_arguments(program: Sequence[str]) -> Optional[List[str]]:
 
 
 def ignoring_option(arguments: Sequence[str]) -> str:
-    """The option, such as ``-E``, by which Python with these arguments runs no ``sitecustomize`` of ours; or nothing."""
+    """The option, such as ``-E``, by which Python with these arguments never runs ``sitecustomize``; or nothing."""
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         option = rest.pop(0)
