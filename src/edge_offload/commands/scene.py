@@ -15,7 +15,7 @@ import argparse
 import atexit
 from typing import TYPE_CHECKING, Any, Sequence
 
-from edge_offload import beside, subcommands
+from edge_offload import beside, places, subcommands
 from edge_offload.outputs import add_output, write_bytes, write_each
 from edge_offload.subcommands import signed, some
 
@@ -159,13 +159,12 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    import pathlib
 
     import numpy as np
 
     from edge_offload.models.scenes.samples import pair
 
-    folder = pathlib.Path(args.out).expanduser()
+    folder = places.expand(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(args.first, args.first + args.count):
         made = pair(number, args.held_out)

@@ -7,6 +7,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload import places
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.perception.scene.returns import only_returns
@@ -29,7 +30,7 @@ def scan_files(path: str) -> List[pathlib.Path]:
     Raises:
         BadInput: there are none.
     """
-    place = pathlib.Path(path).expanduser()
+    place = places.expand(path)
     if place.is_file():
         return [place]
     if not place.is_dir():
