@@ -63,7 +63,7 @@ def networks(frames: int, keep: Callable[[List[Dict[str, Any]]], None]) -> List[
     rows = []
     with Pool(store_mb=256) as pool:
         for gpu, count in GPUS.items():
-            pool.join(gpu, "--gpus", str(count))
+            pool.join(gpu, "--gpus", str(count), "--device", "cpu")
         for kind in KINDS:
             row = _run(pool, kind, max(1, round(kind.share * frames)))
             print(
@@ -124,7 +124,7 @@ def _inputs(kind: Kind, frames: int) -> Iterator[Tuple[torch.Tensor, Any]]:
 def _profile(pool: Pool, model: str, spec: str) -> float:
     """Measure here, and say so of two classes; the deadline."""
     command = ["pool", "profile", model, "--input", spec, "--batches", "1", "--blocks", "9", "--class", "L4"]
-    with Process(edge_offload(*command, "--out", str(pool.profiles))) as measured:
+    with Process(edge_offload(*command, "--device", "cpu", "--out", str(pool.profiles))) as measured:
         measured.wait_line("", START_S)
         if measured.end(START_S):
             raise RemoteError(f"{model} was not profiled: {measured.said()[-300:]}")

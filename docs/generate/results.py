@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any, Callable, Dict, List, Mapping
 
-from generate import corpus, faults, fleets, frames
+from generate import corpus, faults, fleets, frames, gpu
 from generate.tables import Column
 from generate.tables import cell as _cell
 from generate.tables import exponent as _exponent
@@ -526,4 +526,5 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "programs_loopback": corpus.over_a_link,
     "pool": fleets.pool,
     "fleet": fleets.fleet,
+    "gpu": gpu.gpu,
 }

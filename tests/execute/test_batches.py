@@ -9,8 +9,11 @@ import torch
 from torch import nn
 
 from edge_offload.execute.batches import CLOSE, BatchExecutor
+from edge_offload.execute.engines.base import EXACT, Direct
+from edge_offload.execute.engines.seat import Seat
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.models.registry import build_module
+from tests.execute.emulated_graphs import EmulatedDriver
 
 
 def frames_of(count: int, *shape: int, seed: int = 0):
@@ -97,3 +100,59 @@ def test_one_frame_alone_is_the_executors_own_run() -> None:
     alone = BatchExecutor(executor).run([frame])[0]
     assert all(torch.equal(a, b) for a, b in zip(alone.outputs, executor.run(frame).outputs))
     assert alone.engine == "eager"
+
+
+class OnGraphs(Direct):
+    """CUDA graphs, emulated on a CPU."""
+
+    name, accuracy, distributions, device = "graphs", EXACT, ("torch",), "cpu"
+
+    def capture(self, run, inputs):
+        return EmulatedEngine(run, inputs)
+
+
+class EmulatedEngine:
+    def __init__(self, run, inputs):
+        self._inputs = [one.clone() for one in inputs]
+        self._outputs = []
+        self._graph = EmulatedDriver().capture(lambda: self._outputs.extend(run(self._inputs)))
+
+    def run(self, inputs):
+        with torch.inference_mode():
+            for mine, given in zip(self._inputs, inputs):
+                mine.copy_(given)
+            self._graph.replay()
+            return [one.clone() for one in self._outputs]
+
+
+@pytest.mark.parametrize("name", ["kapao_vtest", "own"])
+def test_prepared_batches_are_graphs_with_the_bits_of_torch(name: str) -> None:
+    torch.manual_seed(0)
+    executor = ModuleExecutor(Own() if name == "own" else build_module(name))
+    eager = BatchExecutor(executor)
+    executor._seat = Seat(executor.module, lambda inputs: (), OnGraphs())
+    batches = BatchExecutor(executor)
+    for size in (2, 3):
+        for seed in range(3):
+            frames = frames_of(size, 3, 64, 64, seed=10 * size + seed)
+            if name == "own":
+                frames = [[*frame, torch.full((1,), 0.5 + n + seed)] for n, frame in enumerate(frames)]
+            if not seed:
+                batches.prepare(frames)
+            for want, found in zip(eager.run(frames), batches.run(frames)):
+                assert found.engine.startswith("graphs ")
+                assert found.engine.endswith(f" batch {size}")
+                assert all(torch.equal(a, b) for a, b in zip(want.outputs, found.outputs))
+
+
+def test_a_batch_that_cannot_be_captured_is_computed_by_torch() -> None:
+    class Refusing(OnGraphs):
+        def capture(self, run, inputs):
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    executor = ModuleExecutor(Own())
+    executor._seat = Seat(executor.module, lambda inputs: (), Refusing())
+    batches = BatchExecutor(executor)
+    frames = [[*frame, torch.ones(1)] for frame in frames_of(2, 3, 20, 24)]
+    batches.prepare(frames)
+    assert [one.engine for one in batches.run(frames)] == ["eager batch 2"] * 2

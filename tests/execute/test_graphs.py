@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence
 import pytest
 import torch
 
-from edge_offload.execute.session.cuda_driver import Captures
+from edge_offload.execute.session.cuda_driver import Captures, NoGraph
 from edge_offload.execute.session.graphs import EAGER_RUNS, MAX_CAPTURES, TRIALS
 from edge_offload.execute.session.native_runner import library
 from edge_offload.native import libraries
@@ -197,7 +197,7 @@ def test_a_graph_that_differs_is_not_used(capfd: pytest.CaptureFixture[str]) -> 
     class Wrong(EmulatedGraph):
         def replay(self) -> None:
             super().replay()
-            self._calls[-1][1][0].neg_()  # what is copied to the host
+            self._calls[-1][3][0].neg_()  # what is copied to the host
 
     graphs = Graphs()
     graphs.driver.graph = Wrong
@@ -265,3 +265,18 @@ def test_programs_print_the_same_bits_with_graphs(tmp_path: pathlib.Path) -> Non
     facts = json.loads(counts.read_text())
     assert facts["replayed"] > 50, facts
     assert not [text for text in facts["refused"] if "compared with its calls" in text]
+
+
+def test_a_step_of_which_cuda_makes_no_graph_is_tried_once(capfd: pytest.CaptureFixture[str]) -> None:
+    def make_none(calls: Any) -> Any:
+        raise NoGraph("CUDA error: operation failed due to a previous error during capture")
+
+    graphs = Graphs()
+    graphs.driver.graph = make_none
+    graphs.device.weight(1, *WEIGHT)
+    graphs.device.define(0, *NETWORK)
+    for turn in range(12):
+        x = [turn - 2.0, turn * 0.3, -turn, 7]
+        assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
+    assert not graphs.captures.captured
+    assert capfd.readouterr().err.count("previous error during capture") == 1

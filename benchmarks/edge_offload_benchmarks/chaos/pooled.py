@@ -85,7 +85,7 @@ class PooledRig(Rig):
             self.wrong = self.pool.root / WRONG
             path = os.pathsep.join(filter(None, [str(sabotage), os.environ.get("PYTHONPATH", "")]))
             spoilt = {"PYTHONPATH": path, "EDGE_OFFLOAD_CHAOS_WRONG": str(self.wrong)}
-            count = ["--gpus", str(self.gpus)]
+            count = ["--gpus", str(self.gpus), "--device", "cpu"]
             self.pool.join("L4", *count, wait=False)
             prefix = self._link.prefix if self._link else []
             keys = self._own_keys() if self._link else None
@@ -122,7 +122,8 @@ class PooledRig(Rig):
 
     def _profile(self) -> None:
         command = ["pool", "profile", MODEL, "--input", f"uint8[3,{SIZE},{SIZE}]", "--batches", "1", "--blocks", "4"]
-        with Process(edge_offload(*command, "--class", "L4", "--out", str(self.pool.profiles))) as measured:
+        command += ["--class", "L4", "--device", "cpu", "--out", str(self.pool.profiles)]
+        with Process(edge_offload(*command)) as measured:
             measured.wait_line("", 60.0)
             measured.end(60.0)
         network = profile.load(self.pool.profiles)[MODEL]

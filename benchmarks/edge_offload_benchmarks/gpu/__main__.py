@@ -40,7 +40,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "$EDGE_OFFLOAD_GPU_PYTHON, else an environment that is made in the user's cache)",
     )
     run = commands.add_parser("run", help="run phases on this machine")
-    run.add_argument("phases", nargs="*", metavar="PHASE", help="as listed below; A+B runs both at once")
+    hint = "phases in order; A+B runs two at once, A:60 gives one 60 s at most"
+    run.add_argument("phases", nargs="*", metavar="PHASE", help=hint)
     run.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     run.add_argument("--limit", type=float, default=390.0, metavar="SECONDS", help="for all phases (default: 390)")
     run.add_argument("--out", type=pathlib.Path, help="for what comes back (default: $OUT, else runs/gpu)")

@@ -19,7 +19,7 @@ from edge_offload_benchmarks.gpu.settings import Settings
 from edge_offload_benchmarks.gpu.table import PHASES, entry_of, members
 
 #: Files besides results.json and log.txt that come back, if a phase wrote them.
-EXTRA = ("conformance.jsonl", "shapes.json", "tests.txt")
+EXTRA = ("conformance.jsonl", "shapes_counts.json", "tests.txt")
 #: Bytes of the log that come back, and seconds between two deliveries while a phase runs.
 LOG_BYTES = 8 << 20
 DELIVER_S = 5.0
@@ -176,4 +176,10 @@ def _status(code: Optional[int], late: bool) -> str:
 
 def unknown(names: Sequence[str]) -> List[str]:
     """Names that are no phases."""
-    return [one for name in names for one in name.split("+") if one not in PHASES]
+    found = []
+    for several in names:
+        try:
+            entry_of(several)
+        except (KeyError, ValueError):
+            found.append(several)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
 
@@ -41,7 +41,7 @@ PHASES: Dict[str, Entry] = {
     "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
-    "shapes": Entry(150, 200, "operators whose shapes a client works out as the device does"),
+    "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
 }
 
@@ -50,14 +50,24 @@ DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches"
 TINY_DEFAULT = ("install", "facts+native+doctor", "correct", "speed+batches+faults")
 
 
-def members(name: str) -> Tuple[str, ...]:
-    """The phases that have files: a phase's parts, or itself; of phases that ``+`` joins, all of theirs."""
-    return tuple(part for one in name.split("+") for part in PHASES[one].parts or (one,))
-
-
 def entry_of(name: str) -> Entry:
-    """The phase, or one that runs all phases at once that ``+`` joins."""
-    every = [PHASES[one] for one in name.split("+")]
-    if len(every) == 1:
-        return every[0]
-    return Entry(max(one.seconds for one in every), max(one.tiny_s for one in every), "all at once", members(name))
+    """The entry of a phase, or of phases that run at once: names joined by ``+``; ``:90`` behind them: 90 s at most.
+
+    Raises:
+        KeyError: there is no such phase.
+        ValueError: what stands behind a colon is no number.
+    """
+    name, colon, most = name.partition(":")
+    if colon:
+        entry = entry_of(name)
+        return replace(entry, seconds=min(entry.seconds, float(most)), parts=members(name))
+    if "+" not in name:
+        return PHASES[name]
+    parts = tuple(part for one in name.split("+") for part in members(one))
+    seconds, tiny_s = (max(getattr(PHASES[part], field) for part in parts) for field in ("seconds", "tiny_s"))
+    return Entry(seconds, tiny_s, "at once", parts)
+
+
+def members(name: str) -> Tuple[str, ...]:
+    """The phases that have files: a phase's parts, or itself."""
+    return entry_of(name).parts or (name,)

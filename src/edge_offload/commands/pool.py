@@ -29,6 +29,7 @@ import math
 import pathlib
 import sys
 import threading
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from edge_offload.errors import BadInput
@@ -79,6 +80,9 @@ def _add_members(kinds: Any) -> None:
     join.add_argument("address", metavar="ADDRESS", help="HOST:PORT that 'edge-offload pool head' printed")
     join.add_argument("--class", dest="gpu", required=True, metavar="CLASS", help="as profiles call these GPUs: P4")
     join.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (1)")
+    _add_device(join, True)
+    join.add_argument("--share-gpu", action="store_true",
+                      help="members may share a GPU without CUDA MPS: they take turns, for tests")  # fmt: skip
     join.add_argument("--emulated", default="", metavar="DIR",
                       help="emulate them: take the times of this folder of profiles, compute nothing")  # fmt: skip
     join.add_argument("--times", type=float, default=1.0, metavar="X", help="emulated: so many times as long (1)")
@@ -90,6 +94,24 @@ def _add_members(kinds: Any) -> None:
         each.add_argument("--store-mb", type=int, default=256, metavar="MB", help="of shared memory for tensors (256)")
     for each in (head, join, status):
         each.add_argument("--pool-keys", default="", metavar="DIR", help="folder with the pool's token (the user's)")
+
+
+def _add_device(parser: argparse.ArgumentParser, members: bool = False) -> None:
+    cuda = "cuda (a GPU for each member)" if members else "cuda"
+    parser.add_argument("--device", default="auto", metavar="DEVICE",
+                        help=f"what computes: auto (a GPU if there is one), cpu, {cuda} or cuda:n (auto)")  # fmt: skip
+
+
+def _claims(args: argparse.Namespace) -> Any:
+    """The devices of the members that join here, as taken.
+
+    Raises:
+        BadInput, Unsupported: no such devices, or others have them.
+    """
+    from edge_offload.server.pool import accelerators
+
+    found = accelerators.survey(args.device)
+    return accelerators.Claims(found, args.gpus, args.share_gpu or accelerators.mps_runs())
 
 
 def _member(args: argparse.Namespace) -> int:
@@ -122,7 +144,12 @@ def _member(args: argparse.Namespace) -> int:
             known = profile.load(pathlib.Path(args.emulated))
             if not any(args.gpu in network.latency_s for network in known.values()):
                 raise BadInput(f"{args.emulated} has no class {args.gpu}")
-        machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
+            machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
+        else:
+            claims = _claims(args)  # until this process ends
+            machine = cluster.Machine(
+                args.gpu, args.gpus, "", 1.0, args.store_mb, tuple(claims.names), claims.label, claims.shares
+            )
         begin = functools.partial(cluster.start_member, args.address, machine, folder)
         started = begin()
         try:
@@ -130,7 +157,9 @@ def _member(args: argparse.Namespace) -> int:
         except BaseException:
             started.close()
             raise
-        kind = f"emulated {args.gpu}, {args.times:g} times as long" if args.emulated else args.gpu
+        kind = (
+            f"emulated {args.gpu}, {args.times:g} times as long" if args.emulated else f"{args.gpu} on {machine.label}"
+        )
         print(f"joined {args.address} with {args.gpus} {kind} pid {started.pid}", flush=True)
     try:
         while not stop.is_set():
@@ -167,9 +196,10 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"nodes": [vars(node) for node in nodes], "servers": fronts}, indent=1))
         return 0
+    problems = {of["id"]: of["problem"] for front in fronts for of in front.get("nodes", ()) if of["problem"]}
     for node in nodes:
-        kind = f"emulated, {node.times:g} times as long" if node.times else "computes"
-        print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or kind}")
+        kind = f"emulated, {node.times:g} times as long" if node.times else f"computes on {node.device}"
+        print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or problems.get(node.name[:8]) or kind}")
     for front in fronts:
         print("\n".join(_front(front)))
     print(f"{len(nodes)} members, {len(fronts)} servers")
@@ -218,6 +248,7 @@ def _add_profile(profile: argparse.ArgumentParser) -> None:
     profile.add_argument(
         "--blocks", type=int, default=10, metavar="N", help="blocks of a model that was not cut yet (10)"
     )
+    _add_device(profile)
     profile.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads, as members have (1)")
     profile.add_argument("--out", required=True, metavar="DIR", help="folder of profiles; what it has of others stays")
 
@@ -225,29 +256,34 @@ def _add_profile(profile: argparse.ArgumentParser) -> None:
 def _profile(args: argparse.Namespace) -> int:
     import torch
 
+    from edge_offload.execute import devices
     from edge_offload.models import registry
-    from edge_offload.server.pool import profile, stages
+    from edge_offload.server.pool import accelerators, measuring, profile, stages
     from edge_offload.subcommands import options
 
     if not 1 <= args.batches <= stages.MAX_BATCH or not 1 <= args.blocks <= 100 or args.threads < 1:
         raise BadInput(f"--batches is 1 to {stages.MAX_BATCH}, --blocks 1 to 100, --threads at least 1")
+    device = devices.settle(devices.pick(args.device))
+    devices.select(device)
     torch.set_num_threads(args.threads)
     given = dict(options(args.option, form="NAME=VALUE"))
     module = registry.build_module(args.model, **given)
-    network = stages.BatchedNetwork(module, stages.inputs_of(args.input))
+    network = stages.BatchedNetwork(module, stages.inputs_of(args.input), device)
     folder = pathlib.Path(args.out)
     models = stages.load_models(folder) if (folder / stages.CUTS_FILE).exists() else {}
     known = profile.load(folder) if (folder / profile.LATENCIES).exists() else {}
     found, state_hash = models.get(args.model), registry.state_hash(module)
     if found is None or found.state_hash != state_hash or found.cuts.inputs != network.inputs:
         known.pop(args.model, None)
-        found = stages.Model(args.model, given, state_hash, stages.cut(network, args.blocks))
-    taken, crossing = stages.measure(network, found.cuts, args.batches, print)
+        found = stages.Model(args.model, given, state_hash, measuring.cut(network, args.blocks))
+    taken, crossing = measuring.measure(network, found.cuts, args.batches, print)
     latency_s = dict(known[args.model].latency_s) if args.model in known else {}
     latency_s[args.gpu] = {1: taken}
     profile.save(folder, {**known, args.model: profile.Network(args.model, latency_s, crossing)})
+    label = accelerators.label_of(args.device)
+    found = replace(found, devices={**found.devices, args.gpu: label})
     stages.save_models(folder, {**models, args.model: found})
-    print(f"{found.cuts.blocks} blocks of {args.model} on {args.gpu}: {folder}")
+    print(f"{found.cuts.blocks} blocks of {args.model} on {args.gpu} ({label}): {folder}")
     return 0
 
 

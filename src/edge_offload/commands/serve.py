@@ -40,9 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda; "
                         "emulated:TABLE.csv takes the time of a table (batch,latency_ms) and gives outputs of another "
                         "frame")  # fmt: skip
-    parser.add_argument("--engine", default="eager", metavar="ENGINE",
-                        help="what computes the models of mode server: eager (torch), auto, or a name from "
-                        "'edge-offload engines'; ENGINE,MODEL=ENGINE for single models (eager)")  # fmt: skip
+    parser.add_argument("--engine", default="exact", metavar="ENGINE",
+                        help="what computes the models of mode server: exact (torch's kernels, on a GPU as CUDA "
+                        "graphs), eager (torch, operator by operator), auto, or a name from 'edge-offload engines'; "
+                        "ENGINE,MODEL=ENGINE for single models (exact)")  # fmt: skip
     parser.add_argument("--engine-buffers", default="", choices=("", "torch", "pycuda"), metavar="WHO",
                         help="who allocates TensorRT's buffers: torch or pycuda (torch where it has CUDA)")  # fmt: skip
     parser.add_argument("--tf32", action="store_true",

@@ -2,8 +2,8 @@
 
 ``shapes-<release>.json`` has the operators of a release of torch for which that agreed with a CPU's kernels on samples
 of PyTorch's own tests, in which layouts of their operands, and how it is worked out: by the meta kernel, by a rule, or
-over the numbers among the arguments as well (``native/cpp/rules.h``). It is written by
-:mod:`edge_offload.device.conformance.shapes`.
+over the numbers among the arguments as well (``native/cpp/rules.h``). ``shapes-<release>-cuda.json`` has those that
+agreed with a GPU's kernels. Both are written by :mod:`edge_offload.device.conformance.shapes`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import functools
 import json
 import os
 import pathlib
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping
 
 from edge_offload.device import connect
 
 #: How results are worked out.
 HOW = ("meta", "rules", "numbers")
+#: Operators that a table has asked of the executor, though their meta kernels are generated.
+ASKED = "asked"
+#: Where the tables lie.
+FOLDER = pathlib.Path(__file__).parent
 #: Layouts of a call's operands: rows; at worst with channels last; dense in another order; with gaps; empty; complex.
 LAYOUTS = "rcdgex"
 
@@ -28,17 +32,37 @@ def trust(native: Any, remote: Any) -> None:
     It checks: an executor that finds otherwise raises before any result is used. The device also records operators as
     a GPU's kernels take them where ``remote`` computes on one.
     """
-    from edge_offload.execute.devices import ON_CPU
-
-    name = str(remote.facts.get("name", ""))
-    native.computed_by_gpu(bool(name) and not name.endswith(ON_CPU))
+    facts = remote.facts
+    on_gpu = bool(facts.get("name")) and not _on_cpu(facts)
+    native.computed_by_gpu(on_gpu)
     if connect.Settings.from_environment(os.environ).shapes == connect.ASK:
         native.trust([], [{}, {}, {}])
         return
-    computes_like_here = name.endswith(ON_CPU) and not getattr(remote, "torches", "")
-    found = sampled_shapes() if computes_like_here else {}
+    found = {} if getattr(remote, "torches", "") else sampled_for(facts)
     ways = [{name: layouts_of(letters) for name, letters in found.get(how, {}).items()} for how in HOW]
-    native.trust(operators_with_exact_shapes(), ways)
+    asked = set(found.get(ASKED, ()))
+    native.trust([name for name in operators_with_exact_shapes() if name not in asked], ways)
+
+
+def sampled_for(facts: Mapping[str, Any]) -> Dict[str, Any]:
+    """The table for what computes by ``facts``; nothing if there is none.
+
+    A table of a GPU holds for that compute capability alone if it names one: kernels differ between GPUs.
+    """
+    if not facts.get("name"):
+        return {}
+    if _on_cpu(facts):
+        return sampled_shapes()
+    found = sampled_shapes("-cuda")
+    if found.get("capability") in (None, [facts.get("major"), facts.get("minor")]):
+        return found
+    return {ASKED: found.get(ASKED, [])}
+
+
+def _on_cpu(facts: Mapping[str, Any]) -> bool:
+    from edge_offload.execute.devices import ON_CPU
+
+    return str(facts.get("name", "")).endswith(ON_CPU)
 
 
 def layouts_of(letters: str) -> int:
@@ -46,12 +70,16 @@ def layouts_of(letters: str) -> int:
     return sum(1 << LAYOUTS.index(letter) for letter in letters)
 
 
-def sampled_shapes() -> Dict[str, Any]:
-    """The file of this release of torch, by :data:`HOW`; nothing if it has none."""
+def sampled_shapes(kind: str = "") -> Dict[str, Any]:
+    """The table of this release of torch, by :data:`HOW`; nothing if it has none.
+
+    Args:
+        kind: empty for CPUs, ``-cuda`` for GPUs.
+    """
     import torch
 
     release = ".".join(torch.__version__.split(".")[:2])
-    path = pathlib.Path(__file__).with_name(f"shapes-{release}.json")
+    path = FOLDER / f"shapes-{release}{kind}.json"
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 

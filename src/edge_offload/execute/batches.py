@@ -6,15 +6,16 @@ on this machine before it is used.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
-from edge_offload.execute.engines.base import EAGER
+from edge_offload.execute.engines.base import EAGER, TOLERANCE, Engine, facts, mismatch
 from edge_offload.execute.module import (
     Divided,
     Execution,
@@ -24,11 +25,19 @@ from edge_offload.execute.module import (
     fetched,
     ordinary,
 )
+from edge_offload.execute.tensors import Specs, specs_of
 
 #: How far a batch may be from single frames, as a share of an output's largest value, and still be computed.
 CLOSE = 1e-5
 
+#: Sizes and shapes of batches that are CUDA graphs at once.
+MOST_GRAPHS = 16
+#: Seconds that the engine of single frames may take to be built, and frames on which it is then compared with torch.
+READY_S, TRIALS = 60.0, 2
+
 Tensors = Tuple[torch.Tensor, ...]
+Frames = Sequence[Sequence[torch.Tensor]]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,38 @@ class BatchExecutor:
         if isinstance(module, Divided):
             self._network, self._read_out = module.dense_part()
         self._batch: Optional[Callable[..., object]] = getattr(self._network, "batch", None)
+        self._graphs: Dict[Specs, Tuple[Engine, str]] = {}
 
-    def run(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Execution]:
+    def prepare(self, frames: Frames) -> None:
+        """Have batches like this one computed as they will be from now on: as a CUDA graph, where the engine is one.
+
+        It takes some runs, and the time of a capture.
+        """
+        if len(frames) == 1:
+            self._executor.run(frames[0])
+            self._executor.engine_ready(READY_S)
+            for _ in range(TRIALS):
+                self._executor.run(frames[0])
+            return
+        self.run(frames)
+        backend = self._executor.graphs
+        stacked = self._stacked([[canonical_input(one).to(self._executor.device) for one in frame] for frame in frames])
+        specs = specs_of(stacked)
+        if backend is None or specs in self._graphs or len(self._graphs) >= MOST_GRAPHS:
+            return
+        with torch.inference_mode():
+            want = self._batched(stacked)
+            try:
+                engine = backend.capture(self._batched, stacked)
+                wrong = mismatch(want, engine.run(stacked), TOLERANCE[backend.accuracy])
+            except Exception as error:
+                wrong = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        if wrong:
+            _log.info("batches of %d are computed without a CUDA graph: %s", len(frames), wrong)
+        else:
+            self._graphs[specs] = engine, str(facts(backend))
+
+    def run(self, frames: Frames) -> List[Execution]:
         """One inference for each frame; all have the time of the batch.
 
         Args:
@@ -83,11 +122,14 @@ class BatchExecutor:
             canonical = [[canonical_input(tensor) for tensor in frame] for frame in frames]
             started = time.monotonic()
             moved = [[tensor.to(device) for tensor in frame] for frame in canonical]
-            outputs = [fetched(self._read_out(*dense)) for dense in self._dense(moved)]
+            stacked = self._stacked(moved)
+            graph, engine = self._graphs.get(specs_of(stacked), (None, EAGER)) if self._graphs else (None, EAGER)
+            together = self._batched(stacked) if graph is None else graph.run(stacked)
+            outputs = [fetched(self._read_out(*dense)) for dense in self._apart(together, len(frames))]
             elapsed = time.monotonic() - started
-        return [Execution(ordinary(one), elapsed, f"{EAGER} batch {len(frames)}") for one in outputs]
+        return [Execution(ordinary(one), elapsed, f"{engine} batch {len(frames)}") for one in outputs]
 
-    def judge(self, frames: Sequence[Sequence[torch.Tensor]]) -> Verdict:
+    def judge(self, frames: Frames) -> Verdict:
         """Compare a batch of these frames with each of them alone, by the dense part's outputs."""
         size = len(frames)
         device = self._executor.device
@@ -95,7 +137,7 @@ class BatchExecutor:
             with torch.inference_mode():
                 moved = [[canonical_input(tensor).to(device) for tensor in frame] for frame in frames]
                 alone = [as_tensors(self._network(*frame)) for frame in moved]
-                together = self._dense(moved)
+                together = self._apart(self._batched(self._stacked(moved)), size)
         except Exception as error:
             return Verdict(size, False, float("nan"), f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         equal, worst = True, 0.0
@@ -113,12 +155,21 @@ class BatchExecutor:
         reason = f"a batch is {worst:.1e} of the largest value from single frames, more than {CLOSE:.0e}" if far else ""
         return Verdict(size, equal, worst, reason)
 
-    def _dense(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Tensors]:
-        stacked = [torch.stack(list(column)) for column in zip(*frames)]
+    @staticmethod
+    def _stacked(frames: Frames) -> List[torch.Tensor]:
+        """Inputs of all frames, input by input, with one more dimension in front."""
+        return [torch.stack(list(column)) for column in zip(*frames)]
+
+    def _batched(self, stacked: Sequence[torch.Tensor]) -> Tensors:
+        """Outputs of the dense part for stacked inputs."""
         if self._batch is not None:
-            outputs = as_tensors(self._batch(*stacked))
-            if any(len(tensor) != len(frames) for tensor in outputs):
-                raise Unsupported(f"the network does not keep its {len(frames)} frames apart")
-            return [tuple(tensor[at : at + 1] for tensor in outputs) for at in range(len(frames))]
-        outputs = as_tensors(torch.vmap(self._network)(*stacked))
-        return [tuple(tensor[at] for tensor in outputs) for at in range(len(frames))]
+            return as_tensors(self._batch(*stacked))
+        return as_tensors(torch.vmap(self._network)(*stacked))
+
+    def _apart(self, outputs: Sequence[torch.Tensor], size: int) -> List[Tensors]:
+        """Outputs frame by frame."""
+        if self._batch is None:
+            return [tuple(tensor[at] for tensor in outputs) for at in range(size)]
+        if any(len(tensor) != size for tensor in outputs):
+            raise Unsupported(f"the network does not keep its {size} frames apart")
+        return [tuple(tensor[at : at + 1] for tensor in outputs) for at in range(size)]

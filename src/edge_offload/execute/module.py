@@ -26,7 +26,17 @@ from torch import nn
 
 from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
 from edge_offload.execute.devices import failures, settle
-from edge_offload.execute.engines.base import CPU, CUDA, EAGER, ENGINE, Direct, full_float32, stated
+from edge_offload.execute.engines.base import (
+    AUTO,
+    CPU,
+    CUDA,
+    EAGER,
+    ENGINE,
+    FASTEST_EXACT,
+    Direct,
+    full_float32,
+    stated,
+)
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.memory import flat_bytes
 
@@ -186,6 +196,12 @@ class ModuleExecutor:
             return why, True
         return (self._unseated or EAGER, bool(self._unseated)) if self._seat is None else self._seat.state()
 
+    @property
+    def graphs(self) -> Optional[Direct]:
+        """What captures networks as CUDA graphs, where that is the engine; None: another engine, or torch."""
+        backend = None if self._seat is None else self._seat.backend
+        return backend if isinstance(backend, Direct) else None
+
     def engine_ready(self, timeout_s: float) -> bool:
         """Whether engines that were being built are built or given up within ``timeout_s`` (seconds)."""
         return self._seat is None or self._seat.wait(timeout_s)
@@ -206,22 +222,24 @@ class ModuleExecutor:
             _log.warning("%s; torch computes", error)
             return
         if backend is None:
-            none = not any(one.present for one in table.engines()[1:])
+            none = name == AUTO and not any(one.present for one in table.engines()[1:])
             self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else ""
         elif self.device.type == CUDA and backend.device == CPU:
             self._unseated = f"{EAGER}: engine {backend.name} computes on the CPU, and this device is {self.device}"
+        elif self.device.index and name == FASTEST_EXACT:
+            _log.info("engine %s computes on the first GPU alone: torch computes on %s", backend.name, self.device)
         elif self.device.index and backend.device == CUDA:
             self._unseated = f"{EAGER}: engine {backend.name} computes on the first GPU, and this is {self.device}"
         elif self.device.type == CPU and isinstance(backend, Direct):
             self._unseated = f"{EAGER}: engine {backend.name} is for device cuda, and this one is {self.device}"
         else:
-            if self.device.type == CUDA:
-                # an engine is compared with torch, which has 10 bits of mantissa in convolutions unless it is told
-                full_float32()
+            if self.device.type == CUDA and not isinstance(backend, Direct):
+                full_float32()  # such an engine is compared with torch
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
                 network, self._read_out = self.placed.dense_part()
-            self._seat = Seat(network, lambda inputs: as_tensors(network(*inputs)), backend)
+            named = name != FASTEST_EXACT
+            self._seat = Seat(network, lambda inputs: as_tensors(network(*inputs)), backend, named=named)
 
 
 class Spare:

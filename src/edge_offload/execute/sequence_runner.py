@@ -84,7 +84,7 @@ class SequenceRunner:
         for number, digest in sequence.constants.items():
             if digest not in constants:
                 raise BadInput(f"constant {digest[:12]} of value {number} is missing", remedy="load it first")
-            self._constants[number] = _laid_out(constants[digest], sequence.values[number], device)
+            self._constants[number] = laid_out(constants[digest], sequence.values[number], device)
         self._free = free_after(sequence)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Values:
@@ -146,8 +146,14 @@ def _fitting(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     return tensor
 
 
-def _laid_out(tensor: torch.Tensor, value: Value, device: str) -> torch.Tensor:
-    """A weight with the recorded strides: the memory layout decides which kernel runs, and so the last bits."""
+def laid_out(tensor: torch.Tensor, value: Value, device: str) -> torch.Tensor:
+    """A weight on ``device`` with the recorded strides: they decide which kernel runs, and so the last bits.
+
+    It is not copied where it lies so already.
+
+    Raises:
+        BadInput: another dtype or shape than the value's.
+    """
     tensor = _fitting(tensor, value).to(device)
     if value.strides is None:
         return tensor.contiguous()

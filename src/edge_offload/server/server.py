@@ -14,7 +14,7 @@ from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, Unsupp
 from edge_offload.execute import devices
 from edge_offload.execute.emulated import EMULATED, Emulation
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import CUDA, EAGER, ENGINE, facts, full_float32, stated
+from edge_offload.execute.engines.base import CUDA, EAGER, ENGINE, FASTEST_EXACT, facts, full_float32, stated
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
@@ -92,7 +92,7 @@ class OffloadServer:
         bind: str = "tcp://127.0.0.1:0",
         *,
         device: str = devices.AUTO,
-        engine: str = EAGER,
+        engine: str = FASTEST_EXACT,
         threads: Optional[int] = None,
         cores: Optional[Iterable[int]] = None,
         allow: Iterable[str] = (),

@@ -23,7 +23,7 @@ def test_every_engine_is_listed_with_what_to_install(capsys):
     [
         (["check"], "no model to check; edge-offload engines check kapao_vtest"),
         (["list", "movenet"], "'list' takes no model"),
-        (["check", "movenet", "--engine", "fast"], "no engine 'fast'; use one of: eager, auto, onnxruntime, "),
+        (["check", "movenet", "--engine", "fast"], "no engine 'fast'; use one of: eager, auto, exact, onnxruntime, "),
         (["build", "nothing"], "nothing"),
     ],
 )

@@ -17,6 +17,7 @@ from edge_offload.execute.engines import onnx_runtime, shared_library, table
 from edge_offload.execute.engines.base import CLOSE, CUDA, EXACT, REDUCED, Built, driver_release, stated, version
 from edge_offload.execute.engines.cuda_graph import CudaGraph, CudaGraphEngine
 from edge_offload.execute.engines.export import export
+from edge_offload.execute.engines.seat import Seat
 from edge_offload.execute.engines.tensor_rt import TensorRT
 from edge_offload.execute.module import ModuleExecutor
 from tests.execute.engines import graph_stand_in
@@ -41,6 +42,30 @@ def test_auto_is_an_engine_where_torch_computes_and_never_one_of_fewer_bits(monk
     monkeypatch.setattr(table, "BACKENDS", tuple(kinds))
     monkeypatch.setattr(table, "_exporter", lambda: True)
     assert [table.pick("auto", device).name for device in ("cpu", "cuda")] == ["cpu close", "cuda close"]
+
+
+def test_exact_is_torch_on_a_cpu_and_its_graphs_on_a_gpu(monkeypatch):
+    assert table.pick("exact", "cpu") is None
+    assert table.pick("exact", "cuda") is None, "there is no GPU here"
+    monkeypatch.setattr(CudaGraph, "lacks", lambda self: "")
+    assert isinstance(table.pick("exact", "cuda"), CudaGraph)
+    assert stated(table.pick("exact", "cuda")) == "", "it has torch's bits"
+    assert [table.chosen("movenet=auto", name, "exact") for name in ("movenet", "kapao")] == ["auto", "exact"]
+    assert table.chosen("eager", "kapao", "exact") == "eager"
+
+
+def test_nobody_is_told_where_torch_computes_in_place_of_an_engine_that_was_not_named():
+    class Refusing(CudaGraph):
+        def capture(self, run, inputs):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    for named in (True, False):
+        seat = Seat(Doubling(), lambda inputs: (inputs[0] * 2,), Refusing(), named=named)
+        seat.run([torch.arange(4.0)])
+        assert seat.wait(60.0)
+        words, amber = seat.state()
+        assert "cannot be captured" in words
+        assert amber is named
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_few_shapes_have_an_engine_each_and_further_ones_none(stand_in):
 
 
 def test_what_is_asked_for_must_exist():
-    with pytest.raises(BadInput, match="no engine 'speed'; use one of: eager, auto, onnxruntime, openvino, "):
+    with pytest.raises(BadInput, match="no engine 'speed'; use one of: eager, auto, exact, onnxruntime, openvino, "):
         ModuleExecutor(Doubling(), engine="speed")
 
 

@@ -29,7 +29,7 @@ def test_an_engine_is_asked_for_all_models_or_for_single_ones():
 
 @pytest.mark.parametrize("spec", ["speed", "auto,movenet=speed", "movenet="])
 def test_what_is_asked_for_must_exist(spec):
-    with pytest.raises(BadInput, match=r"no engine '.*'; use one of: eager, auto, onnxruntime, openvino"):
+    with pytest.raises(BadInput, match=r"no engine '.*'; use one of: eager, auto, exact, onnxruntime, openvino"):
         table.chosen(spec, "resnet50")
 
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Sequence
 
 import numpy as np
 import psutil
@@ -325,17 +325,17 @@ class Cluster:
         head = ["head", "--host", host, "--port", self.address.split(":")[1], "--store-mb", "80"]
         self.head = self.begin([*head, "--pool-keys", str(self.keys)], "pool on port")
 
-    def begin(self, command: List[str], says: str) -> Any:
-        process = subprocess.Popen([*CLI, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    def begin(self, command: List[str], says: str, launcher: Sequence[str] = ()) -> Any:
+        process = subprocess.Popen([*launcher, *CLI, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self._started.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith(says), line
         return process
 
-    def join(self, gpu: str, *more: str) -> Any:
+    def join(self, gpu: str, *more: str, launcher: Sequence[str] = ()) -> Any:
         options = ["--class", gpu, "--store-mb", "80", "--pool-keys", str(self.keys), *more]
-        return self.begin(["join", self.address, *options], "joined")
+        return self.begin(["join", self.address, *options], "joined", launcher)
 
     def close(self) -> None:
         for process in reversed(self._started):
@@ -359,8 +359,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch):
     profile = ["pool", "profile", CHAIN, "--input", "float32[1,3,32,32]", "--batches", "2", "--blocks", "4"]
     for gpu in ("L4", "P4"):
-        assert main([*profile, "--class", gpu, "--out", str(pool.profiles)]) == 0
-    first, second = pool.join("L4"), pool.join("P4")
+        assert main([*profile, "--class", gpu, "--device", "cpu", "--out", str(pool.profiles)]) == 0
+    first, second = (pool.join(gpu, "--device", "cpu") for gpu in ("L4", "P4"))
     settings = Settings(pool.address, "", CHAIN, 5.0, str(pool.profiles), str(pool.keys))
     keys = tmp_path / "keys"
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])

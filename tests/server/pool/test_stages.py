@@ -14,7 +14,7 @@ from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.module import as_tensors
 from edge_offload.execute.threads import pin
 from edge_offload.models import registry
-from edge_offload.server.pool import profile, stages
+from edge_offload.server.pool import measuring, parcels, profile, stages
 
 CHAIN = "tests.server.pool.stage_nets:chain"
 NETWORKS = {
@@ -33,10 +33,10 @@ def _one_thread():
 
 
 def through(network, cuts, frames, ends):
-    arrays = [stages.packed(tensor) for one in frames for tensor in one]
+    arrays = [parcels.packed(tensor) for one in frames for tensor in one]
     for first, end in zip((0, *ends), (*ends, cuts.blocks)):
         arrays = stages.Stage(network, cuts, first, end).run(len(frames), arrays)
-    outputs = [stages.unpacked(parcel) for parcel in arrays]
+    outputs = [parcels.unpacked(parcel) for parcel in arrays]
     each = len(outputs) // len(frames)
     return [outputs[at * each : (at + 1) * each] for at in range(len(frames))]
 
@@ -56,7 +56,7 @@ def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
     except Exception as error:
         pytest.skip(f"{name} cannot be built here: {error}")
     network = stages.BatchedNetwork(module, stages.inputs_of(NETWORKS[name]))
-    cuts = stages.cut(network)
+    cuts = measuring.cut(network)
     assert cuts.blocks >= 8
     frames = [[frame(spec, seed) for spec in network.inputs] for seed in range(3)]
     with torch.inference_mode():
@@ -79,16 +79,16 @@ def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
 def test_tensors_keep_their_bytes_and_their_order_in_memory(order, dtype, gaps):
     tensor = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(dtype).permute(order)
     tensor = tensor[..., ::2] if gaps else tensor
-    found = stages.unpacked(stages.packed(tensor))
+    found = parcels.unpacked(parcels.packed(tensor))
     assert torch.equal(found, tensor)
     assert gaps or found.stride() == tensor.stride()
 
 
 def test_bytes_that_are_not_of_the_shape_are_refused():
-    dtype, shape, order, raw = stages.packed(torch.zeros(2, 3))
+    dtype, shape, order, raw = parcels.packed(torch.zeros(2, 3))
     for wrong in ((dtype, (2, 4), order, raw), (dtype, shape, (0, 0), raw), (dtype, shape, order, raw[:-1].copy())):
         with pytest.raises(BadInput, match="bytes for"):
-            stages.unpacked(wrong)
+            parcels.unpacked(wrong)
 
 
 def test_a_network_without_frames_in_front_is_refused():

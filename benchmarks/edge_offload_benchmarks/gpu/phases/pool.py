@@ -1,20 +1,82 @@
-"""Whether members of a pool compute on the GPU in this release."""
+"""Stages of a pool on the device, in this process and without Ray, against the undivided network on that device."""
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
+from typing import Any, Dict, List, Sequence
 
-from edge_offload_benchmarks.gpu.results import Phase
+from edge_offload_benchmarks.gpu import networks
+from edge_offload_benchmarks.gpu.results import Phase, spread
+
+MODELS = ("resnet50", "mobilenet_v3_large")
+BATCHES = (1, 4)
+#: Runs of each stage that are timed.
+RUNS = 10
+#: Most that a value of a batch may differ from that of a single frame, in parts of the largest.
+MOST_ERROR = 2e-5
+#: Seconds that a network takes at most on a GPU.
+NETWORK_S = 7
 
 
 def run(phase: Phase) -> None:
-    """Record whether a stage of a pool takes a device."""
-    if importlib.util.find_spec("ray") is None:
-        phase.record("pool", skipped="ray is not installed")
-        return
-    with phase.guarded("pool"):
-        from edge_offload.server.pool import stages
+    """Record bits, errors and times of two stages by network."""
+    import torch
 
-        takes = "device" in inspect.signature(stages.Stage.__init__).parameters
-        phase.record("pool", members="on the GPU" if takes else "on the CPU: stages.Stage takes no device")
+    from edge_offload.execute import devices
+
+    device = devices.settle(devices.pick(phase.settings.device))
+    devices.select(device)
+    torch.set_num_threads(4 if phase.settings.cuda else 1)
+    for name in ("tiny",) if phase.settings.tiny else MODELS:
+        if not phase.fits(NETWORK_S):
+            phase.record(name, skipped="out of time")
+            continue
+        with phase.guarded(name):
+            phase.record(name, device=str(device), **compare(name, device))
+
+
+def compare(name: str, device: Any) -> Dict[str, Any]:
+    """What two stages of a network give and take in batches of 1 and 4.
+
+    Returns:
+        Facts of a record; with ``failed`` where single frames have other bits than the undivided network's, or a batch
+        too great an error.
+    """
+    import torch
+
+    from edge_offload.execute.module import ModuleExecutor
+    from edge_offload.execute.tensors import TensorSpec
+    from edge_offload.server.pool import measuring, stages
+
+    module: Any = networks.build(name).network
+    shape = (1, *networks.OWN[name][1])
+    frames = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(max(BATCHES))]
+    whole = ModuleExecutor(module, device)
+    wanted = [whole.run([one]).outputs[0] for one in frames]
+    took = [whole.run([one]).compute_s for one in frames]
+    network = stages.BatchedNetwork(module, (TensorSpec("float32", shape),), device)
+    cuts = measuring.cut(network)
+    middle = cuts.blocks // 2
+    parts = [stages.Stage(network, cuts, *ends) for ends in ((0, middle), (middle, cuts.blocks))]
+    found: Dict[str, Any] = {"undivided": spread(took), "operators": list(cuts.bounds), "middle": middle}
+    for batch in BATCHES:
+        outputs = through(parts, frames[:batch])
+        error = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(outputs, wanted[:batch]))
+        equal = all(torch.equal(one, other) for one, other in zip(outputs, wanted))
+        runs = [measuring.stage_seconds(parts, batch) for _ in range(RUNS)]
+        times = [spread([one[at] for one in runs]) for at in range(len(parts))]
+        found[f"batch {batch}"] = {"equal": equal, "error": error, "stages": times}
+    if not found[f"batch {BATCHES[0]}"]["equal"]:
+        found["failed"] = f"other bits than the undivided network's, one frame at a time: {found['batch 1']['error']}"
+    elif found[f"batch {BATCHES[-1]}"]["error"] > MOST_ERROR:
+        found["failed"] = f"an error of {found[f'batch {BATCHES[-1]}']['error']} in a batch, above {MOST_ERROR}"
+    return found
+
+
+def through(parts: Sequence[Any], frames: Sequence[Any]) -> List[Any]:
+    """The output of each frame, in a batch through all stages."""
+    from edge_offload.server.pool.parcels import packed, unpacked
+
+    arrays = [packed(one) for one in frames]
+    for stage in parts:
+        arrays = stage.run(len(frames), arrays)
+    return [unpacked(each) for each in arrays]

@@ -7,6 +7,10 @@ an operand, layouts share their samples. What is found for a release of torch is
 ``device/shapes-<release>.json``, written by
 
   python -m edge_offload.device.conformance.shapes [--jobs N] [--entries GLOB ...]
+
+and, for a GPU, in ``device/shapes-<release>-cuda.json``, written from what surveys there have counted by
+
+  python -m edge_offload.device.conformance.shapes --counts FILE ...
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ import fnmatch
 import functools
 import itertools
 import json
+import pathlib
 import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -30,15 +35,18 @@ from torch.utils._pytree import tree_map
 from edge_offload.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
 from edge_offload.device.conformance.judge import entry_name, seed
 from edge_offload.device.installation import installed
-from edge_offload.device.shapes import HOW, LAYOUTS
-from edge_offload.errors import EdgeOffloadError
+from edge_offload.device.shapes import ASKED, HOW, LAYOUTS, operators_with_exact_shapes
+from edge_offload.errors import BadInput, EdgeOffloadError
 
 #: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in more layouts.
 FEWEST, SAMPLES, FEWER = 3, 5, 2
 #: Seconds for an operator and dtype: for those samples, and for all the others.
 LONGEST_S = 6.0
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.float16, torch.float64, torch.complex64)
-MARK = "shapes "
+#: What lines of a survey begin with: what an entry has added; of how many entries.
+MARK, ALL = "shapes ", "entries "
+#: Facts of a survey that are those of its table as well.
+FACTS = ("torch", "device", "capability")
 #: Layouts that share their samples where the one cannot be right and the other wrong.
 ANY = LAYOUTS[:4]
 #: By operator, layout and how it was worked out: how often that was right and wrong.
@@ -63,6 +71,32 @@ def exact(counts: Counts) -> Dict[str, Dict[str, str]]:
     return found
 
 
+def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+    """The table of surveys of one device and torch, each ``{"torch", "device", "capability", "counts"}``.
+
+    It has the operators whose meta kernels are generated, and that differed, as those to be asked of.
+
+    Raises:
+        BadInput: they are of several devices or releases of torch.
+    """
+    facts = {name: surveys[0][name] for name in FACTS if name in surveys[0]}
+    if any({name: survey[name] for name in FACTS if name in survey} != facts for survey in surveys):
+        raise BadInput("surveys of several devices or releases of torch", remedy="make a table of each")
+    counts: Counts = {}
+    for survey in surveys:
+        add(counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in survey["counts"]})
+    generated = set(operators_with_exact_shapes())
+    asked = sorted({name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way})
+    return {**facts, ASKED: asked, **exact(counts)}
+
+
+def add(counts: Counts, more: Counts) -> None:
+    """Add counts to counts."""
+    for key, (agree, differ) in more.items():
+        before = counts.get(key, (0, 0))
+        counts[key] = before[0] + agree, before[1] + differ
+
+
 def _in_any_layout(name: str, way: int) -> bool:
     """Whether what is worked out in this way is right in all of :data:`ANY` if it is in one.
 
@@ -76,14 +110,15 @@ def _in_any_layout(name: str, way: int) -> bool:
     return same and not packet.startswith(("resize", "set"))
 
 
-def survey(entries: Iterable[Any], native: Any) -> Iterator[Counts]:
+def survey(entries: Iterable[Any], native: Any, longest_s: float = LONGEST_S) -> Iterator[Counts]:
     """Run the samples of each of ``entries`` of op_db on the virtual device of this process; what that adds."""
     before: Counts = {}
     for op in entries:
         native.survey(True)
         for number, dtype in enumerate(each for each in DTYPES if each in op.supported_dtypes("cpu")):
             few, same = CHANGES[:FEW], CHANGES[:1]
-            run(op, dtype, FEWER if number else SAMPLES, *((few, same) if number else (CHANGES, few)))
+            changes, others = (few, same) if number else (CHANGES, few)
+            run(op, dtype, FEWER if number else SAMPLES, changes, others, longest_s)
         native.survey(False)
         now: Counts = dict(native.surveyed())
         more = {
@@ -94,10 +129,13 @@ def survey(entries: Iterable[Any], native: Any) -> Iterator[Counts]:
         before = now
 
 
-def run(op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change], others: Sequence[Change]) -> None:
+def run(
+    op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change], others: Sequence[Change], longest_s: float
+) -> None:
     """Have the device see the samples of one operator and dtype; errors are part of them.
 
-    ``count`` of them, evenly spread, lie in memory in all of ``changes``, all others in ``others``.
+    ``count`` of them, evenly spread, lie in memory in all of ``changes``, all others in ``others``. Each of the two
+    takes ``longest_s`` seconds at most.
     """
     seed(0)
     try:
@@ -106,12 +144,12 @@ def run(op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change], othe
         return  # it has none here
     step = max(1.0, (len(samples) - 1) / max(1, count - 1))
     spread = {round(index * step) for index in range(min(count, len(samples)))}
-    _run([samples[place] for place in sorted(spread)], op, changes)
-    _run([sample for place, sample in enumerate(samples) if place not in spread], op, others)
+    _run([samples[place] for place in sorted(spread)], op, changes, longest_s)
+    _run([sample for place, sample in enumerate(samples) if place not in spread], op, others, longest_s)
 
 
-def _run(samples: Sequence[Any], op: Any, changes: Sequence[Change]) -> None:
-    deadline = time.monotonic() + LONGEST_S
+def _run(samples: Sequence[Any], op: Any, changes: Sequence[Change], longest_s: float) -> None:
+    deadline = time.monotonic() + longest_s
     for sample in samples:
         for make in _variants(op, sample, changes):
             for function in filter(None, (op.op, op.inplace_variant)):
@@ -256,11 +294,16 @@ FEW = 6
 
 
 def chosen(patterns: List[str], part: int, parts: int) -> List[Any]:
-    """Every ``parts``-th entry of op_db whose name fits."""
+    """Every ``parts``-th entry of op_db whose name fits, those that fit an earlier pattern first."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    names = [op for op in op_db if entry_name(op) not in EXCLUSIONS or "empty" in entry_name(op)]
-    return [op for op in names if any(fnmatch.fnmatch(entry_name(op), each) for each in patterns)][part::parts]
+    def place(op: Any) -> int:
+        fits = (number for number, each in enumerate(patterns) if fnmatch.fnmatch(entry_name(op), each))
+        return next(fits, len(patterns))
+
+    places = [(place(op), op) for op in op_db if entry_name(op) not in EXCLUSIONS or "empty" in entry_name(op)]
+    ordered = sorted(places, key=lambda pair: pair[0])
+    return [op for number, op in ordered if number < len(patterns)][part::parts]
 
 
 def part_of(command: Sequence[str]) -> Counts:
@@ -293,12 +336,18 @@ def main() -> int:
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--entries", nargs="+", default=["*"])
+    parser.add_argument("--longest", type=float, default=LONGEST_S)
+    parser.add_argument("--counts", nargs="+", type=pathlib.Path)
     args = parser.parse_args()
+    if args.counts:
+        print(json.dumps(table_of([json.loads(path.read_text(encoding="utf-8")) for path in args.counts]), indent=0))
+        return 0
     warnings.simplefilter("ignore")
     if installed() is not None:
         torch.set_num_threads(1)
-        entries = chosen(args.entries, args.part, args.jobs)[args.start :]
-        for counts in survey(entries, installed_device().native):
+        entries = chosen(args.entries, args.part, args.jobs)
+        print(f"{ALL}{len(entries)}", flush=True)
+        for counts in survey(entries[args.start :], installed_device().native, args.longest):
             print(MARK + json.dumps([[*key, *value] for key, value in counts.items()]), flush=True)
         return 0
     command = [
@@ -314,12 +363,11 @@ def main() -> int:
         sys.executable,
     ]
     command += ["-m", "edge_offload.device.conformance.shapes", "--jobs", str(args.jobs), "--entries", *args.entries]
-    total: Dict[Tuple[str, int, int], Tuple[int, int]] = {}
+    command += ["--longest", str(args.longest)]
+    total: Counts = {}
     with ThreadPoolExecutor(args.jobs) as pool:
         for counts in pool.map(part_of, ([*command, "--part", str(part)] for part in range(args.jobs))):
-            for key, (agree, differ) in counts.items():
-                before = total.get(key, (0, 0))
-                total[key] = (before[0] + agree, before[1] + differ)
+            add(total, counts)
     print(json.dumps({"torch": torch.__version__.split("+")[0], **exact(total)}, indent=0))
     return 0
 

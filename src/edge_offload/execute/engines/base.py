@@ -18,6 +18,8 @@ import torch
 EAGER = "eager"
 #: The engine of class ``close`` that was measured to be the fastest, else the first that is installed, else torch.
 AUTO = "auto"
+#: Torch's own kernels, launched as fast as this device can: as CUDA graphs on a GPU, operator by operator elsewhere.
+FASTEST_EXACT = "exact"
 #: What a fingerprint says of an engine, where one computes in place of torch.
 ENGINE = "engine"
 

@@ -50,6 +50,7 @@ class Seat:
         run_eagerly: runs it by torch and gives its outputs as a tuple.
         backend: of the engines.
         cache: where built engines are kept.
+        named: somebody asked for this engine by its name, and is told where torch computes in its place.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Seat:
         run_eagerly: Callable[[Sequence[torch.Tensor]], Tensors],
         backend: Backend,
         cache: Optional[EngineCache] = None,
+        named: bool = True,
     ) -> None:
         self._network = network
         self._run_eagerly = run_eagerly
         self.backend = backend
+        self.named = named
         self._cache = cache or EngineCache()
         self._places: Dict[Specs, _Place] = {}
         self._lock = threading.Lock()
@@ -204,7 +207,8 @@ class _Place:
         if self._reason:
             return f"eager: {self._name}: {self._reason}", self._amber
         if self._owner is None:
-            return f"eager: {self._name} is being built, for {time.monotonic() - self._began:.0f} s now", True
+            seconds = time.monotonic() - self._began
+            return f"eager: {self._name} is being built, for {seconds:.0f} s now", self._seat.named
         if self._trials:
             return f"eager: {self._name} is built, and compared with torch on the next frames", False
         return self._loaded, False
@@ -233,7 +237,7 @@ class _Place:
             owner, self._owner = self._owner, None
             if self._reason:
                 return
-            self._reason, self._amber, self.label = reason, amber, EAGER
+            self._reason, self._amber, self.label = reason, amber and self._seat.named, EAGER
         if owner is not None:
             owner.close()
         if amber:

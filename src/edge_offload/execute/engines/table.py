@@ -18,6 +18,7 @@ from edge_offload.execute.engines.base import (
     CUDA,
     EAGER,
     EXACT,
+    FASTEST_EXACT,
     NO_GPU,
     REDUCED,
     Backend,
@@ -78,20 +79,21 @@ def engines() -> Tuple[Listed, ...]:
 
 def names() -> Tuple[str, ...]:
     """What may be asked for."""
-    return (EAGER, AUTO, *(backend.name for backend in BACKENDS))
+    return (EAGER, AUTO, FASTEST_EXACT, *(backend.name for backend in BACKENDS))
 
 
-def chosen(spec: str, model: str) -> str:
+def chosen(spec: str, model: str, default: str = EAGER) -> str:
     """The engine that ``spec`` asks for where ``model`` is computed.
 
     Args:
         spec: an engine, engines of single models, or both: ``auto``, ``auto,movenet=openvino:bf16``.
         model: the model's name; empty: one that ``spec`` does not name.
+        default: the engine of models that ``spec`` says nothing of.
 
     Raises:
         BadInput: there is no such engine, or one of class ``reduced`` is not asked for by a model's name.
     """
-    default, of_models = EAGER, {}
+    of_models: Dict[str, str] = {}
     for part in filter(None, (part.strip() for part in spec.split(","))):
         named, _, name = part.rpartition("=")
         plain = name.partition(BY)[0]
@@ -123,6 +125,9 @@ def pick(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> O
     known = _backends()
     if name == EAGER:
         return None
+    if name == FASTEST_EXACT:
+        graph = _backends()[CudaGraph.name]
+        return graph if device == CUDA and _listed(graph).present else None
     if name == AUTO:
         fit = [backend for backend in BACKENDS if backend.accuracy == CLOSE and backend.device == device]
         there = [backend for backend in fit if _listed(backend).present]

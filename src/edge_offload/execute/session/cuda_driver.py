@@ -26,6 +26,10 @@ class Replayable(Protocol):
         """Launch it on the current stream."""
 
 
+class NoGraph(RuntimeError):
+    """All calls of a capture were issued, and CUDA makes no graph of them."""
+
+
 class Driver(Protocol):
     """What a capture needs of CUDA; tests have an emulation on a CPU."""
 
@@ -33,6 +37,7 @@ class Driver(Protocol):
         """Record the kernels that ``launch`` launches, without running them.
 
         Raises:
+            NoGraph: as a whole they cannot be captured.
             RuntimeError: one of them cannot be captured.
         """
 
@@ -71,18 +76,19 @@ class CudaDriver:
                 raise
             try:
                 graph.capture_end()
-            except RuntimeError:
+            except RuntimeError as error:
                 self._abandon(graph)
-                raise
+                raise NoGraph(str(error)) from error
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed: the stream and the allocator are as before it."""
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        # a capture that ends with an error leaves the allocator in the pool
+        # a capture that ends with an error leaves the allocators of the GPU and of the host in its pool
         with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(self._device)
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError, Unsupported
-from edge_offload.execute.session.cuda_driver import Captures, Driver
+from edge_offload.execute.session.cuda_driver import Captures, Driver, NoGraph
 from edge_offload.execute.session.instructions import KERNEL, WHOLE, Instruction, StepCode
 from edge_offload.execute.session.interpreter import Interpreter
 from edge_offload.execute.session.native_runner import library
@@ -190,13 +190,16 @@ class StepGraph:
 
         try:
             self._graph = driver.capture(launch)
+        except NoGraph as error:
+            raise NotCapturable(0, 0, error) from None
         except (RuntimeError, EdgeOffloadError) as error:
             kernels = sum(op.how == KERNEL for op in code.instructions[: capture.position])
             raise NotCapturable(capture.position, kernels, error) from None
         self.capture_s = time.monotonic() - began_s
-        self._pinned = capture.pinned
+        self._pinned = {number: capture.pinned[number] for number in capture.uploaded}
         self._kept = capture.kept
-        self._read = capture.host
+        self._read = capture.dense
+        self._host = None if capture.dense is None else driver.pinned(capture.dense)
         self._outcome = capture.outcome
         # what the tail uses: registers that the prefix filled, tensors and storages that it made
         needed, uses = _used(self._tail)
@@ -236,10 +239,11 @@ class StepGraph:
             for ordinal, canonical, slot in self._kept:
                 copied = run.slots[canonical] = StorageBuffer(tensor=bytes_of(slot).clone())
                 run.keep(ordinal, canonical, copied)
-            if self._read is not None:
+            if self._read is not None and self._host is not None:
                 run.bring_back(self._read.nbytes)
+                self._host.copy_(self._read, non_blocking=True)
                 self._driver.synchronize()
-                outcome.tensor = self._read.clone()
+                outcome.tensor = self._host.clone()
         except EdgeOffloadError:
             raise
         except RuntimeError as error:
@@ -266,18 +270,19 @@ class Capture(Interpreter):
 
     Attributes:
         position: of the instruction that is being issued.
-        pinned: page-locked buffers that the graph uploads from, by number.
+        pinned: page-locked buffers for the uploads of the step; ``uploaded``: numbers of those that the graph copies.
         kept: (ordinal, canonical number, storage in the graph's memory) of each new storage that outlives the step.
-        host: page-locked buffer that the graph reads to, or None.
+        dense: what the host reads, in the graph's memory, or None.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments[:-1])
-        self._driver: Driver = arguments[-1]
+        driver: Driver = arguments[-1]
         self.position = -1
-        self.pinned: Dict[int, torch.Tensor] = {}
+        self.pinned = [driver.pinned(given) for given in self.uploads]  # none may be allocated during a capture
+        self.uploaded: Set[int] = set()
         self.kept: List[Tuple[int, int, StorageBuffer]] = []
-        self.host: Optional[torch.Tensor] = None
+        self.dense: Optional[torch.Tensor] = None
 
     def begin(self, op: Instruction) -> None:
         """See :class:`.Interpreter`."""
@@ -291,16 +296,15 @@ class Capture(Interpreter):
         """See :class:`.Interpreter`."""
         if tensor.is_conj() or tensor.is_neg():
             raise Unsupported("a read of numbers that are conjugated or negated lazily")
-        dense = tensor.contiguous()
-        self.host = self._driver.pinned(dense)
-        self.host.copy_(dense, non_blocking=True)
+        self.dense = tensor.clone(memory_format=torch.contiguous_format)
 
     def upload(self, tensor: torch.Tensor, number: int) -> None:
         """See :class:`.Interpreter`."""
         given = self.uploads[number]
         if tensor.dtype != given.dtype or tensor.shape != given.shape:
             raise Unsupported("an upload that is converted")
-        pinned = self.pinned.setdefault(number, self._driver.pinned(given))
+        pinned = self.pinned[number]
+        self.uploaded.add(number)
         if tensor.is_contiguous():
             tensor.copy_(pinned, non_blocking=True)
         else:

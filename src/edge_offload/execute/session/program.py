@@ -28,6 +28,7 @@ from edge_offload.execute.session.storages import Storages
 from edge_offload.ir.trace.calls import Buffer, StorageBuffer, host_tensor
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
+from edge_offload.ir.trace.trace_graph import SAME
 
 #: Why the C++ runner says that a step does not fit, in place of the position of a call: what it asks for does not
 #: exist, or is against the protocol, or more than a session may hold, or bring back.
@@ -54,6 +55,8 @@ class Program:
         self._allocations = [op for op in code.instructions if op.how == ALLOCATION]
         self._names = {op.call: op.entry.name for op in code.instructions}
         self._tail = tail
+        # numbers of storages that existed before the inference do not change
+        self._same = [number for _, _, number in code.live] if all(how == SAME for _, how, _ in code.live) else []
         self._native: Optional[Any] = None
         self._native_tried = False  # whether there can be one is known
         self._graphs: Optional[StepGraphs] = None
@@ -82,7 +85,7 @@ class Program:
         uploads = [host_tensor(given[item.payload :], item.spec) for item in self.code.uploads]
         if live is None:
             origin = (0, base, start)
-            live = [origin[how] + number for _, how, number in self.code.live]
+            live = self._same or [origin[how] + number for _, how, number in self.code.live]
         storages.check_room(0)
         if not speculative:  # what runs ahead of the program frees nothing that this may still use
             storages.make_room(sum(op.size(values) for op in self._allocations))

@@ -98,9 +98,13 @@ Tensor copy_of(const Tensor& tensor) {
   auto whole = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
   return whole.set_(storage, 0, {bytes}, {1}).clone();
 }
-// Some tensor in the storage of a slot.
+// Some tensor in the storage of a slot: one that it has, which is most often so, or one that it makes.
 Tensor tensor_in(const py::object& slot) {
+  static PyObject* has = PyUnicode_InternFromString("_tensor");
   static PyObject* name = PyUnicode_InternFromString("tensor");
+  const auto given = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), has));
+  if (given && THPVariable_Check(given.ptr())) return THPVariable_Unpack(given.ptr());
+  if (!given) PyErr_Clear();
   const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), name));
   if (!found) throw py::error_already_set();
   return THPVariable_Unpack(found.ptr());

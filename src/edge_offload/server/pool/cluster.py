@@ -25,6 +25,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput, Refused, Unsupported
 from edge_offload.parent import with_parent
+from edge_offload.server.pool.accelerators import CPU_LABEL, DEVICES
 from edge_offload.server.pool.member import TABLE, TIMES
 
 #: Releases of Ray before this one have no token, or not everywhere.
@@ -114,7 +115,7 @@ def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) 
         RAY_max_direct_call_object_size=str(INLINE_BYTES),
         RAY_task_rpc_inlined_bytes_limit=str(10 * INLINE_BYTES),
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # members ask Ray for no GPU, and see those that 'pool join' sees
         RAY_gcs_rpc_server_reconnect_timeout_s=str(HEAD_S),
     )
     found.pop("RAY_AUTH_TOKEN", None)
@@ -139,6 +140,9 @@ class Machine:
         table: folder of the profile whose times it emulates; empty: it computes.
         times: by how much these are dilated.
         store_mb: of its object store.
+        devices: of each member, as torch names them.
+        label: of these devices.
+        shares: whether plans may divide them among members.
     """
 
     gpu: str = ""
@@ -146,6 +150,9 @@ class Machine:
     table: str = ""
     times: float = 1.0
     store_mb: int = 256
+    devices: Tuple[str, ...] = (CPU_LABEL,)
+    label: str = CPU_LABEL
+    shares: bool = True
 
 
 #: Where Ray has its sockets and logs, and what these take at least (bytes); where tensors are shared.
@@ -210,6 +217,8 @@ class Started:
             labels += [f"emulated={machine.times:g}"]
         else:
             env.pop(TABLE, None)
+            env[DEVICES] = ",".join(machine.devices)
+            labels += [f"device={machine.label}", f"shares={machine.shares:d}"]
         resources = f'{{"{RESOURCE}{machine.gpu}": {machine.gpus}}}' if machine.gpus else "{}"
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block", "--num-cpus", "0",
@@ -456,6 +465,8 @@ class Node:
         gpu, gpus: class and number of its GPUs; none for a head alone.
         times: by how much it is dilated if it is emulated; 0: it computes.
         problem: why it is not used; empty: it is.
+        device: label of what computes.
+        shares: whether plans may divide its GPUs among members.
     """
 
     name: str
@@ -463,6 +474,8 @@ class Node:
     gpus: int
     times: float
     problem: str = ""
+    device: str = CPU_LABEL
+    shares: bool = True
 
 
 def connect(address: str, folder: pathlib.Path) -> Any:
@@ -502,7 +515,12 @@ def nodes(ray: Any) -> List[Node]:
             continue
         ((gpu, gpus),) = list(classes.items())[:1]
         labels = raw.get("Labels", {})
-        found.append(Node(raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), difference(labels)))
+        found.append(
+            Node(
+                raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), difference(labels),
+                labels.get("device", CPU_LABEL), labels.get("shares", "1") != "0",
+            )
+        )  # fmt: skip
     return sorted(found, key=lambda node: (node.gpu, node.name))
 
 

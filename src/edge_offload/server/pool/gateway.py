@@ -27,6 +27,7 @@ from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
 from edge_offload.server.pool import cluster, profile
+from edge_offload.server.pool.accelerators import CPU_LABEL
 from edge_offload.server.pool.choose import steady
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.dispatch import Call, Dispatcher, Worker
@@ -58,6 +59,22 @@ _log = logging.getLogger(__name__)
 
 def _unknown(gpu: str, known: Mapping[str, Any]) -> str:
     return f"the profile has no class {gpu}, but {', '.join(sorted(known))}: see 'edge-offload pool profile'"
+
+
+def unlike(node: cluster.Node, measured: Mapping[str, str]) -> str:
+    """Why a member is not of the class that it joined as, in words; empty: it is, or it is emulated.
+
+    Args:
+        node: the member's machine.
+        measured: label of the device on which each class was measured; the CPU where nothing is said.
+    """
+    label = measured.get(node.gpu, CPU_LABEL)
+    if node.times or node.device == label:
+        return ""
+    return (
+        f"it computes on {node.device}, and class {node.gpu} was measured on {label}: join with --device, or measure "
+        "a class of its own with 'edge-offload pool profile --device'"
+    )
 
 
 @dataclass
@@ -231,6 +248,7 @@ class Gateway:
             "nodes": [
                 {
                     "id": node.name[:8], "class": node.gpu, "gpus": node.gpus, "emulated": node.times,
+                    "device": node.device,
                     "problem": node.problem or ("does not answer" if node.name in self._dispatcher.out else ""),
                 }
                 for node in self._nodes.values()
@@ -262,11 +280,7 @@ class Gateway:
 
     def _found(self, found: Sequence[cluster.Node], drivers: Sequence[str], now: float) -> None:
         """Nodes that the head knows: each GPU of theirs has a member, of the driver whose turn it is."""
-        known = self._network.latency_s
-        nodes = {
-            node.name: node if node.problem or node.gpu in known else replace(node, problem=_unknown(node.gpu, known))
-            for node in found
-        }
+        nodes = {node.name: replace(node, problem=node.problem or self._problem(node)) for node in found}
         for name in [name for name in self._nodes if name not in nodes]:
             self._dispatcher.node_lost(name, now)
             self._seats.forget([seat for seat in self._seats.sitting if seat[0] == name], False)
@@ -283,6 +297,10 @@ class Gateway:
         self._seats.forget([seat for seat in self._seats.sitting if (*seat[:3], 0) not in own], False)
         for seat in own:
             self._seats.want(seat, now)
+
+    def _problem(self, node: cluster.Node) -> str:
+        known = self._network.latency_s
+        return unlike(node, self._model.get("devices", {})) if node.gpu in known else _unknown(node.gpu, known)
 
     def _consider(self, now: float) -> float:
         """Plan for those who are there, where they are not those of the last plan; when to look again at the latest."""
@@ -326,7 +344,8 @@ class Gateway:
             return
         (dilation,) = times
         self._emulated = self._dispatcher.links = dilation > 0
-        network = profile.dilated(self._network, dilation or 1.0)
+        taking_turns = {seat[1] for seat in wanted if seat[0] in self._nodes and not self._nodes[seat[0]].shares}
+        network = profile.undivided(profile.dilated(self._network, dilation or 1.0), taking_turns)
         own: Dict[str, List[Seat]] = {}
         for seat in wanted:
             own.setdefault(seat[1], []).append(seat)
@@ -342,6 +361,9 @@ class Gateway:
             return
         self._counts["plans"] += 1
         self._why = f"plan {self._counts['plans']} for {', '.join(f'{count} {gpu}' for gpu, count in gpus.items())}"
+        undivided = [gpu for gpu in sorted(taking_turns) if set(self._network.latency_s[gpu]) - {1}]
+        if undivided:
+            self._why += f"; no shares of {', '.join(undivided)}: begin CUDA MPS there, or join with --share-gpu"
         _log.info("%s", self._why)
         names = sorted({seat[0] for seat in wanted})
         machines = {gpu: [names.index(seat[0]) for seat in of] for gpu, of in own.items()}

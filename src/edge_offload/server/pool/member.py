@@ -8,16 +8,18 @@ that they are emulated.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, DeviceLost
+from edge_offload.server.pool.accelerators import CPU_LABEL, DEVICES
 
 #: Environment of a member: the folder of its table, and by how much its times are dilated.
 TABLE, TIMES = "EDGE_OFFLOAD_POOL_TABLE", "EDGE_OFFLOAD_POOL_TIMES"
@@ -28,6 +30,16 @@ ORPHAN_S = 60.0
 Part = Tuple[int, int, int]
 
 
+@contextlib.contextmanager
+def _lost_with_its_gpu() -> Iterator[None]:
+    """End this process if its GPU fails inside: it could not use it again, and another one is begun."""
+    try:
+        yield
+    except DeviceLost as error:
+        print(f"this member ends: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
 class Member:
     """Runs stages.
 
@@ -36,12 +48,14 @@ class Member:
         gpu: class of this GPU.
         threads: torch's.
         batches: sizes that are recorded before the first request.
+        number: of the GPU on its machine; the environment's :data:`~.accelerators.DEVICES` names its device.
 
     Raises:
         BadInput: other weights or another network than the plan is for, or the table lacks it.
+        Unsupported: the device is not there.
     """
 
-    def __init__(self, model: Dict[str, Any], gpu: str, threads: int, batches: int) -> None:
+    def __init__(self, model: Dict[str, Any], gpu: str, threads: int, batches: int, number: int = 0) -> None:
         self._gpu = gpu
         self._emulated = os.environ.get(TABLE, "")
         self._stages: Dict[Part, Any] = {}
@@ -49,7 +63,8 @@ class Member:
         if self._emulated:
             self._emulate(model["name"])
         else:
-            self._build(model, threads, batches)
+            names = os.environ.get(DEVICES, CPU_LABEL).split(",")
+            self._build(model, threads, batches, names[number % len(names)])
         threading.Thread(target=self._end_alone, daemon=True).start()
 
     def ready(self) -> int:
@@ -67,8 +82,9 @@ class Member:
         """Run these blocks once at each size up to ``batch``: first runs are slow."""
         self._idle_s = 0.0
         stage = self._stage(part)
-        for size in range(1, 1 if self._emulated else batch + 1):
-            stage.warm_up(size)
+        with _lost_with_its_gpu():
+            for size in range(1, 1 if self._emulated else batch + 1):
+                stage.warm_up(size)
 
     def run(self, part: Part, batch: int, arrays: Sequence[Any]) -> Tuple[float, List[Any]]:
         """Seconds, and what is alive behind the stage."""
@@ -82,15 +98,28 @@ class Member:
                 time.sleep(max(0.0, end - time.perf_counter()))
             passed = [("uint8", (len(passes) * batch,), (0,), np.tile(passes, batch))]
             return time.perf_counter() - began, passed
-        found = stage.run(batch, arrays)
+        with _lost_with_its_gpu():
+            found = stage.run(batch, arrays)
         return time.perf_counter() - began, found
 
-    def _build(self, model: Dict[str, Any], threads: int, batches: int) -> None:
+    def fingerprint(self) -> Dict[str, Any]:
+        """What decides the bits of its results, its device, and GPUs that it sees; empty: it is emulated."""
+        if self._emulated:
+            return {}
+        from edge_offload.execute.fingerprint import fingerprint
+
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+        return {**fingerprint(self._network.device), "where": str(self._network.device), "visible": visible}
+
+    def _build(self, model: Dict[str, Any], threads: int, batches: int, device: str) -> None:
         import torch
 
+        from edge_offload.execute import devices
         from edge_offload.models import registry
         from edge_offload.server.pool import stages
 
+        where = devices.settle(devices.pick(device))
+        devices.select(where)
         torch.set_num_threads(threads)
         module = registry.build_module(model["name"], **model["options"])
         if registry.state_hash(module) != model["state_hash"]:
@@ -99,9 +128,9 @@ class Member:
                 remedy="install the same weights everywhere, and measure with 'edge-offload pool profile'",
             )
         self._cuts = stages.Cuts.parse(model["cuts"])
-        self._network: Any = stages.BatchedNetwork(module, self._cuts.inputs)
+        self._network: Any = stages.BatchedNetwork(module, self._cuts.inputs, where)
         for batch in range(1, batches + 1):
-            self._network.program(batch)
+            self._network.runner(batch)
 
     def _emulate(self, name: str) -> None:
         from edge_offload.server.pool import profile

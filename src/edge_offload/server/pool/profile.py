@@ -9,7 +9,7 @@ import csv
 import math
 import pathlib
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Mapping, Tuple
+from typing import AbstractSet, Dict, Iterator, List, Mapping, Tuple
 
 import numpy as np
 
@@ -160,3 +160,12 @@ def dilated(network: Network, times: float) -> Network:
         {gpu: {parts: table * times for parts, table in of.items()} for gpu, of in network.latency_s.items()},
         network.cut_bytes,
     )
+
+
+def undivided(network: Network, classes: AbstractSet[str]) -> Network:
+    """The network without shares of GPUs of ``classes``."""
+    latency = {
+        gpu: {parts: table for parts, table in of.items() if parts == 1} if gpu in classes else of
+        for gpu, of in network.latency_s.items()
+    }
+    return Network(network.name, latency, network.cut_bytes)

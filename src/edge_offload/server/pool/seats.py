@@ -231,7 +231,8 @@ class Seats:
             "get_if_exists": True,
         }
         try:
-            actor = self._ray.remote(Member).options(**options).remote(self._model, gpu, self._threads, self._batches)
+            told = (self._model, gpu, self._threads, self._batches, number)
+            actor = self._ray.remote(Member).options(**options).remote(*told)
         except Exception as error:
             self._post("lost", (seat, None, f"{type(error).__name__}: {str(error)[:200]}"))
             return

@@ -10,34 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-import statistics
-import time
-import warnings
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 
-import numpy as np
 import torch
 from torch import nn
 
-from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.module import ALIGNMENT, Divided, as_tensors, fetched
-from edge_offload.execute.sequence_runner import SequenceRunner
+from edge_offload.execute import devices
+from edge_offload.execute.module import Divided, as_tensors, fetched
+from edge_offload.execute.sequence_runner import SequenceRunner, laid_out
 from edge_offload.execute.tensors import Specs, TensorSpec
 from edge_offload.ir import OperatorSequence
 from edge_offload.ir.build import TracedProgram, from_module
 from edge_offload.ir.liveness import last_use
+from edge_offload.server.pool.parcels import Parcel, packed, unpacked
 from edge_offload.split.runtime.tracing import alias
 
-#: Blocks of a network.
-BLOCKS = 10
 #: Batches that are tried.
 MAX_BATCH = 64
-#: A cut may lie by so much of a block's time beside its place, where less is alive.
-AROUND = 0.45
-#: Runs of which the median is taken.
-REPEATS = 5
 
 Tensors = Tuple[torch.Tensor, ...]
 
@@ -99,23 +90,29 @@ class _Batched(nn.Module):
 
 
 class BatchedNetwork:
-    """A module, recorded as one operator sequence for each size of batch.
+    """A module, recorded as one operator sequence for each size of batch, with its constants on a device.
+
+    It is recorded from the module on the CPU, so that the operators are the same whatever computes.
 
     Args:
         module: the whole; the read-out of a :class:`~edge_offload.execute.module.Divided` one runs frame by frame. Its
             dense part has a method ``batch``, or else its inputs and outputs have a first dimension of frames.
         inputs: of one frame.
+        device: what computes. A GPU has one copy of the constants, for all stages and sizes. A read-out that is no
+            ``nn.Module`` is computed on the CPU.
 
     Raises:
         Unsupported: the module says neither.
     """
 
-    def __init__(self, module: nn.Module, inputs: Specs) -> None:
+    def __init__(self, module: nn.Module, inputs: Specs, device: Union[str, torch.device] = "cpu") -> None:
         self.inputs = inputs
+        self.device = devices.settle(torch.device(device))
         network: nn.Module = alias(module.eval())
         self._read_out: Callable[..., object] = lambda *outputs: outputs
         if isinstance(network, Divided):
             network, self._read_out = network.dense_part()
+            self._place_read_out()
         self._stacks = callable(getattr(network, "batch", None))
         if not self._stacks and any(spec.shape[:1] != (1,) for spec in inputs):
             raise Unsupported(
@@ -124,6 +121,17 @@ class BatchedNetwork:
             )
         self._network = _Batched(network, self._stacks).eval()
         self._programs: Dict[int, TracedProgram] = {}
+        self._runners: Dict[int, SequenceRunner] = {}
+        self._constants: Dict[str, torch.Tensor] = {}
+
+    def _place_read_out(self) -> None:
+        if self.device.type == "cpu":
+            return
+        if isinstance(self._read_out, nn.Module):
+            self._read_out = alias(self._read_out).to(self.device)
+        else:
+            on_cpu = self._read_out
+            self._read_out = lambda *outputs: on_cpu(*fetched(outputs))
 
     def stack(self, frames: Sequence[Sequence[torch.Tensor]]) -> Tensors:
         """The inputs of frames as those of a batch."""
@@ -145,6 +153,30 @@ class BatchedNetwork:
             self._programs[batch] = program
         return self._programs[batch]
 
+    def runner(self, batch: int) -> SequenceRunner:
+        """What runs the sequence for a batch of this size on the device.
+
+        Raises:
+            BadInput: no size of a batch.
+            Unsupported: as :meth:`program`.
+            OutOfMemory, DeviceLost: the GPU failed.
+        """
+        if batch not in self._runners:
+            if not 1 <= batch <= MAX_BATCH:
+                raise BadInput(f"a batch of {batch}", remedy=f"1 to {MAX_BATCH} frames")
+            program = self.program(batch)
+            with devices.failures():
+                self._place(program)
+                self._runners[batch] = SequenceRunner(program.sequence, self._constants, str(self.device))
+        return self._runners[batch]
+
+    def _place(self, program: TracedProgram) -> None:
+        """Put constants that are not there yet on the device, with the strides that the program has for them."""
+        for number, digest in program.sequence.constants.items():
+            if digest not in self._constants:
+                value = program.sequence.values[number]
+                self._constants[digest] = laid_out(program.constants[digest], value, str(self.device))
+
     def read_out(self, outputs: Tensors, batch: int) -> List[Tensors]:
         """The module's outputs, frame by frame, of those of the sequence."""
         if any(len(tensor) != batch for tensor in outputs):
@@ -154,10 +186,10 @@ class BatchedNetwork:
 
 
 class Stage:
-    """Runs some blocks of a batched network.
+    """Runs some blocks of a batched network, on the network's device.
 
     Args:
-        network: recorded here for each size that comes.
+        network: recorded for each size that comes.
         cuts: of the network.
         first, end: blocks; ``end`` is excluded.
 
@@ -180,7 +212,11 @@ class Stage:
             raise BadInput(f"blocks {first} to {end} of {cuts.blocks}")
         self.network, self.cuts = network, cuts
         self.first, self.end = first, end
-        self._runners: Dict[int, SequenceRunner] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """What computes."""
+        return self.network.device
 
     @torch.no_grad()
     def run(self, batch: int, arrays: Sequence[Parcel]) -> List[Parcel]:
@@ -190,11 +226,17 @@ class Stage:
 
         Raises:
             BadInput: sizes that are none of this network's.
+            OutOfMemory, DeviceLost: the GPU failed.
         """
-        runner = self._runner(batch)
+        with devices.failures():
+            devices.select(self.device)  # of this thread
+            return self._run(batch, arrays)
+
+    def _run(self, batch: int, arrays: Sequence[Parcel]) -> List[Parcel]:
+        runner = self.network.runner(batch)
         sequence = runner.sequence
         bounds = self.cuts.bounds
-        tensors: Sequence[torch.Tensor] = [unpacked(parcel) for parcel in arrays]
+        tensors: Sequence[torch.Tensor] = [unpacked(parcel, self.device) for parcel in arrays]
         numbers = sequence.inputs if self.first == 0 else alive(sequence, bounds[self.first])
         if len(arrays) != len(numbers) * (batch if self.first == 0 else 1):
             raise BadInput(f"{len(arrays)} tensors where {len(numbers)} are alive")
@@ -211,56 +253,12 @@ class Stage:
 
     def warm_up(self, batch: int) -> None:
         """Record and run once, on zeros: the first run is slow."""
-        sequence = self._runner(batch).sequence
+        sequence = self.network.runner(batch).sequence
         if self.first == 0:
             self.run(batch, [packed(spec.zeros()) for spec in self.network.inputs] * batch)
             return
         values = [sequence.values[number] for number in alive(sequence, self.cuts.bounds[self.first])]
         self.run(batch, [packed(TensorSpec(value.dtype, value.shape).zeros()) for value in values])
-
-    def _runner(self, batch: int) -> SequenceRunner:
-        if batch not in self._runners:
-            if not 1 <= batch <= MAX_BATCH:
-                raise BadInput(f"a batch of {batch}")
-            program = self.network.program(batch)
-            self._runners[batch] = SequenceRunner(program.sequence, program.constants)
-        return self._runners[batch]
-
-
-#: A tensor on its way: dtype, shape and order of its dimensions in memory, and its bytes.
-Parcel = Tuple[str, Tuple[int, ...], Tuple[int, ...], Array]
-
-
-def packed(tensor: torch.Tensor) -> Parcel:
-    """A tensor with the order in which its dimensions lie in memory; copied only where there are gaps."""
-    strides = tensor.stride()
-    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
-    dense = tensor.detach().permute(order).contiguous()
-    raw = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
-    return TensorSpec.of(tensor).dtype, tuple(tensor.shape), order, raw
-
-
-def unpacked(parcel: Parcel) -> torch.Tensor:
-    """The tensor of :func:`packed`, in memory as it was; its bytes are shared, and not to be written.
-
-    Raises:
-        BadInput: its bytes are not those of its shape.
-    """
-    dtype, shape, order, raw = parcel
-    spec = TensorSpec(dtype, tuple(shape))
-    if raw.dtype != np.uint8 or raw.size != spec.nbytes or sorted(order) != list(range(len(shape))):
-        raise BadInput(f"{raw.size} bytes for {spec}", remedy="all members have one release of edge_offload")
-    if raw.size == 0:
-        return spec.zeros()
-    if raw.ctypes.data % ALIGNMENT:
-        flat = torch.empty(raw.size, dtype=torch.uint8)
-        flat.numpy()[:] = raw
-    else:
-        with warnings.catch_warnings():  # nothing writes: sequences are functional
-            warnings.simplefilter("ignore")
-            flat = torch.from_numpy(raw)
-    inverse = [order.index(dim) for dim in range(len(shape))]
-    return flat.view(spec.torch_dtype).reshape([shape[dim] for dim in order]).permute(inverse)
 
 
 def names_digest(sequence: OperatorSequence) -> str:
@@ -280,55 +278,6 @@ def alive_bytes(sequence: OperatorSequence, at: int) -> int:
     return sum(sequence.values[number].nbytes for number in alive(sequence, at))
 
 
-def cut(network: BatchedNetwork, blocks: int = BLOCKS) -> Cuts:
-    """Blocks of about equal time on this machine, with little alive between them."""
-    program = network.program(1)
-    sequence = program.sequence
-    ends = np.cumsum(operator_seconds(program, network))
-    sizes = [alive_bytes(sequence, at) for at in range(len(sequence) + 1)]
-    own = ends[-1] / blocks
-    bounds = [0]
-    for block in range(1, blocks):
-        place = block * own
-        near = [at for at in range(bounds[-1] + 1, len(sequence)) if abs(float(ends[at - 1]) - place) <= AROUND * own]
-        if near:
-            bounds.append(min(near, key=lambda at: (sizes[at], abs(float(ends[at - 1]) - place))))
-    return Cuts(names_digest(sequence), (*bounds, len(sequence)), network.inputs)
-
-
-@torch.no_grad()
-def operator_seconds(program: TracedProgram, network: BatchedNetwork) -> Array:
-    """Seconds of each operator of single frames, the least of some runs."""
-    runner = SequenceRunner(program.sequence, program.constants)
-    found = np.full((REPEATS, len(program.sequence)), np.inf)
-    for turn in range(REPEATS):
-        values = runner.begin(network.stack([[spec.zeros() for spec in network.inputs]]))
-        for index in range(len(program.sequence)):
-            began = time.perf_counter()
-            runner.run_range(values, index, index + 1)
-            found[turn, index] = time.perf_counter() - began
-    least: Array = found.min(axis=0)
-    return least
-
-
-def measure(network: BatchedNetwork, cuts: Cuts, largest: int, progress: Callable[[str], None]) -> Tuple[Array, Array]:
-    """Seconds [blocks, batch - 1] on this machine, and bytes of one frame after each block but the last."""
-    taken = np.zeros((cuts.blocks, largest))
-    for batch in range(1, largest + 1):
-        stages = [Stage(network, cuts, block, block + 1) for block in range(cuts.blocks)]
-        runs: List[List[float]] = [[] for _ in stages]
-        for _ in range(REPEATS + 1):
-            arrays = [packed(spec.zeros()) for spec in network.inputs] * batch
-            for block, stage in enumerate(stages):
-                began = time.perf_counter()
-                arrays = stage.run(batch, arrays)
-                runs[block].append(time.perf_counter() - began)
-        taken[:, batch - 1] = [statistics.median(of[1:]) for of in runs]  # kernels are chosen in the first
-        progress(f"batch {batch}: {1e3 * float(taken[:, batch - 1].sum()):.1f} ms in {cuts.blocks} blocks")
-    sequence = network.program(1).sequence
-    return taken, np.array([alive_bytes(sequence, bound) for bound in cuts.bounds[1:-1]], float)
-
-
 #: File of a profile's folder that says where networks are cut.
 CUTS_FILE = "blocks.json"
 
@@ -341,12 +290,14 @@ class Model:
         name, options: of the registry.
         state_hash: of its weights.
         cuts: of its network.
+        devices: label of the device on which each class was measured, by class; a class that lacks: the CPU.
     """
 
     name: str
     options: Mapping[str, Any]
     state_hash: str
     cuts: Cuts
+    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_models(folder: pathlib.Path) -> Dict[str, Model]:
@@ -359,7 +310,13 @@ def load_models(folder: pathlib.Path) -> Dict[str, Model]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return {
-            str(name): Model(str(name), dict(of["options"]), str(of["state_hash"]), Cuts.parse(of["cuts"]))
+            str(name): Model(
+                str(name),
+                dict(of["options"]),
+                str(of["state_hash"]),
+                Cuts.parse(of["cuts"]),
+                {str(gpu): str(label) for gpu, label in of.get("devices", {}).items()},
+            )
             for name, of in raw.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -369,7 +326,12 @@ def load_models(folder: pathlib.Path) -> Dict[str, Model]:
 def save_models(folder: pathlib.Path, models: Mapping[str, Model]) -> None:
     """Write what :func:`load_models` reads."""
     raw = {
-        name: {"options": dict(model.options), "state_hash": model.state_hash, "cuts": model.cuts.to_dict()}
+        name: {
+            "options": dict(model.options),
+            "state_hash": model.state_hash,
+            "cuts": model.cuts.to_dict(),
+            "devices": dict(model.devices),
+        }
         for name, model in models.items()
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -380,8 +380,8 @@ def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) ->
     if entry.name == "aten::_convolution":
         return aten.convolution.default(*arguments[:9])
     if entry.name in ("aten::native_batch_norm", "aten::batch_norm"):
-        assert entry.overload is not None
-        given = dict(zip([argument.name for argument in entry.overload._schema.arguments], arguments))
+        overload: Any = entry.overload
+        given = dict(zip([argument.name for argument in overload._schema.arguments], arguments))
         if given.pop("training") is False:
             given.pop("cudnn_enabled", None)
             normalized = aten._native_batch_norm_legit_no_training.default(*given.values())

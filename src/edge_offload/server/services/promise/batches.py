@@ -60,13 +60,13 @@ class Batches:
         self.replica, self.specs = replica, specs
         executor = replica.executor
         self.run: Callable[[Frames], List[Execution]]
-        self._judge = None
+        self._judge = self._prepare = None
         self.emulated = isinstance(executor, EmulatedExecutor)
         if isinstance(executor, EmulatedExecutor):
             self.run = executor.run_batch
         else:
             batched = BatchExecutor(executor)
-            self.run, self._judge = batched.run, batched.judge
+            self.run, self._judge, self._prepare = batched.run, batched.judge, batched.prepare
 
     def table(self, give_way: Callable[[], None], folder: Optional[pathlib.Path] = None) -> Table:
         """What they take: as kept on disk, or measured now, which takes seconds.
@@ -84,7 +84,18 @@ class Batches:
         if found is None:
             found = self._measure(give_way)
             _save(path, found)
+        elif executor.graphs is not None:
+            for size in range(1, len(found.median_s) + 1):
+                give_way()
+                self._prepared(self._frames(size))
         return found
+
+    def _frames(self, size: int) -> Frames:
+        return [[_noise(spec, 100 * size + place) for spec in self.specs] for place in range(size)]
+
+    def _prepared(self, frames: Frames) -> None:
+        assert self._prepare is not None
+        self._prepare(frames)
 
     def _measure(self, give_way: Callable[[], None]) -> Table:
         assert self._judge is not None
@@ -92,14 +103,14 @@ class Batches:
         tails: List[float] = []
         equal, reason = 1, ""
         for size in range(1, LARGEST + 1):
-            frames = [[_noise(spec, 100 * size + place) for spec in self.specs] for place in range(size)]
+            frames = self._frames(size)
             if size > 1:
                 verdict = self._judge(frames)
                 if verdict.reason:
                     reason = f"batch {size}: {verdict.reason}"
                     break
                 equal = size if verdict.equal and equal == size - 1 else equal
-            self.run(frames)
+            self._prepared(frames)
             taken: List[float] = []
             until_s = time.monotonic() + LONGEST_S
             while len(taken) < REPEATS and (len(taken) < 3 or time.monotonic() < until_s):

@@ -13,7 +13,7 @@ from torch import nn
 
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
 from edge_offload.execute.emulated import EmulatedExecutor, Emulation
-from edge_offload.execute.engines.base import EAGER, ENGINE
+from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT
 from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.module import ModuleExecutor, state_versions
 from edge_offload.execute.tensors import TensorSpec
@@ -99,7 +99,7 @@ class ReplicaPool:
         allow: Iterable[str] = (),
         overrides: Optional[Mapping[str, Mapping[str, Scalar]]] = None,
         max_replicas: int = 8,
-        engine: str = EAGER,
+        engine: str = FASTEST_EXACT,
         emulated: Optional[Emulation] = None,
     ) -> None:
         self.device, self._engine, self._emulated = device, engine, emulated
@@ -132,7 +132,7 @@ class ReplicaPool:
 
     def engine_of(self, model: str) -> str:
         """The engine that is to compute a model of this name."""
-        return chosen(self._engine, model)
+        return chosen(self._engine, model, FASTEST_EXACT)
 
     def key(self, name: Any, options: Any) -> Key:
         """:attr:`Replica.key` of what :meth:`acquire` would return.

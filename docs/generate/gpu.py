@@ -1,0 +1,191 @@
+"""The page of a machine with a GPU, from what ``scripts/gpu run`` wrote."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from generate.tables import Column, ratio, s, table, tenths, yes
+
+#: Modes of the virtual device that are listed, in this order.
+MODES = ("replay", "lazy", "cached", "per_op")
+
+
+def gpu(record: Any) -> List[str]:
+    """Sections of the page; a phase that did not run has none."""
+    phases: Mapping[str, Any] = record["phases"]
+    lines: List[str] = []
+    for title, name, write in (
+        ("Bits", "bits", _bits),
+        ("Operators", "conformance", _conformance),
+        ("Times", "speed", _speed),
+        ("Batches", "batches", _batches),
+        ("Stages of a pool", "pool", _pool),
+        ("Faults", "faults", _faults),
+    ):
+        records = list(phases.get(name, {}).get("records", []))
+        section = write(records) if records else []
+        if section:
+            lines += [f"## {title}", "", *section, ""]
+    took = ", ".join(f"{name} {one['seconds']:.0f} s" for name, one in phases.items() if "seconds" in one)
+    return [*_machine(record["machine"]), *lines, f"Phases took: {took}."]
+
+
+def _machine(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    facts: Dict[str, Any] = {}
+    for one in records:
+        facts.update({key: value for key, value in one.items() if key not in ("name", "at_s")})
+    words = {
+        "gpu": "GPU",
+        "driver": "driver",
+        "torch": "torch",
+        "cuda": "CUDA",
+        "cudnn": "cuDNN",
+        "cores": "cores",
+        "cpu": "processor",
+        "python": "Python",
+    }
+    said = [f"{word} {facts[key]}" for key, word in words.items() if facts.get(key)]
+    return [", ".join(said) + ".", ""] if said else []
+
+
+def _bits(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    totals = [
+        {"way": one["name"][6:], **{key: value for key, value in one.items() if key not in ("name", "at_s")}}
+        for one in records
+        if one["name"].startswith("total ") and one["name"] != "total plain"
+    ]
+    columns: List[Column] = [
+        ("way", "way", str),
+        ("programs and networks", "programs", str),
+        ("same bits", "bits", str),
+        ("close (1e-5)", "close", str),
+        ("as far as TF32", "tf32", str),
+        ("further", "FAR", str),
+        ("errors", "error", str),
+    ]
+    return [
+        "Results of small programs and of networks, against the same program by plain CUDA on this GPU,",
+        "without TF32 and with cuDNN's deterministic algorithms. Rows `plain …` are plain CUDA, too: a second time, with",
+        "TF32, with torch's own batch norm.",
+        "",
+        *table(totals, columns),
+    ]
+
+
+def _conformance(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = [one for one in records if one["name"] in ("lazy", "replay")]
+    names = sorted({key for one in rows for key in one if key not in ("name", "at_s")})
+    columns: List[Column] = [("mode", "name", str), *((name, name, str) for name in names)]
+    return ["Calls of PyTorch's own samples (`op_db`) through a server, against plain CUDA.", "", *table(rows, columns)]
+
+
+def _speed(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    native = {one["model"]: one for one in records if one["name"].endswith("tf32=False") and "eager" in one}
+    by_name = {one["name"]: one for one in records}
+    rows: List[Dict[str, Any]] = []
+    for model, alone in native.items():
+        graph = alone.get("graph", {}).get("ms")
+        row: Dict[str, Any] = {
+            "model": model,
+            "kernels": alone.get("eager_gpu", {}).get("kernels"),
+            "graph": graph,
+            "eager": alone["eager"]["ms"],
+            "kernel_ms": _per(alone.get("eager_gpu"), "kernel_us", 1e3),
+        }
+        for key, name in (
+            ("replay", f"{model} replay"),
+            ("calls", f"{model} replay call by call"),
+            ("server", f"{model} server"),
+            ("eager_server", f"{model} server call by call"),
+        ):
+            one = by_name.get(name, {})
+            row[key] = one.get("wall", {}).get("ms")
+            row[f"{key}_p95"] = one.get("wall", {}).get("p95_ms")
+            row[f"{key}_compute"] = _per(one, "compute_s", 1e-3)
+            row[f"{key}_server"] = _per(one, "server_s", 1e-3)
+        if graph and row["replay_compute"]:
+            row["over_graph"] = row["replay_compute"] / graph
+        if row["calls_compute"] and row["replay_compute"]:
+            row["gain"] = row["replay_compute"] / row["calls_compute"]
+        if row["server"] and row["replay"]:
+            row["over_server"] = row["replay"] / row["server"]
+        rows.append(row)
+    own: List[Column] = [
+        ("network", "model", str),
+        ("kernels", "kernels", tenths),
+        ("their time, ms", "kernel_ms", s),
+        ("torch in one process, ms", "eager", s),
+        ("CUDA graph in one process, ms", "graph", s),
+    ]
+    away: List[Column] = [
+        ("network", "model", str),
+        ("replay, ms", "replay", s),
+        ("p95", "replay_p95", s),
+        ("session, ms", "replay_compute", s),
+        ("… call by call", "calls_compute", s),
+        ("with graphs / without", "gain", ratio),
+        ("session / graph", "over_graph", ratio),
+        ("replay call by call, ms", "calls", s),
+        ("mode server, ms", "server", s),
+        ("… eager", "eager_server", s),
+        ("replay / server", "over_server", ratio),
+    ]
+    return [
+        "Medians. The robot is a process without a GPU on other cores, the link is loopback. `session` is what the",
+        "server's executor took for a frame, without codecs and queues.",
+        "",
+        *table(rows, own),
+        "",
+        *table(rows, away),
+    ]
+
+
+def _per(row: Optional[Mapping[str, Any]], key: str, unit: float) -> Optional[float]:
+    value = (row or {}).get(key)
+    return None if value is None else value / unit
+
+
+def _batches(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = []
+    for one in records:
+        medians = one.get("median_ms")
+        if medians:
+            rows.append(
+                {
+                    **one,
+                    "first": medians[0],
+                    "last": medians[-1],
+                    "largest": len(medians),
+                    "gain": len(medians) * medians[0] / medians[-1],
+                }
+            )
+    columns: List[Column] = [
+        ("model", "name", str),
+        ("alone, ms", "first", s),
+        ("largest batch", "largest", str),
+        ("it takes, ms", "last", s),
+        ("frames a second, against one by one", "gain", s),
+        ("bits of single frames up to", "equal", str),
+    ]
+    return table(rows, columns) if rows else []
+
+
+def _pool(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = [one for one in records if "equal" in one]
+    columns: List[Column] = [
+        ("network", "name", str),
+        ("batch", "batch", str),
+        ("bits of the whole network", "equal", yes),
+        ("off, of the largest value", "off", str),
+    ]
+    return table(rows, columns) if rows else []
+
+
+def _faults(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = []
+    for one in records:
+        facts = {key: value for key, value in one.items() if key not in ("name", "at_s", "log", "where")}
+        rows.append(
+            {"name": one["name"], "facts": "; ".join(f"{key}: {str(value)[:160]}" for key, value in facts.items())}
+        )
+    return table(rows, [("fault", "name", str), ("what was seen", "facts", str)])

@@ -1,0 +1,193 @@
+"""Which devices of a machine its members compute on, and that no two members have one GPU unless that is meant.
+
+Members of one GPU take turns in slices of time: each would be slower than its profile says. CUDA's Multi-Process
+Service (MPS) has them compute at once.
+
+Run as ``python -m edge_offload.server.pool.accelerators DEVICE``: a process of its own looks for devices, so that the
+one that stays has no context on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import List, Sequence
+
+from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
+
+#: Environment of a member: devices of its machine, with commas; the member of GPU n has the n-th.
+DEVICES = "EDGE_OFFLOAD_POOL_DEVICES"
+CPU_LABEL = "cpu"
+#: Seconds that looking for devices may take.
+SURVEY_S = 120.0
+#: Where CUDA expects the pipes of MPS (environment variable, default), and what its daemon is called.
+MPS_PIPES, MPS_DEFAULT, MPS_DAEMON = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps", "nvidia-cuda-mps"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device of this machine.
+
+    Attributes:
+        name: ``cpu`` or ``cuda:n``.
+        label: kind and model, as labels of Ray and profiles have it.
+        identity: of the GPU on this machine, whatever a process calls it; empty: a CPU.
+    """
+
+    name: str
+    label: str = CPU_LABEL
+    identity: str = ""
+
+
+def label_of(device: str) -> str:
+    """Kind and model of a device that this process has; also whether TF32 is allowed there, which decides bits."""
+    from edge_offload.execute import devices
+    from edge_offload.execute.fingerprint import device_name
+
+    where = devices.pick(device)
+    if where.type == "cpu":
+        return CPU_LABEL
+    words = [where.type, device_name(where), *(["tf32"] if devices.tf32_allowed() else [])]
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.") for word in words)[:63].rstrip("-.")
+
+
+def present(device: str) -> List[Accelerator]:
+    """The devices that ``device`` names: all GPUs for ``cuda``, and for ``auto`` where there is one.
+
+    Raises:
+        BadInput, Unsupported: no such device; as :func:`~edge_offload.execute.devices.pick`.
+    """
+    import torch
+
+    from edge_offload.execute import devices
+
+    where = devices.pick(device)
+    if where.type == "cpu":
+        return [Accelerator("cpu")]
+    indices = range(torch.cuda.device_count()) if where.index is None else (where.index,)
+    return [Accelerator(f"cuda:{index}", label_of(f"cuda:{index}"), _identity(index)) for index in indices]
+
+
+def survey(device: str) -> List[Accelerator]:
+    """As :func:`present`, by a process of its own.
+
+    Raises:
+        BadInput, Unsupported: no such device, or looking for it took too long.
+    """
+    if device == "cpu":
+        return [Accelerator("cpu")]
+    command = [sys.executable, "-m", "edge_offload.server.pool.accelerators", device]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=SURVEY_S)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise Unsupported(
+            f"the devices of this machine do not answer: {type(error).__name__}",
+            remedy="see what 'edge-offload doctor' says of them, or take --device cpu",
+        ) from error
+    if "refused" in found:
+        raise (BadInput if found["wrong"] else Unsupported)(found["refused"])
+    return [Accelerator(**each) for each in found["devices"]]
+
+
+class Claims:
+    """GPUs that members of this process have; other processes of this machine see them as taken.
+
+    Args:
+        accelerators: of :func:`survey`.
+        count: members, each with a device of its own; a CPU has any number.
+        shares: whether members may share a GPU.
+
+    Attributes:
+        names: device of each member.
+        label: of these devices.
+        shares: whether a plan may divide them; a CPU always.
+
+    Raises:
+        BadInput: there are fewer GPUs, others have them, or they are of several models.
+    """
+
+    def __init__(self, accelerators: Sequence[Accelerator], count: int, shares: bool) -> None:
+        self._sockets: List[socket.socket] = []
+        free: List[Accelerator] = []
+        for each in accelerators:
+            if len(free) < count and (not each.identity or self._claim(each.identity)):
+                free.append(each)
+        if len(free) < count and accelerators[0].identity and not shares:
+            self.close()
+            raise BadInput(
+                f"{count} members need {count} GPUs, and {len(free)} of {len(accelerators)} have no member: members "
+                "that share a GPU take turns in slices of time",
+                remedy="join with fewer --gpus or another --device, begin CUDA MPS (nvidia-cuda-mps-control -d), or "
+                "allow it with --share-gpu",
+            )
+        chosen = free if len(free) == count else [*free, *(each for each in accelerators if each not in free)]
+        labels = {each.label for each in chosen[:count]}
+        if len(labels) > 1:
+            self.close()
+            raise BadInput(
+                f"these GPUs are of several models: {', '.join(sorted(labels))}",
+                remedy="join once for each class, with --device cuda:n",
+            )
+        self.names = [chosen[number % len(chosen)].name for number in range(count)]
+        (self.label,) = labels
+        self.shares = shares or not accelerators[0].identity
+
+    def close(self) -> None:
+        """Give the GPUs back; the process's end does so, too."""
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
+    def _claim(self, identity: str) -> bool:
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0edge-offload-pool-{identity}")  # an abstract name: it is free once its process has ended
+        except OSError:
+            claim.close()
+            return False
+        self._sockets.append(claim)
+        return True
+
+
+def mps_runs() -> bool:
+    """Whether CUDA MPS runs: its pipes are there, and its daemon too unless the environment says where they are.
+
+    A container may see the pipes alone; CUDA itself refuses to begin where nobody listens to them.
+    """
+    if not pathlib.Path(os.environ.get(MPS_PIPES, MPS_DEFAULT), "control").exists():
+        return False
+    if os.environ.get(MPS_PIPES):
+        return True
+    import psutil
+
+    return any(str(each.info["name"]).startswith(MPS_DAEMON) for each in psutil.process_iter(["name"]))
+
+
+def _identity(index: int) -> str:
+    import torch
+
+    found = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if found is not None:
+        return str(found)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")  # torch before 2.4 does not say
+    return visible[index].strip() if index < len(visible) and visible[index].strip() else str(index)
+
+
+def main() -> int:
+    """See the module."""
+    try:
+        print(json.dumps({"devices": [asdict(each) for each in present(sys.argv[1])]}), flush=True)
+    except EdgeOffloadError as error:
+        print(json.dumps({"refused": str(error), "wrong": isinstance(error, BadInput)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
