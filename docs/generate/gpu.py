@@ -65,8 +65,8 @@ def _bits(records: Sequence[Mapping[str, Any]]) -> List[str]:
     ]
     return [
         "Results of small programs and of networks, against the same program by plain CUDA on this GPU,",
-        "without TF32 and with cuDNN's deterministic algorithms. Rows `plain …` are plain CUDA, too: a second time, with",
-        "TF32, with torch's own batch norm.",
+        "without TF32 and with cuDNN's deterministic algorithms. Rows `plain …` are plain CUDA, too: a second time,",
+        "with TF32, with torch's own batch norm.",
         "",
         *table(totals, columns),
     ]
