@@ -15,8 +15,8 @@ from edge_offload_benchmarks.gpu.power import EnergyLog
 from edge_offload_benchmarks.gpu.processes import BLIND, EmulatedLink, Process, Server, module
 from edge_offload_benchmarks.gpu.results import Phase
 
-#: Networks with many frames, and one with fewer.
-MODELS = ("resnet50", "mobilenet_v3_large", "kapao_s", "vit_s", "movenet")
+#: Networks that are timed.
+MODELS = ("resnet50", "mobilenet_v3_large", "vit_s", "kapao_s")
 MBPS = (93.0, 300.0)
 FRAMES, TINY_FRAMES, LINK_FRAMES, TF32_FRAMES = 200, 6, 20, 30
 
@@ -41,7 +41,7 @@ def run(phase: Phase) -> None:
             with phase.guarded("server of single calls"), Server(
                 phase.settings, *options, "--engine", "eager", keys=None, **{SWITCH: "0"}
             ) as calls:
-                Robot(phase, calls, energy, native, names, " call by call").measure(["replay", "server"], frames)
+                Robot(phase, calls, energy, native, names, " call by call").measure(["replay"], frames)
         if not tiny:
             robot.measure(["lazy", "cached", "per_op"], frames)
         for mbps in () if tiny else MBPS:
