@@ -111,7 +111,7 @@ def test_joined_phases_run_at_once_with_the_longest_limit():
     joined = table.entry_of("facts+correct+batches")
     assert joined.parts == ("facts", "bits", "conformance", "modules", "build", "batches")
     assert joined.seconds == table.PHASES["correct"].seconds
-    assert runner.unknown(["facts+nothing", "pool"]) == ["nothing"]
+    assert runner.unknown(["facts+nothing", "pool", "facts:60"]) == ["facts+nothing"]
 
 
 def test_a_tiny_rehearsal_has_every_default_phase():

@@ -42,6 +42,8 @@ SHORTER: List[Tuple[str, str]] = [
     (r"scene make --count \d+", "scene make --count 2"),
     (r"--calibrate \d+", "--calibrate 1"),
     (r"--train \S+ --validate \S+", "--train 0:4 --validate 4:6 --epochs 1 --batch 2 --size 256 --window 128x128"),
+    # all phases run in tests/benchmarks/test_gpu_kit.py
+    (r"^(scripts/gpu run --device cpu --tiny .*)", r"\1 install facts"),
     (r"^(edge-offload track .*)", r"\1 --frames 2"),
     (r"^(edge-offload regress .*)", r"\1 --frames 2"),
 ]
