@@ -48,6 +48,14 @@ with torch.no_grad():
                         for a, b in zip((found, *both), (wanted, *parts)):
                             if not torch.equal(a.cpu(), b) or a.stride() != b.stride() or a.dtype != b.dtype:
                                 differing.append(str((dtype, shape, given.stride(), scale is None)))
+def gradients(device):
+    x = torch.linspace(-1, 1, 30).view(5, 6).to(device).requires_grad_()
+    weight = torch.ones(6, device=device).requires_grad_()
+    (torch.nn.functional.rms_norm(x, (6,), weight) ** 3).sum().backward()
+    return x.grad.cpu(), weight.grad.cpu()
+for a, b in zip(gradients("cuda"), gradients("cpu")):
+    if not torch.allclose(a, b, rtol=1e-5, atol=1e-6):
+        differing.append(f"a gradient: {(a - b).abs().max()}")
 names = {made.native.entry(entry)[0] for entry in range(made.native.counters()["entries"])}
 print(json.dumps({"differing": differing, "whole": "aten::_fused_rms_norm" in names}))
 """
