@@ -1,6 +1,8 @@
 """The check-up says what is missing and what to do, in text and in JSON."""
 
+import importlib.metadata
 import json
+import sys
 
 import pytest
 import torch
@@ -73,3 +75,39 @@ def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
         libraries.build_device()
     monkeypatch.setenv("EDGE_OFFLOAD_DEVICE", "rust")
     assert checkup.check()  # what it says of it is a finding too
+
+
+@pytest.mark.parametrize("packaging", [True, False])
+@pytest.mark.parametrize(
+    ("version", "bounds", "fits"),
+    [("1.26.4", ">=1.21", True), ("1.20", ">=1.21", False), ("2.13.0+cpu", ">=2.0", True), ("27.3.0", ">=25", True),
+     ("2.0", "<2", False), ("1.9.1", ">=1.0,<2", True), ("4", ">=4.0", True), ("0.7.12", ">=0.7.12,<0.8", True),
+     ("0.8.1", ">=0.7.12,<0.8", False), ("2.11.0a0+git1", ">=2.0", True), ("3", "", True)],
+)  # fmt: skip
+def test_versions_are_compared_with_and_without_packaging(monkeypatch, packaging, version, bounds, fits):
+    from edge_offload import requirements
+
+    if not packaging:
+        monkeypatch.setitem(sys.modules, "packaging.specifiers", None)
+    assert requirements.meets(version, bounds) is fits
+
+
+def test_packages_that_do_not_fit_are_named_with_the_versions(monkeypatch):
+    from edge_offload import checkup
+
+    (finding,) = checkup._packages()
+    assert (finding.level, finding.remedy) == ("ok", ""), finding
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "lz4":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"pyzmq": "22.3.0", "torch": "1.13.1"}.get(name) or real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    (finding,) = checkup._packages()
+    assert finding.level == "missing"
+    assert finding.detail == (
+        "torch>=2.0 (1.13.1 is installed), pyzmq>=25 (22.3.0 is installed), lz4>=4 (not installed)"
+    )
+    assert finding.remedy.endswith("-m pip install 'torch>=2.0' 'pyzmq>=25' 'lz4>=4'")

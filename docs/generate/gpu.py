@@ -35,7 +35,7 @@ def _machine(records: Sequence[Mapping[str, Any]]) -> List[str]:
     for one in records:
         facts.update({key: value for key, value in one.items() if key not in ("name", "at_s")})
     words = {
-        "gpu": "GPU",
+        "device": "GPU",
         "driver": "driver",
         "torch": "torch",
         "cuda": "CUDA",

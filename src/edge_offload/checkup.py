@@ -8,16 +8,17 @@ import platform
 import shutil
 import stat
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from typing import Callable, Iterator, List, Optional, Tuple
 
+from edge_offload import places, requirements
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.native import recipe
 from edge_offload.native.libraries import GROUPS, NODES
 
 OK, WARN, MISSING = "ok", "warn", "missing"
-PACKAGES = ("numpy", "scipy", "pyzmq", "msgpack", "safetensors", "jsonschema", "lz4", "zstandard", "psutil")
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,12 @@ def _torch() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    absent = []
-    for name in PACKAGES:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
-    if absent:
-        yield Finding(MISSING, "packages", f"not installed: {', '.join(absent)}", "pip install edge_offload")
-    else:
-        yield Finding(OK, "packages", "all that the library needs")
+    wrong = requirements.unmet()
+    if not wrong:
+        yield Finding(OK, "packages", "all that the library needs, in versions that fit")
+        return
+    wanted = " ".join(f"'{one.name}{one.bounds}'" for one in wrong)
+    yield Finding(MISSING, "packages", ", ".join(map(str, wrong)), f"{sys.executable} -m pip install {wanted}")
 
 
 def _devices() -> Iterator[Finding]:
@@ -174,6 +171,11 @@ def _ros() -> Iterator[Finding]:
         except ImportError as error:
             yield Finding(WARN, "ROS", f"{module} cannot be imported: {error}", remedy)
             return
+    numpy = importlib.metadata.version("numpy")
+    if not requirements.meets(numpy, "<2"):
+        detail = f"numpy {numpy} is installed, and the distribution's cv_bridge is built for numpy 1"
+        yield Finding(WARN, "ROS", detail, f"{sys.executable} -m pip install 'numpy<2'")
+        return
     yield Finding(OK, "ROS", f"rospy is there {os.environ.get('ROS_DISTRO', '')}".strip())
 
 
@@ -195,19 +197,21 @@ def _keys(directory: Optional[str]) -> Iterator[Finding]:
         else:
             made = "made on first use, good for loopback only" if pair.automatic else "made on purpose"
             yield Finding(OK, f"{role} key", f"{pair.public} ({made})")
-    if store.directory.exists() and stat.S_IMODE(store.directory.stat().st_mode) & 0o077:
+    if os.path.exists(store.directory) and stat.S_IMODE(store.directory.stat().st_mode) & 0o077:
         yield Finding(WARN, "key directory", f"others can read {store.directory}", f"chmod -R go= {store.directory}")
     yield Finding(OK, "allow-list", f"{len(store.clients())} robots, {len(store.servers())} servers known")
 
 
 def _cache() -> Iterator[Finding]:
-    from edge_offload.models import cache
-
-    directory = cache.cache_dir()
-    place = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+    try:
+        directory = places.cache_folder()
+    except EdgeOffloadError as error:
+        yield Finding(MISSING, "cache", error.cause, error.remedy)
+        return
+    place = next(folder for folder in (directory, *directory.absolute().parents) if os.path.exists(folder))
     free = shutil.disk_usage(place).free
     if not os.access(place, os.W_OK):
-        remedy = "set EDGE_OFFLOAD_CACHE to a directory of yours"
+        remedy = f"set {places.CACHE} to a directory of yours"
         yield Finding(MISSING, "cache", f"{place} cannot be written", remedy)
     elif free < 1 << 30:
         yield Finding(WARN, "cache", f"{directory}: {free / 1e9:.1f} GB free", "make room for weights and builds")

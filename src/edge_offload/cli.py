@@ -7,10 +7,11 @@ import contextlib
 import os
 import pathlib
 import sys
+import tempfile
 import traceback
 from typing import List, Optional
 
-from edge_offload import beside, commands, outputs, subcommands
+from edge_offload import beside, commands, outputs, places, subcommands
 from edge_offload.errors import EdgeOffloadError, in_words, without_module
 
 DEFECT = 70
@@ -60,7 +61,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     except (EdgeOffloadError, OSError, MemoryError) as error:
         if isinstance(error, OSError) and error.filename is None:
             _leave_output()  # a full disk behind standard output would be told once more at the exit
-        return _say(args.command, in_words(error, f"see 'edge-offload {args.command} --help'"), 1)
+        explained = places.explained(error) if isinstance(error, OSError) else error
+        return _say(args.command, in_words(explained, f"see 'edge-offload {args.command} --help'"), 1)
     except Exception as error:
         return _unforeseen(args.command, error)
 
@@ -84,14 +86,19 @@ def _say(command: str, text: str, code: int) -> int:
 
 def _kept_traceback() -> str:
     """Put the traceback where it can be sent from, and say where that is."""
+    text = traceback.format_exc()
     try:
-        from edge_offload.models.cache import cache_dir
-
-        path = cache_dir() / "last-error.log"
+        path = places.cache_folder() / "last-error.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback.format_exc(), encoding="utf-8")
-    except (OSError, ImportError) as error:
-        return f"its traceback could not be kept: {in_words(error)}"
+        path.write_text(text, encoding="utf-8")
+    except (OSError, EdgeOffloadError):
+        try:  # a user without a home, or with one that cannot be written
+            handle, name = tempfile.mkstemp(prefix="edge_offload-error-", suffix=".log")
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            path = pathlib.Path(name)
+        except OSError as error:
+            return f"its traceback could not be kept: {in_words(error)}"
     return f"please report it with {path}"
 
 

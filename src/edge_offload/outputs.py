@@ -13,6 +13,7 @@ import pathlib
 import tempfile
 from typing import Any, Callable, Dict, Iterator, Union
 
+from edge_offload import places
 from edge_offload.errors import BadInput
 
 STANDARD_OUTPUT = "-"
@@ -55,7 +56,7 @@ def check_output(path: Pathlike) -> None:
     Raises:
         BadInput: it cannot, and why.
     """
-    path = pathlib.Path(path).expanduser().absolute()
+    path = places.expand(path).absolute()
     if path.is_dir():
         raise BadInput(f"{path} is a folder", remedy="give the name of a file in it")
     with _refused(path):
@@ -73,7 +74,7 @@ def check_folder(path: Pathlike) -> None:
     Raises:
         BadInput: they cannot, and why.
     """
-    path = pathlib.Path(path).expanduser().absolute()
+    path = places.expand(path).absolute()
     with _refused(path):
         there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=there) as probe:
@@ -91,7 +92,7 @@ def write_text(path: Pathlike, text: str) -> None:
 
 def write_bytes(path: Pathlike, data: bytes) -> None:
     """As :func:`write_text`."""
-    path = pathlib.Path(path).expanduser()
+    path = places.expand(path)
     with _refused(path):
         path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)

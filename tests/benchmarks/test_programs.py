@@ -161,6 +161,7 @@ def test_programs_are_compared_with_plain_cuda_where_that_is_asked_for(
     """The reference's ``cuda`` is the virtual device in mode local: no GPU is tested."""
     monkeypatch.setattr(heap, "LAUNCHER", launcher)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("EDGE_OFFLOAD_LOCAL_GPU", "hidden")
     record = tmp_path / "programs.json"
     words = ["bench", "programs", "--reference", "cuda", "--modes", "lazy", "--inferences", "2", "--json", str(record)]
     assert main([*words, "--only", "plain/lstm_policy"]) == int(outcome == "wrong")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import pathlib
 import sys
@@ -10,7 +12,7 @@ from typing import Any, Dict, List, Sequence
 import pytest
 import torch
 
-from edge_offload.execute.session.cuda_driver import Captures, NoGraph
+from edge_offload.execute.session.cuda_driver import Captures, CudaDriver, NoGraph
 from edge_offload.execute.session.graphs import EAGER_RUNS, MAX_CAPTURES, TRIALS
 from edge_offload.execute.session.native_runner import library
 from edge_offload.native import libraries
@@ -280,3 +282,70 @@ def test_a_step_of_which_cuda_makes_no_graph_is_tried_once(capfd: pytest.Capture
         assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
     assert not graphs.captures.captured
     assert capfd.readouterr().err.count("previous error during capture") == 1
+
+
+class Allocator:
+    """In the place of ``torch.cuda``, as far as graphs and their pools go: torch's rules, seen on a GPU.
+
+    A pool is gone with its last graph, and refused from then on. A capture that failed leaves its pool in use.
+    """
+
+    def __init__(self) -> None:
+        self.used: Dict[int, int] = {}
+        self.stuck: List[int] = []
+        self.made = 0
+        allocator = self
+
+        class Graph:
+            pool = -1
+
+            def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+                assert capture_error_mode == "thread_local"
+                if pool in allocator.stuck:
+                    raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+                if allocator.used.get(pool, 1) == 0:
+                    raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+                self.pool = pool
+
+            def capture_end(self) -> None:
+                allocator.used[self.pool] = allocator.used.get(self.pool, 0) + 1
+
+            def __del__(self) -> None:
+                if self.pool in allocator.used:
+                    allocator.used[self.pool] -= 1
+
+        self.CUDAGraph = Graph
+
+    def graph_pool_handle(self) -> int:
+        self.made += 1
+        return self.made
+
+    def Stream(self, device: Any) -> Any:  # noqa: N802 - as in torch.cuda
+        return None
+
+    def stream(self, stream: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def synchronize(self, device: Any) -> None:
+        pass
+
+
+def test_graphs_share_a_pool_while_there_are_any_and_never_one_that_torch_refuses() -> None:
+    def fail() -> None:
+        allocator.stuck.append(allocator.made)
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    allocator = Allocator()
+    driver = CudaDriver(torch.device("cuda"), allocator)
+    graphs = [driver.capture(lambda: None) for _ in range(3)]
+    assert len({graph.pool for graph in graphs}) == 1
+    with pytest.raises(RuntimeError, match="not permitted"):
+        driver.capture(fail)
+    graphs.append(driver.capture(lambda: None))
+    assert graphs[3].pool != graphs[0].pool, "a capture failed in the first one"
+    graphs.append(driver.capture(lambda: None))
+    assert graphs[4].pool == graphs[3].pool
+    last = graphs[4].pool
+    graphs.clear()
+    gc.collect()
+    assert driver.capture(lambda: None).pool != last, "it went with its last graph"

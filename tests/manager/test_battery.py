@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edge_offload.manager.battery import Battery
+from edge_offload.manager.battery import Battery, BatteryReader
 from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
 
@@ -22,6 +22,32 @@ NAN = math.nan
         ((0.5, NAN, NAN, NAN, 10.0), 0.5, NAN),
         ((NAN, NAN, NAN, NAN, 0.0), NAN, NAN),
         ((0.5, 2.0, 5.0, NAN, NAN), 0.5, NAN),
+        # per cent, as many drivers write it
+        ((62.0, NAN, 5.0, NAN, 10.0), 0.62, 31.0),
+        ((100.0, NAN, NAN, 5.0, 10.0), 1.0, 50.0),
+        ((62.0, 0.0, 0.0, 0.0, 12.0), 0.62, NAN),
+        ((0.8, 0.04, 5.0, NAN, 10.0), 0.008, 0.4),
+        # unknown, as MAVLink's -1 comes out; and what no share can be
+        ((-0.01, NAN, NAN, NAN, 12.0), NAN, NAN),
+        ((-0.01, 2.0, 4.0, NAN, 10.0), 0.5, 20.0),
+        ((-1.0, 0.0, 0.0, 0.0, 12.0), NAN, NAN),
+        ((255.0, NAN, 5.0, NAN, 10.0), NAN, NAN),
+        ((math.inf, NAN, 5.0, NAN, 10.0), NAN, NAN),
+        # 0 in what is not measured
+        ((0.0, 0.0, 0.0, 0.0, 0.0), NAN, NAN),
+        ((0.0, 0.0, 0.0, 0.0, 12.0), NAN, NAN),
+        ((0.5, 0.0, 0.0, 0.0, 12.0), 0.5, NAN),
+        ((0.5, 0.0, 5.0, 0.0, 10.0), 0.5, 25.0),
+        ((0.0, 2.0, 4.0, 0.0, 10.0), 0.5, 20.0),
+        # a driver that writes nan where it does not measure means its 0
+        ((0.0, NAN, 5.0, NAN, 10.0), 0.0, 0.0),
+        # a little more than full, or a little more than empty in per cent
+        ((1.02, NAN, 5.0, NAN, 10.0), NAN, NAN),
+        ((1.02, 5.1, 5.0, NAN, 10.0), 1.0, 51.0),
+        # milliampere hours and millivolts, negative charge
+        ((0.5, 2600.0, 5200.0, NAN, 10.0), 0.5, NAN),
+        ((0.5, NAN, 5.0, NAN, 11100.0), 0.5, NAN),
+        ((0.5, -2.0, 5.0, NAN, 10.0), 0.5, 25.0),
     ],
 )
 def test_what_is_left_is_read_from_whatever_the_battery_tells(fields, share, watt_hours):
@@ -30,6 +56,15 @@ def test_what_is_left_is_read_from_whatever_the_battery_tells(fields, share, wat
         pytest.approx(share, nan_ok=True),
         pytest.approx(watt_hours, nan_ok=True),
     )
+
+
+def test_a_driver_that_has_written_per_cent_goes_on_to_write_per_cent():
+    reader = BatteryReader()
+    seen = [reader.read(percentage, NAN, NAN, NAN, NAN).share for percentage in (2.5, 1.0, 0.5, 1.5)]
+    assert seen == pytest.approx([0.025, 0.01, 0.005, 0.015])
+    other = BatteryReader()
+    seen = [other.read(percentage, NAN, NAN, NAN, NAN).share for percentage in (1.0, 1.2, 0.9)]
+    assert seen == pytest.approx([1.0, NAN, 0.9], nan_ok=True)
 
 
 def test_hours_are_those_of_the_mean_power_of_a_mode_and_unknown_ones_are_left_out():

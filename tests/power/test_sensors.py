@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.power.detect import detect
-from edge_offload.power.ina3221 import Ina3221
+from edge_offload.power.ina3221 import Ina3221, find_rails
 from edge_offload.power.nvml import GpuLoad, Nvml
 from edge_offload.power.rapl import Rapl, Zone
 from edge_offload.power.tegrastats import Tegrastats, parse_line, total_watts
@@ -76,7 +76,7 @@ def test_ina3221_without_an_input_rail_sums_the_rails_of_all_chips(tmp_path: pat
 def test_ina3221_leaves_out_unused_and_disabled_channels(tmp_path: pathlib.Path) -> None:
     directory = hwmon_board(tmp_path, [("NC", 5000, 100), ("VDD_SOC", 5000, 200), ("VDD_CPU", 5000, 400)])
     write(directory / "in3_enable", 0)
-    assert Ina3221(tmp_path).name == "ina3221 VDD_SOC"
+    assert list(find_rails(tmp_path)) == ["VDD_SOC"]
 
 
 @pytest.mark.parametrize("content", ["", "garbage"])
@@ -200,7 +200,7 @@ def test_tegrastats_lines_of_both_generations() -> None:
     assert rails == pytest.approx({"VDD_IN": 4.181, "VDD_CPU_GPU_CV": 0.823, "VDD_SOC": 1.112})
     assert total_watts(rails) == pytest.approx(4.181)
     assert parse_line(JETPACK_4) == pytest.approx({"POM_5V_IN": 1.022, "POM_5V_GPU": 0.0, "POM_5V_CPU": 0.163})
-    assert total_watts({"VDD_GPU_SOC": 2.0, "VDD_CPU_CV": 1.0}) == pytest.approx(3.0)
+    assert total_watts({"VDD_GPU_SOC": 2.0, "VDD_CPU_CV": 1.0, "VIN_SYS_5V0": 0.5}) == pytest.approx(3.5)
 
 
 @given(st.text())

@@ -185,7 +185,7 @@ XYZ = [("x", 0, PointField.FLOAT32), ("y", 4, PointField.FLOAT32), ("z", 8, Poin
         (cloud(XYZ[:2], 12, bytes(12), 1), "without z"),
         (cloud(XYZ, 12, bytes(11), 1), "truncated"),
         (cloud(XYZ, 8, bytes(8), 1), "beyond"),
-        (cloud(XYZ, 12, bytes(24), 2, 1, 12), "truncated"),
+        (cloud(XYZ, 12, bytes(24), 2, 2, 12), "truncated"),
         (cloud(XYZ, 12, bytes(24), 2**31), "truncated"),
     ],
 )

@@ -279,6 +279,20 @@ def test_the_power_of_a_machine_of_which_nothing_is_known_is_not_made_up(graph):
     assert "some watts are told and others not" in wrong.output
 
 
+def test_a_board_whose_rails_are_parts_of_what_it_draws_is_unknown_with_a_warning(graph, tmp_path, monkeypatch):
+    from edge_offload_msgs.msg import Power
+
+    script = tmp_path / "tegrastats"
+    script.write_text("#!/bin/sh\nwhile echo 'VDD_GPU 5000mW/5000mW VIN_SYS_5V0 6000mW/6000mW'; do sleep 0.1; done\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    heard = graph.listen("offload/power", Power)
+    node = graph.node("power_node", rate=20)
+    wait_for(lambda: len(heard) >= 3, "three messages")
+    assert {message.source for message in heard.messages} == {Power.UNKNOWN}
+    wait_for(lambda: graph.says(node, 1, "a Jetson AGX Thor draws VIN, and there is no VIN"), "the warning")
+
+
 def test_hours_left_per_mode_are_told_where_there_is_a_battery(graph):
     import rospy
     from sensor_msgs.msg import BatteryState

@@ -198,6 +198,28 @@ def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_told(graph, t
     assert node.stop() == 0
 
 
+def test_a_lidar_without_any_return_is_no_free_space_without_a_word(graph):
+    from sensor_msgs.msg import PointCloud2
+    from std_msgs.msg import Header
+
+    from edge_offload.nodes.common.convert import points_to_cloud
+
+    node = graph.node("lidar_node", input="driver/points")
+    driver = graph.publisher("driver/points", PointCloud2)
+    clouds = graph.listen("lidar/points", PointCloud2)
+    for points, level in ((np.zeros((50, 4)), 1), (np.full((50, 4), 3.0), 0)):
+        before = len(clouds)
+
+        def passed(points=points, before=before):
+            driver.publish(points_to_cloud(points, Header()))
+            return len(clouds) > before
+
+        wait_for(passed, "the cloud")
+        words = "none of 50 points is a return" if level else ""
+        wait_for(lambda level=level, words=words: graph.says(node, level, words), f"level {level}")
+    assert clouds.messages[-1].width == 50
+
+
 def test_a_made_up_world_moves_past_the_sensor_and_a_bag_of_it_plays(graph, tmp_path):
     import rosbag
     from sensor_msgs.msg import PointCloud2

@@ -65,6 +65,7 @@ WRONG = [
     ("bag:=walk.bag", "no such file"),
     ("calibration:=camera.yaml", "no such file"),
     ("scans:=sweeps", "no such file or folder"),
+    ("scan_fields:=x,y", "does not name the fields of a scan"),
     ("weights:=net.safetensors", "no such file"),
     ("power_config:=power.yaml", "no such file"),
     ("follower_config:=config/", "no such file"),

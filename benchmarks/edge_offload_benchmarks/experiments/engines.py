@@ -131,17 +131,17 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
     """Engines are built anew, and left nowhere."""
-    from edge_offload.models.cache import ENVIRONMENT
+    from edge_offload.places import CACHE
 
-    before = os.environ.get(ENVIRONMENT)
+    before = os.environ.get(CACHE)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[ENVIRONMENT] = folder
+        os.environ[CACHE] = folder
         try:
             yield
         finally:
-            del os.environ[ENVIRONMENT]
+            del os.environ[CACHE]
             if before is not None:
-                os.environ[ENVIRONMENT] = before
+                os.environ[CACHE] = before
 
 
 def bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:

@@ -125,10 +125,12 @@ def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, s
 
 def observe(command: Sequence[str]) -> Observations:
     """What a process of :mod:`edge_offload_benchmarks.dispatched` says of each entry, of all its dtypes together."""
+    from edge_offload.device import visible
     from edge_offload.errors import EdgeOffloadError
     from edge_offload_benchmarks.dispatched import MARK
 
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    hidden = {visible.VARIABLE: "", visible.LOCAL_GPU: visible.HIDDEN}
+    environment = {**os.environ, **hidden, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S, env=environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no words"])[-1][:300]

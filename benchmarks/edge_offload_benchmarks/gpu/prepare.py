@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Iterable, List
 
+from edge_offload import places
 from edge_offload_benchmarks.gpu import carried
 from edge_offload_benchmarks.gpu.settings import CARRIED, ROOT
 
@@ -91,8 +92,7 @@ def run(*command: str, **more: str) -> None:
 
 def own_environment() -> pathlib.Path:
     """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 1 GB)."""
-    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    folder = base / "edge_offload" / "gpu" / "venv"
+    folder = places.cache_folder() / "gpu" / "venv"
     python = folder / "bin" / "python"
     if not python.exists():
         found = shutil.which("python3.12")
@@ -155,12 +155,10 @@ def copy_headers(python: str) -> None:
 
 def copy_files() -> List[str]:
     """Copy the video and the weights from the user's cache, where the product fetches them; problems."""
-    base = os.environ.get("EDGE_OFFLOAD_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edge_offload"
-    )
+    base = places.cache_folder()
     problems = []
     for name, fetch in FILES.items():
-        source, target = pathlib.Path(base) / name, carried.CACHE / name
+        source, target = base / name, carried.CACHE / name
         if not target.exists() and not source.exists():
             subprocess.run([sys.executable, *fetch], cwd=ROOT, check=False)
         if not target.exists() and source.exists():

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence
 
+from edge_offload.device import visible
 from edge_offload.parent import with_parent
 from edge_offload_benchmarks.gpu.settings import Settings
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from edge_offload.link.security.keys import KeyStore
 
 #: A client does not see the GPU: what it computes on "cuda" is the virtual device's.
-BLIND = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+BLIND = {visible.VARIABLE: "", visible.LOCAL_GPU: visible.HIDDEN, "OMP_NUM_THREADS": "1"}
 #: Robots that a server knows: each program has a key of its own, since programs per robot are limited.
 ROBOTS = 40
 

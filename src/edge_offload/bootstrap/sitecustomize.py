@@ -1,9 +1,10 @@
 """Runs at the start of a program launched by ``edge-offload exec``: sets the virtual device up around ``import torch``.
 
 It changes nothing until the program imports torch, or what would use a GPU of this machine. A ``sitecustomize`` that
-was there before is run as well.
+was there before is run as well. What became of the device goes to the file of the launcher, if it waits for a report.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -12,6 +13,20 @@ import sys
 from typing import Any, Optional
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _report(word: str) -> None:
+    """Tell the launcher how far this Python is; nobody waits where there is no file."""
+    path = os.environ.get("EDGE_OFFLOAD_EXEC_REPORT")
+    if path:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            os.write(descriptor, f"{word}\n".encode())
+            os.close(descriptor)
+
+
+def _say(text: str) -> None:
+    print(f"edge-offload exec: {text}", file=sys.stderr, flush=True)
 
 
 class _TorchLoader(importlib.abc.Loader):
@@ -40,6 +55,9 @@ class _TorchLoader(importlib.abc.Loader):
                 installation.from_environment()
         except EdgeOffloadError as error:
             raise SystemExit(f"edge-offload exec: {error}") from None
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"edge-offload exec: {_lacking(error)}") from None
+        _report("device")
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
@@ -49,17 +67,36 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         if name != "torch" or path is not None:
             return None
         sys.meta_path.remove(self)
-        from edge_offload.device import installation
-        from edge_offload.errors import EdgeOffloadError
-
+        spec = importlib.util.find_spec("torch")
+        if spec is None:
+            return None
+        try:
+            from edge_offload.device import installation, visible
+            from edge_offload.errors import EdgeOffloadError
+        except ImportError as error:
+            if os.environ.get("EDGE_OFFLOAD_EXEC_ABSENT") != "local":
+                raise SystemExit(f"edge-offload exec: {_lacking(error)}") from None
+            _say(f"{_lacking(error)}; everything is computed on this machine")
+            _report("local")
+            return spec
+        if not visible.is_visible(os.environ):
+            _say(f"{visible.VARIABLE}={os.environ[visible.VARIABLE]} hides the virtual GPU: nothing is offloaded")
+            _report("local")
+            return spec
         try:
             installation.preload()
         except EdgeOffloadError as error:
             raise SystemExit(f"edge-offload exec: {error}") from None
-        spec = importlib.util.find_spec("torch")
-        assert spec is not None
         spec.loader = _TorchLoader(spec.loader)
         return spec
+
+
+def _lacking(error: ImportError) -> str:
+    """What this Python lacks, and the remedy."""
+    what = f"the package {error.name.split('.')[0]}" if error.name else str(error)
+    launcher = os.environ.get("EDGE_OFFLOAD_EXEC_PYTHON", "")
+    other = f", or start the program with {launcher}" if launcher else ""
+    return f"{sys.executable} lacks {what}, which the virtual device needs; install edge_offload into it{other}"
 
 
 def _chain() -> None:
@@ -70,12 +107,19 @@ def _chain() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def _gpu_libraries() -> Any:
+    """The module of that name, by its path: this Python may lack the package."""
+    path = os.path.join(os.path.dirname(_HERE), "device", "gpu_libraries.py")
+    spec = importlib.util.spec_from_file_location("_edge_offload_gpu_libraries", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 _chain()
 if os.environ.get("EDGE_OFFLOAD_EXEC_MODE"):
+    _report("python")
     sys.meta_path.insert(0, _TorchFinder())
-    try:
-        from edge_offload.device import gpu_libraries
-    except ImportError:  # another Python, started by the program
-        pass
-    else:
-        gpu_libraries.watch()
+    _gpu_libraries().watch()

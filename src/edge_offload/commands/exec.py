@@ -20,6 +20,10 @@ modes:
            Results are those of the whole network up to rounding
   local    this process computes everything, without a server: the program runs as it would on the CPU
 
+A Python takes this process's place. Of any other program (a shell, env, a wrapper) the end is waited for: if no Python
+in it had the virtual device, because PYTHONPATH was cleared or python was given -E, -I or -S, a line says so and the
+exit code is 1 (--absent local: the program's). CUDA_VISIBLE_DEVICES is obeyed: -1 or nothing hides the virtual GPU.
+
 When the connection breaks, the program waits up to --resume seconds for its return and goes on where it was. After
 that it goes on here: what it had put on the device is put on this machine's, what was computed there is computed again,
 and once the server is back it computes there. Only a tensor whose making took too many steps to keep them is gone;
@@ -73,12 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by the program, with the virtual device in it."""
+    """Replace this process by the program, with the virtual device in it; wait for one that is no Python itself."""
     import pathlib
     import shutil
     import sys
 
-    from edge_offload.device import connect, installation
+    from edge_offload.device import connect, installation, starting
     from edge_offload.native import libraries
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -117,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
             f"cannot run {program[0]}: {'it is not executable' if there else 'no such program'}",
             remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
         )
+    replaces = starting.check(program, args.absent == connect.LOCAL)
     installation.check_choice()
     try:
         libraries.build_device()
@@ -126,9 +131,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"edge-offload exec: {error}; the program runs without the virtual device", file=sys.stderr, flush=True)
         os.execvpe(program[0], program, {**os.environ, "EDGE_OFFLOAD_NO_DEVICE": str(error)})
     bootstrap = str(pathlib.Path(__file__).parents[1] / "bootstrap")
-    environment = {**os.environ, **settings.to_environment()}
+    environment = {**os.environ, **settings.to_environment(), starting.LAUNCHER: sys.executable}
+    environment.pop(starting.REPORT, None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH", ""))))
     sys.stdout.flush()
+    if not replaces:
+        return starting.run_watched(program, environment, args.absent == connect.LOCAL)
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Complete a LiDAR scan with SCONet, score SCONet against simple baselines, make synthetic scenes.
 
-  edge-offload scene complete 000000.bin --picture scene.png          one scan of your own (.bin or .pcd)
+  edge-offload scene complete 000000.bin --picture scene.png          one scan of your own (.bin, .pcd)
   edge-offload scene evaluate --scenes 10 --runs 3 --json sconet.json  held-out synthetic scenes, with the spread
   edge-offload scene make --count 5 --out scenes/                     sweeps (.bin) with their complete labels (.npz)
 
@@ -15,7 +15,7 @@ import argparse
 import atexit
 from typing import TYPE_CHECKING, Any, Sequence
 
-from edge_offload import beside, subcommands
+from edge_offload import beside, places, subcommands
 from edge_offload.outputs import add_output, write_bytes, write_each
 from edge_offload.subcommands import signed, some
 
@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     complete = actions.add_parser("complete", help="complete one scan", description="complete one scan")
-    complete.add_argument("scan", help="a .bin (KITTI) or .pcd file")
+    complete.add_argument("scan", help="a .bin (KITTI), .pcd.bin (nuScenes) or .pcd file")
+    complete.add_argument(
+        "--fields", default="auto", metavar="NAMES",
+        help="of a point in a .bin file, each a float32: x,y,z,intensity,ring (default: by the file's name)",
+    )  # fmt: skip
     add_output(
         complete, "--picture", metavar="FILE", default="scene.png", help="sweep, scene, slice (default: %(default)s)"
     )
@@ -108,9 +112,9 @@ def _complete(args: argparse.Namespace) -> int:
 
     if not cv2.haveImageWriter(args.picture):
         raise BadInput(f"{args.picture} is no kind of picture", remedy="name a .png or .jpg")
-    points = read_scan(pathlib.Path(args.scan))
+    points = read_scan(pathlib.Path(args.scan), args.fields)
     if not len(points):
-        raise BadInput(f"scan {args.scan} holds no point that is a number", remedy="give another scan")
+        raise BadInput(f"scan {args.scan} holds no return of the LiDAR", remedy="give another scan")
     completer = completer_of(args)
     completer.grid = grid = around(args.sensor_height, forward=args.extent == "forward")
     occupancy = grid.occupancy(points)
@@ -155,13 +159,12 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    import pathlib
 
     import numpy as np
 
     from edge_offload.models.scenes.samples import pair
 
-    folder = pathlib.Path(args.out).expanduser()
+    folder = places.expand(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(args.first, args.first + args.count):
         made = pair(number, args.held_out)

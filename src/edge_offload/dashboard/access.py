@@ -10,12 +10,12 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
-import pathlib
 import secrets
 import socket
 from collections import OrderedDict
 from typing import Dict, Iterable, Mapping, Optional, Set
 
+from edge_offload import places
 from edge_offload.errors import BadInput
 
 TOKEN_VARIABLE = "EDGE_OFFLOAD_DASHBOARD_TOKEN"
@@ -58,7 +58,7 @@ def read_token(path: str = "", environment: Optional[Mapping[str, str]] = None) 
     where = TOKEN_VARIABLE
     if path:
         try:
-            token, where = pathlib.Path(path).expanduser().read_text(encoding="utf-8").strip(), path
+            token, where = places.expand(path).read_text(encoding="utf-8").strip(), path
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"cannot read the token in {path}: {error}") from error
     if (path or token) and len(token) < MIN_TOKEN:

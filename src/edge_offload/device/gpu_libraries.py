@@ -1,8 +1,9 @@
-"""Libraries that would use a GPU of this machine behind the virtual device's back: refused, by name.
+"""Libraries that compute on this machine behind the virtual device's back: refused by name on a GPU, else said.
 
-TensorRT and pycuda ask no torch: what they compute would not be offloaded, and what torch holds on the virtual device
-has no address that they could read. They can be imported; making a context is refused. Imports no torch: a program may
-import them first, or alone.
+They ask no torch: what they compute is not offloaded, and what torch holds on the virtual device has no address that
+they could read. They can be imported. What would make a context or take memory on a GPU of this machine is refused
+(:data:`REFUSED`); of those that also compute on the processor, one line on standard error says so (:data:`LOCAL`).
+Imports no torch, and nothing of this package before a refusal: a program may run under a Python that lacks it.
 """
 
 from __future__ import annotations
@@ -10,23 +11,35 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.errors import Unsupported
-
-_TENSORRT = (
-    ("ICudaEngine", "create_execution_context"), ("ICudaEngine", "create_execution_context_without_device_memory"),
-)  # fmt: skip
-#: By module: its classes, and their methods that make a context or take one.
-REFUSED: Dict[str, Tuple[Tuple[str, str], ...]] = {
-    "pycuda._driver": (("Device", "make_context"), ("Device", "retain_primary_context"), ("Context", "attach")),
-    "tensorrt": _TENSORRT, "tensorrt_bindings": _TENSORRT, "tensorrt_rtx": _TENSORRT,
-    "tensorrt_rtx_bindings": _TENSORRT,
+_TENSORRT = ("ICudaEngine.create_execution_context", "ICudaEngine.create_execution_context_without_device_memory")
+_DRIVER = ("cuCtxCreate", "cuDevicePrimaryCtxRetain")
+_RUNTIME = ("cudaSetDevice", "cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaStreamCreate")
+#: By module: what in it makes a context of a GPU, or takes memory there.
+REFUSED: Dict[str, Tuple[str, ...]] = {
+    "pycuda._driver": ("Device.make_context", "Device.retain_primary_context", "Context.attach"),
+    **{f"tensorrt{kind}{part}": _TENSORRT
+       for kind in ("", "_rtx", "_lean", "_dispatch") for part in ("", "_bindings")},
+    "cuda.bindings.driver": _DRIVER, "cuda.cuda": _DRIVER,
+    "cuda.bindings.runtime": _RUNTIME, "cuda.cudart": _RUNTIME,
+    "numba.cuda.cudadrv.devices": ("_Runtime.get_or_create_context",),
+    "triton.runtime.jit": ("JITFunction.run",),
+    "faiss": ("StandardGpuResources",),
+    "cupy": (), "onnxruntime.capi.onnxruntime_inference_collection": (),
 }  # fmt: skip
+#: Packages that compute on this machine's processor or GPU, whatever the virtual device does.
+LOCAL = frozenset((
+    "jax", "tensorflow", "paddle", "mxnet", "mindspore", "oneflow", "warp", "taichi", "tinygrad", "cvcuda", "vpi",
+    "nvidia.dali", "jetson.inference", "jetson_inference", "cudf", "cuml", "cugraph", "pyopencl", "ctranslate2",
+    "llama_cpp", "openvino", "ncnn", "MNN", "tflite_runtime", "ai_edge_litert", "armnn", "tvm", "pyds",
+))  # fmt: skip
+_ON_GPU = ("CUDA", "Tensorrt", "NvTensorRT", "ROCM", "MIGraphX")
+_said: Set[str] = set()
 
 
 def watch() -> None:
-    """Refuse from now on; for modules that are imported later."""
+    """Refuse and say from now on; for modules that are imported later."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -34,7 +47,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Steps in after each of the modules has been loaded."""
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Any = None) -> Optional[Any]:
-        if name not in REFUSED:
+        if name not in REFUSED and name not in LOCAL:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -54,17 +67,70 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._real
         self._real.exec_module(module)
-        for kind, method in REFUSED[module.__name__]:
-            found = getattr(module, kind, None)
-            if hasattr(found, method):
-                setattr(found, method, _refusal(f"{module.__name__}.{kind}.{method}"))
+        name = module.__name__
+        if name in LOCAL:
+            _say(name)
+        for what in REFUSED.get(name, ()):
+            path, _, last = what.rpartition(".")
+            owner = getattr(module, path, None) if path else module
+            if hasattr(owner, last):
+                setattr(owner, last, _refusal(f"{name}.{what}"))
+        if name == "cupy":
+            _refuse_memory_of_cupy(module)
+        elif name.startswith("onnxruntime."):
+            _check_sessions(module.InferenceSession)
+
+
+def _refuse_memory_of_cupy(module: Any) -> None:
+    """Every array asks an allocator for its memory, compiled code included: give it one that refuses."""
+    cuda: Any = getattr(module, "cuda", None)
+    if hasattr(cuda, "set_allocator"):
+        cuda.set_allocator(_refusal("memory of cupy"))
+        cuda.set_allocator = lambda allocator=None: None
+        cuda.using_allocator = _refusal("cupy.cuda.using_allocator")
+
+
+def _check_sessions(kind: Any) -> None:
+    """A session of ONNX Runtime with a provider on a GPU is refused; of others it is said where they compute."""
+    begin, change = kind.__init__, kind.set_providers
+
+    def check(session: Any) -> None:
+        found: List[str] = [name for name in session.get_providers() if name.startswith(_ON_GPU)]
+        if found:
+            raise _unsupported(f"onnxruntime's {found[0]}")
+        _say("onnxruntime")
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        begin(self, *args, **kwargs)
+        check(self)
+
+    def set_providers(self: Any, *args: Any, **kwargs: Any) -> None:
+        change(self, *args, **kwargs)
+        check(self)
+
+    kind.__init__, kind.set_providers = __init__, set_providers
+
+
+def _say(name: str) -> None:
+    """Once for each library, on standard error."""
+    if name not in _said:
+        _said.add(name)
+        text = f"{name} computes on this machine: only what PyTorch puts on cuda is offloaded"
+        print(f"edge-offload exec: {text}", file=sys.stderr, flush=True)
+
+
+def _unsupported(what: str) -> Exception:
+    cause = f"{what} is not there on the virtual device: it would compute on a GPU of this machine, if there is one"
+    remedy = "run this model in PyTorch, or start the program without edge-offload exec (edge_offload)"
+    try:
+        from edge_offload.errors import Unsupported
+    except ImportError:
+        return RuntimeError(f"{cause}; {remedy}")
+    return Unsupported(cause, remedy=remedy)
 
 
 def _refusal(what: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Unsupported(
-            f"{what} is not there on the virtual device: it would compute on a GPU of this machine, if there is one",
-            remedy="run this model in PyTorch, or start the program without edge-offload exec (edge_offload)",
-        )
+        raise _unsupported(what)
 
     return refuse

@@ -186,6 +186,7 @@ def install_here(libraries: VirtualDevice, threads: int = 0) -> Installed:
 
 
 def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
+    from edge_offload.device import collectives
     from edge_offload.device.surface import Surface
     from edge_offload.execute.devices import Virtual
 
@@ -197,6 +198,7 @@ def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
         _watch_extensions(native)
     surface = Surface(native, recorder)
     surface.apply()
+    collectives.register()
     _installed = Installed(native, recorder, remote, surface.driver.limit)
     atexit.register(_close)
     return _installed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import importlib.util
+import os
 import time
 import types
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -12,6 +13,7 @@ import torch
 
 from edge_offload.device import lagging
 from edge_offload.device.driver import Driver, in_place_of, public_modules, refusal
+from edge_offload.device.visible import is_visible
 
 _WITHOUT_EFFECT = ("init", "_lazy_init", "set_stream")
 
@@ -94,6 +96,7 @@ class Surface:
         self._native = native
         self._recorder = recorder
         self._generators: List[torch.Generator] = []
+        self._visible: Optional[bool] = None
         self.driver = Driver(native, recorder, self._ask)
 
     def apply(self) -> None:
@@ -141,10 +144,10 @@ class Surface:
     def _functions(self) -> Dict[str, Callable[..., Any]]:
         return {
             **dict.fromkeys(_WITHOUT_EFFECT, lambda *_, **__: None),
-            "is_available": self._answer(True),
+            "is_available": lambda: bool(self._count()),
             "is_initialized": lambda: True,
-            "device_count": self._answer(1),
-            "_device_count_nvml": lambda: 1,
+            "device_count": self._count,
+            "_device_count_nvml": lambda: int(is_visible(os.environ)),
             "current_device": self._answer(0),
             "set_device": self._ask,
             "_exchange_device": self._exchange,
@@ -180,6 +183,13 @@ class Surface:
             return value
 
         return answer
+
+    def _count(self) -> int:
+        """How many GPUs the program sees; as in CUDA, its variable is read when the first question comes."""
+        self._recorder.query()
+        if self._visible is None:
+            self._visible = is_visible(os.environ)
+        return int(self._visible)
 
     def _check_device(self, device: Any) -> None:
         index = device if isinstance(device, int) else torch.device(device).index if device is not None else 0

@@ -9,6 +9,14 @@ from typing import Dict, Mapping
 from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
 
+MAX_AMPERE_HOURS = 1000.0
+MAX_VOLTS = 1000.0
+"""More is in thousandths (mAh, mV), or nonsense: not known."""
+_PER_CENT_FROM = 2.0
+"""No share is so large: from there on the driver writes per cent."""
+_FULLER = 1.1
+"""A good battery may hold so much more than its data sheet says."""
+
 
 @dataclass(frozen=True)
 class Battery:
@@ -23,13 +31,22 @@ class Battery:
     watt_hours: float = math.nan
 
     @staticmethod
-    def of(percentage: float, charge: float, capacity: float, design_capacity: float, voltage: float) -> Battery:
-        """From the fields of the message (ampere hours and volts; nan: not measured)."""
-        full = next((value for value in (capacity, design_capacity) if math.isfinite(value) and value > 0), math.nan)
-        share = percentage if 0 <= percentage <= 1 else charge / full
-        left = charge if math.isfinite(charge) and charge >= 0 else share * full
-        watt_hours = left * voltage if voltage > 0 else math.nan
-        return Battery(share if 0 <= share <= 1 else math.nan, watt_hours)
+    def of(
+        percentage: float, charge: float, capacity: float, design_capacity: float, voltage: float, percent: bool = False
+    ) -> Battery:
+        """From the fields of the message (ampere hours and volts; nan: not measured).
+
+        With ``percent`` the driver writes ``percentage`` as 0 to 100, though the message's is 0 to 1.
+        """
+        full = next((value for value in (capacity, design_capacity) if 0 < value <= MAX_AMPERE_HOURS), math.nan)
+        marked = any(math.isnan(value) for value in (charge, capacity, design_capacity, voltage))
+        # drivers that do not write nan leave 0 in what they do not measure
+        charge = charge if 0 < charge <= min(MAX_AMPERE_HOURS, full * _FULLER if full > 0 else math.inf) else math.nan
+        charged = min(charge / full, 1.0)
+        share = _share(percentage, charged, percent, zero=marked)
+        left = charge if math.isfinite(charge) else share * full
+        watt_hours = left * voltage if 0 < voltage <= MAX_VOLTS else math.nan
+        return Battery(share, watt_hours)
 
     def hours(self, forecasts: Mapping[Mode, Forecast]) -> Dict[Mode, float]:
         """Hours left by mode, when frame follows frame; without modes of which energy or latency is not known.
@@ -49,3 +66,36 @@ class Battery:
         known += [f"{self.watt_hours:.0f} Wh"] if math.isfinite(self.watt_hours) else []
         hours = ", ".join(f"{mode} {value:.1f} h" for mode, value in self.hours(forecasts).items())
         return (", ".join(known) or "nothing known of it") + (f"; {hours} (frame after frame)" if hours else "")
+
+
+class BatteryReader:
+    """Reads the messages of one battery, and remembers whether its driver writes per cent instead of a share."""
+
+    def __init__(self) -> None:
+        self._percent = False
+
+    def read(
+        self, percentage: float, charge: float, capacity: float, design_capacity: float, voltage: float
+    ) -> Battery:
+        """What a message says (see :meth:`Battery.of`)."""
+        self._percent = self._percent or _PER_CENT_FROM < percentage <= 100
+        return Battery.of(percentage, charge, capacity, design_capacity, voltage, self._percent)
+
+
+def _share(percentage: float, charged: float, percent: bool, zero: bool) -> float:
+    """``percentage`` as a share from 0 to 1, whichever of both it is; else ``charged``, the share of the ampere hours.
+
+    Negative is how drivers write unknown (-1 of MAVLink is -0.01), and 0 may be what nobody wrote (unless ``zero``).
+    """
+    if percentage == 0 and zero:
+        return 0.0
+    if not 0 < percentage <= 100:
+        return charged
+    if percent or percentage > _PER_CENT_FROM:
+        return percentage / 100
+    if percentage > 1:
+        # up to 2 it may be a full battery or an empty one: ampere hours tell, if there are any
+        return charged
+    if math.isfinite(charged):
+        return min((percentage, percentage / 100), key=lambda share: abs(share - charged))
+    return percentage

@@ -12,18 +12,13 @@ from typing import Iterator, Mapping
 
 import torch
 
+from edge_offload import places
 from edge_offload.memory import flat_bytes
-
-ENVIRONMENT = "EDGE_OFFLOAD_CACHE"
 
 
 def cache_dir() -> pathlib.Path:
-    """The cache folder: ``$EDGE_OFFLOAD_CACHE``, or ``edge_offload`` in ``$XDG_CACHE_HOME`` (default ``~/.cache``)."""
-    explicit = os.environ.get(ENVIRONMENT)
-    if explicit:
-        return pathlib.Path(explicit).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "edge_offload"
+    """The cache folder (:func:`edge_offload.places.cache_folder`)."""
+    return places.cache_folder()
 
 
 @contextlib.contextmanager

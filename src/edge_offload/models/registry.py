@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Mapping, Tuple, Union
 
 from torch import nn
 
+from edge_offload import places
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models import checkpoint, torchscript
 from edge_offload.models.base import Estimator, PersonEstimator
@@ -180,7 +181,7 @@ def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.
     if not isinstance(built, (Estimator, nn.Module)):
         raise BadInput(f"factory {name!r} returned a {type(built).__name__}", remedy="return nn.Module")
     if weights:
-        _load_weights(built.module if isinstance(built, Estimator) else built, pathlib.Path(str(weights)).expanduser())
+        _load_weights(built.module if isinstance(built, Estimator) else built, places.expand(str(weights)))
     return built
 
 

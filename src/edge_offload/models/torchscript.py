@@ -13,6 +13,7 @@ import warnings
 import torch
 from torch import nn
 
+from edge_offload import places
 from edge_offload.errors import BadInput
 
 SUFFIXES = (".pt", ".pth", ".ts", ".torchscript")
@@ -31,7 +32,7 @@ def checksum(path: str) -> str:
     """
     digest = hashlib.sha256()
     try:
-        with pathlib.Path(path).expanduser().open("rb") as file:
+        with places.expand(path).open("rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
     except OSError as error:
@@ -59,7 +60,7 @@ def load(path: str, sha256: str = "") -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit: it is what robots have
-            module: nn.Module = torch.jit.load(str(pathlib.Path(path).expanduser()), map_location="cpu")
+            module: nn.Module = torch.jit.load(str(places.expand(path)), map_location="cpu")
     except (RuntimeError, ValueError) as error:
         said = str(error).strip().splitlines() or ["no reason given"]
         raise BadInput(

@@ -6,6 +6,7 @@ import os
 import pathlib
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from edge_offload import places
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.cache import cache_dir
@@ -21,7 +22,7 @@ INSTALLED = pathlib.Path("/usr/share/doc/opencv-doc/examples/data") / FILE_NAME
 def candidates() -> List[pathlib.Path]:
     """Places to look, in order: ``$EDGE_OFFLOAD_VIDEO`` alone if set, else the cache, then the installed package."""
     explicit = os.environ.get(ENVIRONMENT)
-    return [pathlib.Path(explicit).expanduser()] if explicit else [cache_dir() / FILE_NAME, INSTALLED]
+    return [places.expand(explicit)] if explicit else [cache_dir() / FILE_NAME, INSTALLED]
 
 
 def sample_video() -> pathlib.Path:

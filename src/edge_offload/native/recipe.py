@@ -1,8 +1,8 @@
 """How a native library is made: compiled once for all that it depends on, however many processes ask, and kept.
 
-Libraries are kept in ``native`` of the cache folder (``$EDGE_OFFLOAD_CACHE``, else ``edge_offload`` in
-``$XDG_CACHE_HOME`` or ``~/.cache``), by a hash over their sources with what these include, the compiler and its flags,
-Python, torch's version where they are linked to it, and the processor where they are compiled for it.
+Libraries are kept in ``native`` of the cache folder (:mod:`edge_offload.places`), by a hash over their sources with
+what these include, the compiler and its flags, Python, torch's version where they are linked to it, and the processor
+where they are compiled for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.errors import Unsupported
+from edge_offload import places
+from edge_offload.errors import BadInput, Unsupported
 from edge_offload.native import torch_facts
 from edge_offload.native.progress import Progress
 
@@ -44,11 +45,15 @@ class BuildFailed(Unsupported):
 
 
 def cache_folder() -> pathlib.Path:
-    """Where built libraries are kept."""
-    base = os.environ.get("EDGE_OFFLOAD_CACHE")
-    if not base:
-        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edge_offload")
-    return pathlib.Path(base).expanduser() / "native"
+    """Where built libraries are kept.
+
+    Raises:
+        Unsupported: nothing says where.
+    """
+    try:
+        return places.native_folder()
+    except BadInput as error:
+        raise Unsupported(error.cause, remedy=error.remedy) from None
 
 
 def compiler(language: str = "C++") -> Optional[List[str]]:
@@ -92,7 +97,8 @@ class Recipe:
         """Where the library is, or will be.
 
         Raises:
-            Unsupported: there is no compiler, or it does not run; no torch where the library needs it.
+            Unsupported: there is no compiler, or it does not run; no torch where the library needs it; nothing
+                says where the library is to be kept.
         """
         command = self._compiler()
         try:
@@ -114,7 +120,7 @@ class Recipe:
         """The library, if it has been built."""
         with contextlib.suppress(Unsupported):
             path = self.path()
-            return path if path.exists() else None
+            return path if os.path.exists(path) else None
         return None
 
     def build(self, stop: Optional[threading.Event] = None) -> pathlib.Path:
@@ -125,7 +131,7 @@ class Recipe:
             BuildFailed: the compiler failed, or ``stop`` was set.
         """
         path = self.path()
-        if path.exists():
+        if os.path.exists(path):
             return path
         telling = Progress(self._told(), path.parent) if self.takes else contextlib.nullcontext()
         try:
@@ -134,7 +140,7 @@ class Recipe:
                 if not path.exists():
                     self._compile(path, stop)
         except OSError as error:
-            remedy = "set EDGE_OFFLOAD_CACHE or XDG_CACHE_HOME"
+            remedy = f"set {places.CACHE} to a folder that can be written"
             raise BuildFailed(f"cannot build into {path.parent}: {error}", remedy=remedy) from error
         return path
 
@@ -145,7 +151,7 @@ class Recipe:
             Unsupported: no compiler.
         """
         tried = self.path().with_suffix(".tried")
-        if tried.exists():
+        if os.path.exists(tried):
             return None
         try:
             command = [*self._compiler(), *self._flags()[0], "-fsyntax-only", "-x", "c++", "-"]
@@ -157,7 +163,8 @@ class Recipe:
         except BuildFailed as error:
             return error
         except OSError as error:
-            return BuildFailed(f"{tried.parent} cannot be written: {error.strerror}", remedy="set XDG_CACHE_HOME")
+            remedy = f"set {places.CACHE} to a folder that can be written"
+            return BuildFailed(f"{tried.parent} cannot be written: {error.strerror}", remedy=remedy)
         return None
 
     def _told(self) -> str:

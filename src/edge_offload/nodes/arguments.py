@@ -114,12 +114,6 @@ def _read_bag(value: str) -> None:
     open_bag(value).close()
 
 
-def _read_scans(value: str) -> None:
-    from edge_offload.perception.scene.scans import read_scan, scan_files
-
-    _read_bag(value) if value.lower().endswith(".bag") else read_scan(scan_files(value)[0])
-
-
 def file(*words: str) -> Rule:
     """A file that is there, or one of some words."""
     return lambda value: None if value in words else _looked_up(value, pathlib.Path.is_file, "file")
@@ -228,7 +222,7 @@ _RULES = (
     (opened(file(), _read_calibration, "none"), "calibration"),
     (opened(file(), _read_video, "sample"), "video"),
     (opened(folder(), _read_images, "none"), "images"),
-    (opened(anything(), _read_scans, "none"), "scans"),
+    (lambda value: None if value == "none" else anything()(value), "scans"),
     (file(), "follower_config"),
     (matching(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
     (file("shipped"), "weights"),
@@ -247,7 +241,7 @@ def faults(given: Sequence[str]) -> List[str]:
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
             found.append(f"{name}:={value}: {advice}")
-    return found or _several(given) or _without_images(given)
+    return found or _several(given) or _unread_scans(given) or _without_images(given)
 
 
 def _several(given: Sequence[str]) -> List[str]:
@@ -257,6 +251,30 @@ def _several(given: Sequence[str]) -> List[str]:
         return [
             f"link:={asked['link']}: several servers are reached without an emulated link: link:=none, or one server"
         ]
+    return []
+
+
+def _unread_scans(given: Sequence[str]) -> List[str]:
+    """Whether the first scan can be read, with the fields that it is said to have."""
+    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
+    scans, fields = asked.get("scans", "none"), asked.get("scan_fields", "auto")
+    try:
+        from edge_offload.perception.scene.scans import field_names, read_scan, scan_files
+
+        if fields != "auto":
+            field_names(fields)
+    except ImportError:
+        return []
+    except BadInput as error:
+        return [f"scan_fields:={fields}: {error}"]
+    if scans == "none":
+        return []
+    try:
+        _read_bag(scans) if scans.lower().endswith(".bag") else read_scan(scan_files(scans)[0], fields)
+    except ImportError:
+        return []
+    except BadInput as error:
+        return [f"scans:={scans}: {error}"]
     return []
 
 

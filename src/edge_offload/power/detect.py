@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from edge_offload.errors import BadInput
+from edge_offload.power.boards import NoTotal
 from edge_offload.power.ina3221 import Ina3221
 from edge_offload.power.meter import EnergyMeter
 from edge_offload.power.nvml import Nvml
@@ -26,10 +27,12 @@ class Detection:
     Attributes:
         sources: measured sources that add up to this machine's power; empty means that only a model remains, if any.
         absent: for each source not used, why.
+        parts: why the rails of this board are not what it draws; empty where they are, or where there are none.
     """
 
     sources: List[PowerSource] = field(default_factory=list)
     absent: Dict[str, str] = field(default_factory=dict)
+    parts: str = ""
 
 
 def detect(
@@ -42,7 +45,8 @@ def detect(
     """Open the best sources present.
 
     A board's own input rail (INA3221, or tegrastats where sysfs is closed) is the whole robot computer, so it is used
-    alone. Without one, processor (RAPL) and GPU (NVML) are added up. ``choice`` picks one source by name instead.
+    alone. Without one, processor (RAPL) and GPU (NVML) are added up, unless there are rails of a board: then these two
+    are parts of it, too. ``choice`` picks one source by name instead.
 
     Args:
         choice: one of :data:`CHOICES`.
@@ -77,6 +81,8 @@ def detect(
     for name in ("rapl", "nvml"):
         if whole:
             found.absent[name] = f"not needed: {whole} is the whole board"
+        elif found.parts:
+            found.absent[name] = "a part of what the board draws, as are its rails"
         else:
             _open(found, name, openers[name])
     return found
@@ -85,8 +91,11 @@ def detect(
 def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
     try:
         found.sources.append(opener())
+        found.parts = ""
     except BadInput as error:
         found.absent[name] = str(error)
+        if isinstance(error, NoTotal):
+            found.parts = found.parts or str(error)
 
 
 def open_meter(

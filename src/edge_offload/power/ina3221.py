@@ -1,19 +1,19 @@
-"""INA3221 current monitors of Jetson boards, read through sysfs (hwmon of JetPack 5 and 6, iio of JetPack 4)."""
+"""Current monitors of Jetson boards, read through sysfs: INA3221, and the INA238 at the input of an AGX Thor.
+
+They are hwmon devices since JetPack 5, iio devices in JetPack 4.
+"""
 
 from __future__ import annotations
 
 import pathlib
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Optional, Sequence, Union
 
 from edge_offload.errors import BadInput
+from edge_offload.power.boards import UNUSED, total_rails
 from edge_offload.power.source import PowerSource
 
-TOTAL_RAILS: Tuple[str, ...] = ("VDD_IN", "POM_5V_IN")
-"""Rails that carry the whole module's input. Where there is one, the other rails are parts of it."""
-
 _CHANNELS = (1, 2, 3)
-_UNUSED = ("", "NC", "N/C")
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,15 @@ class Rail:
 
 
 class Ina3221(PowerSource):
-    """Power of the module's input rail, or the sum of all rails on boards that do not monitor their input.
+    """What the board draws: the rail of its input, or the sum of its supplies (see :mod:`edge_offload.power.boards`).
 
     Args:
         root: root of the file system; tests pass a made-up tree.
-        rails: names of the rails to sum; by default the first of :data:`TOTAL_RAILS` present, else every rail.
+        rails: names of the rails to sum; by default those of :func:`boards.total_rails`.
 
     Raises:
-        BadInput: no INA3221 here, none of its rails can be read, or a rail asked for is missing.
+        BadInput: no INA3221 here, one of its rails cannot be read, or a rail asked for is missing.
+        NoTotal: the rails do not add up to what the board draws.
     """
 
     def __init__(self, root: Union[str, pathlib.Path] = "/", rails: Optional[Sequence[str]] = None) -> None:
@@ -40,8 +41,7 @@ class Ina3221(PowerSource):
         if not found:
             raise BadInput("no INA3221 rail under /sys/bus/i2c/drivers/ina3221*", remedy="Jetson boards have one")
         if rails is None:
-            total = [name for name in TOTAL_RAILS if name in found]
-            rails = total[:1] or sorted(found)
+            rails = total_rails(found)
         missing = [name for name in rails if name not in found]
         if missing:
             raise BadInput(f"INA3221 has no rail {', '.join(missing)}", remedy=f"rails: {', '.join(sorted(found))}")
@@ -62,16 +62,19 @@ class Ina3221(PowerSource):
 
 
 def find_rails(root: Union[str, pathlib.Path] = "/") -> Dict[str, Rail]:
-    """Rails of every INA3221 under ``root``, by name. Channels without a name, or switched off, are left out."""
+    """Rails of every INA3221 and INA238 under ``root`` by name, without channels that are switched off or have none."""
     found: List[Rail] = []
     for driver in sorted(pathlib.Path(root).glob("sys/bus/i2c/drivers/ina3221*")):
         for directory in sorted(driver.glob("*/hwmon/hwmon*")):
             found += _hwmon_rails(directory)
         for directory in sorted(driver.glob("*/iio:device*")):
             found += _iio_rails(directory)
+    inputs = sorted(pathlib.Path(root).glob("sys/bus/i2c/drivers/ina238*/*/hwmon/hwmon*"))
+    found += [_input_rail(directory, alone=len(inputs) == 1) for directory in inputs]
     rails: Dict[str, Rail] = {}
     for rail in found:
-        rails.setdefault(rail.name, rail)
+        if rail.name not in UNUSED:
+            rails.setdefault(rail.name, rail)
     return rails
 
 
@@ -81,7 +84,7 @@ def _hwmon_rails(directory: pathlib.Path) -> List[Rail]:
         voltage, current = directory / f"in{channel}_input", directory / f"curr{channel}_input"
         name = _text(directory / f"in{channel}_label")
         enabled = _text(directory / f"in{channel}_enable") != "0"
-        if name not in _UNUSED and enabled and voltage.exists() and current.exists():
+        if name not in UNUSED and enabled and voltage.exists() and current.exists():
             rails.append(Rail(name, _product(voltage, current)))
     return rails
 
@@ -91,9 +94,19 @@ def _iio_rails(directory: pathlib.Path) -> List[Rail]:
     for channel in (index - 1 for index in _CHANNELS):
         power = directory / f"in_power{channel}_input"
         name = _text(directory / f"rail_name_{channel}")
-        if name not in _UNUSED and power.exists():
+        if name not in UNUSED and power.exists():
             rails.append(Rail(name, _milliwatts(power)))
     return rails
+
+
+def _input_rail(directory: pathlib.Path, alone: bool) -> Rail:
+    """The one channel of an INA238. Without a label it is VIN, if it is ``alone``: NVIDIA forum 366461."""
+    labels = (_text(directory / name) for name in ("label", "in1_label", "power1_label", "curr1_label"))
+    name = next((label for label in labels if label), "VIN" if alone else "")
+    power = directory / "power1_input"
+    # Linux, hwmon/ina238: power in microwatts, bus voltage is in1 (in0 is the shunt's)
+    product = _product(directory / "in1_input", directory / "curr1_input")
+    return Rail(name, (lambda: _number(power) * 1e-6) if power.exists() else product)
 
 
 def _product(voltage: pathlib.Path, current: pathlib.Path) -> Callable[[], float]:

@@ -10,29 +10,26 @@ import time
 from typing import Callable, Dict, Optional, Tuple
 
 from edge_offload.errors import BadInput
-from edge_offload.power.ina3221 import TOTAL_RAILS
+from edge_offload.power.boards import UNUSED, NoTotal, total_rails
 from edge_offload.power.source import PowerSource
 
-# "VDD_IN 4181mW/4181mW" (JetPack 5, 6) and "VDD_IN 4181/4181" (JetPack 4): now / average, milliwatts
-_RAIL = re.compile(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+) (\d+)(?:mW)?/\d+(?:mW)?(?![\w%])")
-_RAIL_NAME = re.compile(r"^(VDD|POM|VIN|VDDQ|VDDRQ|CV|SYS)")
+# now / average in milliwatts: "VDD_IN 4181mW/4181mW" (JetPack 5 and 6), "GPU 0/16" (JetPack 4), and with the greatest
+# "VIN 29000mW/29000mW/29000mW" (JetPack 7). What else looks like it has another unit ("RAM 2462/7850MB") or no average
+_RAIL = re.compile(r"(?<!\S)([A-Z][A-Z0-9_]*) (-?\d+)(?:mW)?(?:/-?\d+(?:mW)?){1,2}(?!\S)")
 
 
 def parse_line(line: str) -> Dict[str, float]:
     """Watts now of each rail named in one line of ``tegrastats``; empty when the line names none."""
-    rails: Dict[str, float] = {}
-    for name, now in _RAIL.findall(line):
-        if _RAIL_NAME.match(name):
-            rails[name] = int(now) * 1e-3
-    return rails
+    return {name: int(now) * 1e-3 for name, now in _RAIL.findall(line) if name not in UNUSED}
 
 
 def total_watts(rails: Dict[str, float]) -> float:
-    """The input rail where there is one, else the sum of all rails (see :data:`ina3221.TOTAL_RAILS`)."""
-    for name in TOTAL_RAILS:
-        if name in rails:
-            return rails[name]
-    return sum(rails.values())
+    """What the board draws, in watts (see :func:`boards.total_rails`).
+
+    Raises:
+        NoTotal: the rails do not add up to it.
+    """
+    return sum(rails[name] for name in total_rails(rails))
 
 
 class Tegrastats(PowerSource):
@@ -47,6 +44,7 @@ class Tegrastats(PowerSource):
 
     Raises:
         BadInput: there is no such program, or it says nothing of power.
+        NoTotal: it names rails, and they do not add up to what the board draws.
     """
 
     def __init__(
@@ -64,6 +62,7 @@ class Tegrastats(PowerSource):
         self._clock = clock
         self._stale_s = stale_s
         self._newest: Optional[Tuple[float, float]] = None
+        self._no_total: Optional[NoTotal] = None
         self._first = threading.Event()
         try:
             self._process = subprocess.Popen(
@@ -78,15 +77,24 @@ class Tegrastats(PowerSource):
         self._first.wait(first_line_s)
         if self._newest is None:
             self.close()
-            raise BadInput(f"{program} reports no power rail", remedy="run it by hand and look for VDD_IN")
+            if self._no_total is not None:
+                raise self._no_total
+            raise BadInput(f"{program} reports no power rail", remedy="run it and look for VDD_IN 4181mW/4205mW")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             rails = parse_line(line[:4096])
-            if rails:
-                self._newest = (self._clock(), total_watts(rails))
-                self._first.set()
+            if not rails:
+                continue
+            try:
+                summed = total_rails(rails)
+            except NoTotal as error:
+                self._no_total = error
+            else:
+                self.name = "tegrastats " + "+".join(summed)
+                self._newest = (self._clock(), sum(rails[name] for name in summed))
+            self._first.set()
         self._first.set()
 
     def watts(self) -> float:

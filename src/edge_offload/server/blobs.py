@@ -9,6 +9,7 @@ import pathlib
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
+from edge_offload import places
 from edge_offload.errors import ProtocolError
 from edge_offload.link.transport.peers import Request
 from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, MAX_NAMES, Data, digest
@@ -17,9 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 def default_directory() -> pathlib.Path:
-    """``$XDG_CACHE_HOME/edge_offload/blobs``, by default under ``~/.cache``."""
-    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache")
-    return root / "edge_offload" / "blobs"
+    """Where blobs are unless said otherwise (:func:`edge_offload.places.blobs_folder`)."""
+    return places.blobs_folder()
 
 
 class BlobStore:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any, Callable, List, Optional, Protocol
+import weakref
+from typing import Any, Callable, List, Optional, Protocol, Set
 
 import torch
 
@@ -51,46 +52,69 @@ class Driver(Protocol):
         """Bytes that the process has taken from the GPU."""
 
 
+class CudaGraph:
+    """A captured graph, and the pool that its memory is of."""
+
+    def __init__(self, graph: Any, pool: Any) -> None:
+        self._graph = graph
+        self.pool = pool
+
+    def replay(self) -> None:
+        """See :class:`Replayable`."""
+        self._graph.replay()
+
+
 class CudaDriver:
     """See :class:`Driver`.
 
     Args:
         device: the GPU.
+        cuda: ``torch.cuda``.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._cuda = cuda
+        self._stream = cuda.Stream(device)
+        self._graphs: weakref.WeakSet[CudaGraph] = weakref.WeakSet()
+        self._lost: Set[Any] = set()  # pools in which a capture failed
 
-    def capture(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, launch: Callable[[], None]) -> CudaGraph:
         """See :class:`Driver`. Graphs share one pool of memory: they run one after another, and keep nothing."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        cuda = self._cuda
+        graph = cuda.CUDAGraph()
+        pool = self._pool()
+        cuda.synchronize(self._device)
+        with cuda.stream(self._stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 launch()
             except BaseException:
-                self._abandon(graph)
+                self._abandon(graph, pool)
                 raise
             try:
                 graph.capture_end()
             except RuntimeError as error:
-                self._abandon(graph)
+                self._abandon(graph, pool)
                 raise NoGraph(str(error)) from error
-        return graph
+        captured = CudaGraph(graph, pool)
+        self._graphs.add(captured)
+        return captured
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed: the stream and the allocator are as before it."""
+    def _pool(self) -> Any:
+        """The pool of the graphs that there are. Torch drops a pool with its last graph, and refuses it after that."""
+        usable = [graph.pool for graph in self._graphs if graph.pool not in self._lost]
+        return usable[0] if usable else self._cuda.graph_pool_handle()
+
+    def _abandon(self, graph: Any, pool: Any) -> None:
+        """End a capture that failed. It may leave torch's allocators in ``pool``, which is not used any more."""
+        self._lost.add(pool)
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        # a capture that ends with an error leaves the allocators of the GPU and of the host in its pool
         with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
-        self._pool = torch.cuda.graph_pool_handle()
+            torch._C._cuda_endAllocateToPool(self._cuda.current_device(), pool)
         with contextlib.suppress(RuntimeError):
-            torch.cuda.synchronize(self._device)
+            self._cuda.synchronize(self._device)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """See :class:`Driver`."""
@@ -98,11 +122,11 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         """See :class:`Driver`."""
-        torch.cuda.current_stream(self._device).synchronize()
+        self._cuda.current_stream(self._device).synchronize()
 
     def reserved_bytes(self) -> int:
         """See :class:`Driver`."""
-        return int(torch.cuda.memory_reserved(self._device))
+        return int(self._cuda.memory_reserved(self._device))
 
 
 class Captures:

@@ -24,6 +24,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple, Union
 import zmq
 from zmq.utils import z85
 
+from edge_offload import places
 from edge_offload.errors import BadInput
 
 ROLES = ("client", "server")
@@ -43,12 +44,8 @@ class KeyPair:
 
 
 def default_directory() -> pathlib.Path:
-    """Where keys live unless said otherwise."""
-    explicit = os.environ.get("EDGE_OFFLOAD_KEYS")
-    if explicit:
-        return pathlib.Path(explicit).expanduser()
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (pathlib.Path(config) if config else pathlib.Path.home() / ".config") / "edge_offload" / "keys"
+    """Where keys live unless said otherwise (:func:`edge_offload.places.keys_folder`)."""
+    return places.keys_folder()
 
 
 def split_address(address: str) -> Tuple[str, int]:
@@ -244,7 +241,7 @@ class KeyStore:
             try:
                 status = os.stat(self.directory / name)
                 stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
-            except FileNotFoundError:
+            except OSError:
                 stamps.append((0, 0, 0))
         return tuple(stamps)
 
@@ -252,8 +249,11 @@ class KeyStore:
         path = self.directory / name
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
+        except PermissionError as error:
+            remedy = f"set {places.KEYS} to a directory of this user"
+            raise BadInput(f"cannot read {path}: {error.strerror}", remedy=remedy) from error
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot read {path}: {error}", remedy="repair it or move it away") from error
         if not isinstance(loaded, dict):
@@ -277,10 +277,7 @@ class KeyStore:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise BadInput(
-                f"cannot write keys in {self.directory}: {error.strerror}",
-                remedy="set EDGE_OFFLOAD_KEYS to a directory that can be written",
-            ) from error
+            raise places.unwritable(self.directory, places.KEYS, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import torch
 
+from edge_offload import places
 from edge_offload.errors import BadInput
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.checkpoint import read
@@ -54,7 +54,7 @@ class KapaoEstimator(PersonEstimator):
         seed: int,
         name: str = "",
     ) -> None:
-        path = pathlib.Path(checkpoint).expanduser()
+        path = places.expand(checkpoint)
         tensors, metadata = read(path) if checkpoint else ({}, {})
         facts = facts_of(path, metadata)
         self.thresholds = thresholds_for(preset, conf or facts.get("conf"), conf_kp)

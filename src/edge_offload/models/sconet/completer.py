@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 
+from edge_offload import places
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
@@ -46,7 +47,7 @@ class SceneCompleter:
         #: Runs the module in :meth:`complete`; None: it is called as it is.
         self.executor: Optional[Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]] = None
         self.grid = grid or VoxelGrid()
-        path = pathlib.Path(weights).expanduser() if weights else SHIPPED
+        path = places.expand(weights) if weights else SHIPPED
         self.trained = bool(weights) or path.exists()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -5,7 +5,7 @@ Every size and encoding is checked before the data is touched.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import cv2
 import numpy as np
@@ -17,6 +17,7 @@ from std_msgs.msg import Header
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.perception.geometry import Transform
+from edge_offload.perception.scene.returns import only_returns
 
 MAX_SIDE = 16384
 """Pixels. No camera is larger; a larger figure is a corrupt message."""
@@ -146,49 +147,82 @@ def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
 def cloud_to_points(message: Any) -> Array:
     """A ``PointCloud2`` as float32 [n, 4]: x, y, z in metres and intensity (0 where it has none).
 
-    Points with a coordinate that is not finite are left out.
+    Points that are no returns are left out (see :mod:`edge_offload.perception.scene.returns`), as are those whose field
+    ``range`` is 0 or not finite.
 
     Raises:
         BadInput: no x, y and z, a layout that contradicts itself, or truncated data.
     """
+    layout = _point_layout(message)
+    cloud = _cloud_rows(message, layout)
+    points = np.zeros((len(cloud), 4), dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for column, name in enumerate(("x", "y", "z", "intensity")):
+            if name in layout.names:
+                points[:, column] = cloud[name]
+        if "range" in layout.names:
+            distance = cloud["range"].astype(np.float64)
+            points = points[(distance > 0) & np.isfinite(distance)]
+    return only_returns(points)
+
+
+def _point_layout(message: Any) -> Any:
+    """The numpy type of a point, with those of its fields that are looked at."""
     order = ">" if message.is_bigendian else "<"
-    wanted: List[Tuple[str, int, str]] = []
+    found: Dict[str, Tuple[int, str]] = {}
     for item in message.fields:
-        if item.name in ("x", "y", "z", "intensity") and item.datatype in _POINT_TYPES:
-            kind = order + _POINT_TYPES[item.datatype]
-            if item.offset + np.dtype(kind).itemsize > message.point_step:
-                raise BadInput(f"point cloud: field {item.name} lies beyond a point's {message.point_step} bytes")
-            wanted.append((item.name, item.offset, kind))
-    names = [name for name, _, _ in wanted]
-    missing = [name for name in "xyz" if name not in names]
+        if item.name not in ("x", "y", "z", "intensity", "range") or item.name in found:
+            continue
+        if item.datatype not in _POINT_TYPES:
+            raise BadInput(f"point cloud: field {item.name} has datatype {item.datatype}, which PointField has not")
+        kind = order + _POINT_TYPES[item.datatype]
+        if item.offset + np.dtype(kind).itemsize > message.point_step:
+            raise BadInput(f"point cloud: field {item.name} lies beyond a point's {message.point_step} bytes")
+        found[item.name] = (item.offset, kind)
+    missing = [name for name in "xyz" if name not in found]
     if missing:
         raise BadInput(f"point cloud without {', '.join(missing)}")
-    line = message.width * message.point_step
-    have, need = len(message.data), message.row_step * (message.height - 1) + line if message.height else 0
-    if message.row_step < line or have < need:
-        raise BadInput(
-            f"truncated point cloud: {have} bytes, row step {message.row_step} for {message.height} rows of "
-            f"{message.width} points of {message.point_step} bytes"
-        )
-    layout = np.dtype(
+    return np.dtype(
         {
-            "names": names,
-            "formats": [kind for _, _, kind in wanted],
-            "offsets": [offset for _, offset, _ in wanted],
+            "names": list(found),
+            "formats": [kind for _, kind in found.values()],
+            "offsets": [offset for offset, _ in found.values()],
             "itemsize": message.point_step,
         }
     )
-    rows = [
-        np.frombuffer(message.data, dtype=layout, count=message.width, offset=row * message.row_step)
-        for row in range(message.height if message.width else 0)
-    ]
-    cloud = np.concatenate(rows) if rows else np.zeros(0, dtype=layout)
-    points = np.zeros((len(cloud), 4), dtype=np.float32)
-    for column, name in enumerate(("x", "y", "z", "intensity")):
-        if name in names:
-            points[:, column] = cloud[name]
-    finite = np.isfinite(points[:, 0]) & np.isfinite(points[:, 1]) & np.isfinite(points[:, 2])
-    return points if finite.all() else np.asarray(points[finite])
+
+
+def _cloud_rows(message: Any, layout: Any) -> Array:
+    """The points of a cloud, one after the other.
+
+    Many drivers leave ``row_step`` at 0 or get it wrong: it counts only where the data has room for such rows.
+    """
+    width, height, stride = message.width, message.height, message.row_step
+    line, have = width * message.point_step, len(message.data)
+    if not width * height:
+        if have:
+            raise BadInput(
+                f"point cloud of {width} x {height} points with {have} bytes of data",
+                remedy="a driver states width and height; an unordered cloud has height 1",
+            )
+        return np.zeros(0, dtype=layout)
+    if height > 1 and have == line * height:
+        stride = line
+    if height > 1 and stride < line and have > line * height:
+        raise BadInput(
+            f"point cloud: row step {stride} is less than {width} points of {message.point_step} bytes, and "
+            f"{have} bytes are more than {height} such rows",
+            remedy="the driver has to state row_step",
+        )
+    if have < max(stride, line) * (height - 1) + line:
+        raise BadInput(
+            f"truncated point cloud: {have} bytes, row step {message.row_step} for {height} rows of "
+            f"{width} points of {message.point_step} bytes"
+        )
+    if height == 1 or stride == line:
+        return np.frombuffer(message.data, dtype=layout, count=width * height)
+    rows = [np.frombuffer(message.data, dtype=layout, count=width, offset=row * stride) for row in range(height)]
+    return np.concatenate(rows)
 
 
 def points_to_cloud(points: Array, header: Any) -> PointCloud2:

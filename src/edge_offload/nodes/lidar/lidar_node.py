@@ -1,8 +1,9 @@
 """publishes LiDAR sweeps: from files, a bag, a made-up world, or a driver's topic with faulty clouds taken out.
 
 Publishes:
-  lidar/points   sensor_msgs/PointCloud2 with fields x y z intensity (float32, metres); points that are not finite are
-                 left out. From a topic the stamp is kept; else it is the sweep's turn in the playback
+  lidar/points   sensor_msgs/PointCloud2 with fields x y z intensity (float32, metres); points that are no returns
+                 (not finite, or within 0.1 m of the sensor) are left out. From a topic the stamp is kept; else it is
+                 the sweep's turn in the playback
   /tf            place of the sensor in ~map_frame; from a made-up world only
 
 Subscribes (only with ~input):
@@ -33,6 +34,7 @@ from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.lidar.sweeps import WORLDS, BagSweeps, FileSweeps, Sweep, WorldSweeps
+from edge_offload.perception.scene.scans import AUTO
 
 Sweeps = Union[FileSweeps, BagSweeps, WorldSweeps]
 
@@ -42,7 +44,8 @@ class LidarNode(Node):
 
     name = "lidar_node"
     declared = (
-        Param("scans", "", "a .bin (KITTI) or .pcd scan, a folder of them, or a .bag"),
+        Param("scans", "", "a .bin (KITTI, nuScenes) or .pcd scan, a folder of them, or a .bag"),
+        Param("scan_fields", AUTO, "of a point in .bin scans, each a float32: x,y,z,intensity,ring; auto: by the name"),
         Param("topic", "", "of the clouds in a bag; empty: the only one"),
         Param("world", "", "a made-up world instead of files", choices=("", *WORLDS)),
         Param("input", "", "topic of a LiDAR driver, instead of files"),
@@ -82,7 +85,7 @@ class LidarNode(Node):
             )
         if params["scans"].lower().endswith(".bag"):
             return BagSweeps(params["scans"], params["topic"])
-        return FileSweeps(params["scans"])
+        return FileSweeps(params["scans"], params["scan_fields"])
 
     def stop(self) -> None:
         thread: Optional[threading.Thread] = getattr(self, "_thread", None)
@@ -93,6 +96,10 @@ class LidarNode(Node):
     def _on_cloud(self, message: Any) -> None:
         points = cloud_to_points(message)
         self._publisher.publish(points_to_cloud(points, message.header))
+        if len(points) or not message.width * message.height:
+            self.health.clear("returns")
+        else:
+            self.health.warn("returns", f"none of {message.width * message.height} points is a return: is it covered?")
         self.health.clear("input")
         self.health.count("clouds")
 

@@ -13,7 +13,7 @@ from edge_offload.errors import BadInput
 from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, sweep
 from edge_offload.models.scenes.world import Street, World, room
 from edge_offload.nodes.common.convert import cloud_to_points
-from edge_offload.perception.scene.scans import read_scan, scan_files
+from edge_offload.perception.scene.scans import AUTO, read_scan, scan_files
 
 WORLDS = ("street", "room")
 WALK_S = 20.0
@@ -36,16 +36,17 @@ class Sweep:
 
 
 class FileSweeps:
-    """The .bin and .pcd files of a folder, or one of them."""
+    """The .bin and .pcd files of a folder, or one of them; ``fields`` as for :func:`scans.read_scan`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fields: str = AUTO) -> None:
         self.files = scan_files(path)
-        read_scan(self.files[0])
+        self._fields = fields
+        read_scan(self.files[0], fields)
 
     def __iter__(self) -> Iterator[Sweep]:
         for file in self.files:
             try:
-                yield Sweep(read_scan(file))
+                yield Sweep(read_scan(file, self._fields))
             except BadInput as error:
                 yield Sweep(None, str(error))
 

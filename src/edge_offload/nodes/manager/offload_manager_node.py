@@ -50,7 +50,7 @@ from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.bandwidth import Heard, informed
-from edge_offload.manager.battery import Battery
+from edge_offload.manager.battery import BatteryReader
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -152,6 +152,7 @@ class OffloadManagerNode(Node):
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
         self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
         self._tasks: Dict[str, _Deciding] = {}
+        self._battery = BatteryReader()
         self._of("")
         params = self.params
         rules = Rules(weights_of(params["weights"]), params["max_run"], params["horizon"], params["in_flight"])
@@ -219,7 +220,7 @@ class OffloadManagerNode(Node):
 
     def _on_battery(self, message: Any) -> None:
         fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
-        battery = Battery.of(*map(float, fields))
+        battery = self._battery.read(*map(float, fields))
         with self._lock:
             known = [deciding.situation for deciding in self._tasks.values() if deciding.situation is not None]
         self.health.value("battery", battery.words(known[-1].forecasts if known else {}))

@@ -1,17 +1,26 @@
-"""LiDAR scans from files: KITTI's .bin and the point cloud library's .pcd. Knows nothing of ROS."""
+"""LiDAR scans from files: KITTI's .bin, nuScenes' .pcd.bin and the point cloud library's .pcd. Knows nothing of ROS."""
 
 from __future__ import annotations
 
 import pathlib
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload import places
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.perception.scene.returns import only_returns
 
 SUFFIXES = (".bin", ".pcd")
 MAX_POINTS = 10_000_000
+MAX_FIELDS = 64
+AUTO = "auto"
+"""A .bin scan has the fields of its data set, by its name."""
+_KITTI = ("x", "y", "z", "intensity")
+# nuScenes devkit, LidarPointCloud.from_file: five float32 a point in sweeps that are called .pcd.bin
+_NUSCENES = (*_KITTI, "ring")
+_FAR_M = 2000.0
 _KINDS = {"F": "f", "U": "u", "I": "i"}
 
 
@@ -21,7 +30,7 @@ def scan_files(path: str) -> List[pathlib.Path]:
     Raises:
         BadInput: there are none.
     """
-    place = pathlib.Path(path).expanduser()
+    place = places.expand(path)
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -32,25 +41,106 @@ def scan_files(path: str) -> List[pathlib.Path]:
     return files
 
 
-def read_scan(path: pathlib.Path) -> Array:
-    """Points of a scan, float32 [n, 4]: x, y, z in metres and intensity; points that are not finite are left out.
+def field_names(text: str) -> Tuple[str, ...]:
+    """Names of the fields of a point in a .bin scan, all float32, from words like ``x,y,z,intensity,ring``.
 
     Raises:
-        BadInput: the file cannot be read, or does not hold what its kind says.
+        BadInput: x, y or z is missing or named twice, or there are too many.
+    """
+    names = tuple(text.replace(",", " ").split())
+    if any(names.count(axis) != 1 for axis in "xyz") or len(names) > MAX_FIELDS:
+        raise BadInput(
+            f"{text!r} does not name the fields of a scan",
+            remedy="name them in their order, each a float32: x,y,z,intensity,ring",
+        )
+    return names
+
+
+def read_scan(path: pathlib.Path, fields: str = AUTO) -> Array:
+    """Points of a scan, float32 [n, 4]: x, y, z in metres and intensity (0 where it has none).
+
+    Points that are no returns are left out (see :mod:`edge_offload.perception.scene.returns`).
+
+    Args:
+        path: of a .bin file, which has no header, or of a .pcd file.
+        fields: of a point in a .bin file (see :func:`field_names`); ``auto``: x y z intensity, as KITTI writes it, and
+            ring after it in a .pcd.bin file of nuScenes. Then the numbers have to bear it out.
+
+    Raises:
+        BadInput: the file cannot be read, does not hold what its kind says, or its fields are not known.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read scan {path}: {error.strerror}") from error
-    points = _from_pcd(data, path) if path.suffix.lower() == ".pcd" else _from_bin(data, path)
-    finite: Array = points[np.isfinite(points[:, :3]).all(axis=1)]
-    return finite
+    suffix = path.suffix.lower()
+    if suffix == ".pcd" or data.startswith(b"# .PCD"):
+        return only_returns(_from_pcd(data, path))
+    if suffix != ".bin":
+        raise BadInput(f"{path} is no scan of a known kind", remedy=f"give a file {' or '.join(SUFFIXES)}")
+    if fields.strip() not in ("", AUTO):
+        return only_returns(_columns_of(_table(data, field_names(fields), path), field_names(fields)))
+    names = _NUSCENES if path.name.lower().endswith(".pcd.bin") else _KITTI
+    table = _table(data, names, path)
+    _check_columns(table, names, path)
+    return only_returns(_columns_of(table, names))
 
 
-def _from_bin(data: bytes, path: pathlib.Path) -> Array:
-    if not data or len(data) % 16:
-        raise BadInput(f"scan {path} has {len(data)} bytes", remedy="a .bin scan is x y z intensity as float32 each")
-    return np.frombuffer(data, dtype="<f4").reshape(-1, 4)
+def _table(data: bytes, names: Sequence[str], path: pathlib.Path) -> Array:
+    """float32 [n, fields] of a file without a header."""
+    size = 4 * len(names)
+    if not data or len(data) % size:
+        raise BadInput(
+            f"scan {path} has {len(data)} bytes, which are no points of {len(names)} float32 ({' '.join(names)})",
+            remedy="name its fields: --fields or scan_fields:=x,y,z,intensity,ring",
+        )
+    if len(data) // size > MAX_POINTS:
+        raise BadInput(f"scan {path} holds {len(data) // size} points, the limit is {MAX_POINTS}")
+    return np.frombuffer(data, dtype="<f4").reshape(-1, len(names))
+
+
+def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> None:
+    """Refuse a file whose fields are others than its name promises: its columns are then a mixture of all of them."""
+    with np.errstate(invalid="ignore"):
+        doubt = ""
+        if (np.abs(table[:, :3][np.isfinite(table[:, :3])]) > _FAR_M).any():
+            doubt = f"coordinates beyond {_FAR_M:.0f} m"
+        elif (table[:, 3] < 0).any():
+            doubt = "intensities below 0"
+        elif _takes_turns(table[:, 0] < 0) or _takes_turns(table[:, 1] < 0):
+            doubt = "coordinates that are negative in every second, third or fourth point only"
+        elif "ring" in names and not _rings(table[:, 4]):
+            doubt = "rings that are no whole numbers from 0"
+        elif names == _KITTI and table.size % 5 == 0 and table.size >= 100:
+            last = table.reshape(-1, 5)[:, 4]
+            # what is whole in every fifth number and nowhere else is the ring of a point of five
+            if _rings(last) and np.ptp(last) > 0 and not _rings(table[:, 3]):
+                doubt = "whole numbers in every fifth place"
+    if doubt:
+        raise BadInput(
+            f"scan {path} is not {' '.join(names)} as float32: it would have {doubt}",
+            remedy="name its fields: --fields or scan_fields:=x,y,z,intensity,ring",
+        )
+
+
+def _takes_turns(flags: Array) -> bool:
+    """Whether a flag never holds in every k-th place and often in others: then a point is longer by so much."""
+    if len(flags) < 64:
+        return False
+    shares = [flags[phase::count].mean() for count in (2, 3, 4) for phase in range(count)]
+    return bool(min(shares) == 0 and max(shares) > 0.2)
+
+
+def _rings(column: Array) -> bool:
+    return bool(((column >= 0) & (column < 1024) & (column == np.floor(column))).all())
+
+
+def _columns_of(table: Array, names: Sequence[str]) -> Array:
+    points = np.zeros((len(table), 4), dtype=np.float32)
+    for column, name in enumerate(_KITTI):
+        if name in names:
+            points[:, column] = table[:, names.index(name)]
+    return points
 
 
 def _from_pcd(data: bytes, path: pathlib.Path) -> Array:
@@ -89,9 +179,10 @@ def _from_pcd(data: bytes, path: pathlib.Path) -> Array:
     else:
         raise BadInput(f"scan {path} is {coding} PCD", remedy="convert it to binary or ascii PCD")
     points = np.zeros((total, 4), dtype=np.float32)
-    for column, name in enumerate(("x", "y", "z", "intensity")):
-        if name in columns:
-            points[:, column] = columns[name]
+    with np.errstate(over="ignore"):
+        for column, name in enumerate(_KITTI):
+            if name in columns:
+                points[:, column] = columns[name]
     return points
 
 

@@ -23,6 +23,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from edge_offload import places
 from edge_offload.errors import BadInput, Refused, Unsupported
 from edge_offload.parent import with_parent
 from edge_offload.server.pool.accelerators import CPU_LABEL, DEVICES
@@ -78,8 +79,7 @@ def check_available() -> None:
 
 def default_folder() -> pathlib.Path:
     """Where the token is kept unless said otherwise."""
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (pathlib.Path(config) if config else pathlib.Path.home() / ".config") / "edge_offload" / "pool"
+    return places.pool_folder()
 
 
 def make_token(folder: pathlib.Path) -> None:
