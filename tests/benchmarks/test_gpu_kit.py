@@ -138,7 +138,7 @@ def test_a_phase_that_does_not_fit_is_not_begun(tmp_path):
         command(tmp_path, "facts", "--limit", "5"), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
-    assert "== facts: not begun: 5 s are left, it takes 30 to 60 s" in done.stdout
+    assert "== facts: not begun: 5 s are left, it takes 60 to 120 s" in done.stdout
     assert read(tmp_path)["phases"] == {}
     assert "not begun" in (tmp_path / "out" / "log.txt").read_text()
 

@@ -21,7 +21,6 @@ pytestmark = [
 ]
 CUDNN = ("RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")
 ILLEGAL = ("RuntimeError", "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
-FULL = ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB.")
 CUBLAS_FULL = ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 #: Without a server: its own executor has the launcher that it is given.
@@ -69,18 +68,16 @@ def alone(tmp_path: pathlib.Path, kind: str, text: str, ends: str) -> List[str]:
     return lines
 
 
-@pytest.mark.parametrize(("kind", "text"), [CUDNN, ILLEGAL, ("AcceleratorError", ILLEGAL[1])])
-def test_a_failed_gpu_ends_its_executor_and_the_program_is_given_cause_and_remedy(
-    tmp_path: pathlib.Path, kind: str, text: str
-) -> None:
+def test_a_failed_gpu_ends_its_executor_and_the_program_is_given_cause_and_remedy(tmp_path: pathlib.Path) -> None:
+    kind, text = "AcceleratorError", ILLEGAL[1]  # other classes and texts: tests/execute/test_execute.py
     told, following, code = alone(tmp_path, kind, text, "ends")
     assert f"the GPU failed in aten::sort: {text.splitlines()[0]}" in told
     assert "start the program again" in told
     assert (following, code) == ("gone", "1")
 
 
-@pytest.mark.parametrize(("kind", "text"), [FULL, CUBLAS_FULL])
-def test_a_gpu_without_memory_ends_nothing(tmp_path: pathlib.Path, kind: str, text: str) -> None:
+def test_a_gpu_without_memory_ends_nothing(tmp_path: pathlib.Path) -> None:
+    kind, text = CUBLAS_FULL
     told, following, code = alone(tmp_path, kind, text, "stays")
     assert told.startswith("OutOfMemoryError")
     assert text in told
