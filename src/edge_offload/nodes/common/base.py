@@ -16,6 +16,7 @@ import rospy
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.heap import keep_freed
 from edge_offload.nodes.common import params as parameters
+from edge_offload.nodes.common.clock import ClockWatch
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.common.params import Param
 
@@ -103,6 +104,7 @@ class Diagnostics:
         self._updater.setHardwareID(os.uname().nodename)
         self._updater.add("health", self._fill)
         self._lock = threading.Lock()
+        self._clock = ClockWatch(node.health)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
 
@@ -127,6 +129,7 @@ class Diagnostics:
     def _run(self) -> None:
         while not self._stop.wait(1.0):
             try:
+                self._clock.refresh()
                 self._node.refresh()
                 self.publish()
             except Exception as error:
