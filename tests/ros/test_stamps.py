@@ -73,7 +73,8 @@ def test_who_walks_is_followed_and_who_is_gone_is_forgotten_though_all_stamps_ar
 
     wait_for(step, "the end of who is not there any more", 10)
     origins = {message.result.origin for message in people.messages}
-    assert origins == {"fresh", "carried", "none"} if carry else origins == {"fresh"}
+    assert origins <= {"fresh", "carried", "none"} if carry else origins == {"fresh"}
+    assert ("carried" in origins) == carry
     assert sum(message.result.origin == "none" for message in people.messages) < 10
 
 

@@ -49,9 +49,9 @@ class ClockWatch:
         """Tell whether the clock runs. Call it about once a second."""
         words = self.words
         if words:
-            self._health.warn("clock", words)
+            self._health.warn("time", words)
         else:
-            self._health.clear("clock")
+            self._health.clear("time")
 
 
 class StampClock:

@@ -80,7 +80,8 @@ class ImageIntake:
         if transport != "compressed":
             self._raw = self._subscribe(topic, Image)
         if transport == "compressed":
-            self._compressed = self._subscribe(f"{topic}/compressed", CompressedImage)
+            named = topic if rospy.resolve_name(topic).endswith("/compressed") else f"{topic}/compressed"
+            self._compressed = self._subscribe(named, CompressedImage)
 
     def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
         return rospy.Subscriber(
@@ -133,7 +134,12 @@ class ImageIntake:
         except OSError:
             # the master is away; it may come back
             return
-        if [compressed, CompressedImage._type] in published:
+        if [rospy.resolve_name(self._topic), CompressedImage._type] in published and self._raw is not None:
+            # the topic that was named has compressed images itself: rospy takes one type of a topic at a time
+            self._raw.unregister()
+            self._raw = None
+            self._compressed = self._subscribe(self._topic, CompressedImage)
+        elif [compressed, CompressedImage._type] in published:
             self._compressed = self._subscribe(f"{self._topic}/compressed", CompressedImage)
 
     @staticmethod
