@@ -134,8 +134,11 @@ class Graph:
         self._listeners.append(listener)
         return listener
 
-    def node(self, kind: str, name: str = "", prefix=(), **params) -> Process:
-        """Start ``kind`` (of scripts/) with private parameters, under a name; ``prefix``: words before the Python."""
+    def node(self, kind: str, name: str = "", prefix=(), arguments=(), **params) -> Process:
+        """Start ``kind`` (of scripts/) with private parameters, under a name.
+
+        ``prefix``: words before the Python; ``arguments``: after the script, such as remappings.
+        """
         name = name or kind
         import rospy
 
@@ -147,6 +150,7 @@ class Graph:
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
         # as a user's shell has it: torch takes every core unless told otherwise
         command = [*prefix, sys.executable, str(ROOT / "scripts" / kind), f"__ns:={self.ns}", f"__name:={name}"]
+        command += arguments
         process = Process(f"{full}"[1:], command, environment)
         self._processes.append(process)
         return process

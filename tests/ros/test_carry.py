@@ -71,7 +71,8 @@ def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, im
     assert set(origins) <= {"fresh", "carried", "none"}
     for message in results:
         if message.result.origin == "carried":
-            assert 0 < message.result.seen.to_nsec() < message.header.stamp.to_nsec()
+            # one stamp alone that goes back is no new recording: what was seen before it is carried on
+            assert 0 < message.result.seen.to_nsec() < max(message.header.stamp.to_nsec(), images.stamps[-2])
             assert message.result.seen.to_nsec() in latency.by_stamp()
             assert 0 <= message.result.expected_drop <= 1
         elif message.result.origin == "none":

@@ -33,8 +33,8 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import check_output, write_text
 
 SHOWN = 20
-#: What a node writes that ends before it has begun, with the colours that rospy's log has on a screen.
-CANNOT_START = re.compile(r"cannot start: ([^\x1b\n]*)")
+#: What a node writes that ends before it has begun, or while it steps, with the colours of rospy's log on a screen.
+CANNOT_START = re.compile(r"cannot (start|go on): ([^\x1b\n]*)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,8 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
             text = done.stdout.decode(errors="replace")
             causes = CANNOT_START.findall(text)
             if causes:
-                raise EdgeOffloadError(f"a node cannot start: {causes[0]}")
+                verb, cause = causes[0]
+                raise EdgeOffloadError(f"a node cannot {verb}: {cause}")
             sys.stderr.write("\n".join(text.splitlines()[-30:]) + "\n")
             raise EdgeOffloadError("the run wrote no outcome", remedy="its last lines are above")
         return regression.load(out)

@@ -68,6 +68,11 @@ class TargetSelector:
         """Id of the target, seen or waited for; None before there is one."""
         return self._id
 
+    def reset(self) -> None:
+        """Look for another target: the recording started again."""
+        if self._rule != "id":
+            self._id, self._rival, self._seen_s = None, None, -float("inf")
+
     def select(self, people: Sequence[TrackedPerson], stamp_s: float) -> Optional[TrackedPerson]:
         """The target in this frame, or None when there is none or it cannot be seen (a coasting one can)."""
         if stamp_s < self._stamp_s and self._rule != "id":  # the recording started again

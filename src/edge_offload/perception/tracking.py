@@ -2,7 +2,8 @@
 
 A Kalman filter predicts every known box; detections are assigned to predictions by overlap, distance and pose
 (Hungarian method), confident ones first, weak ones only to people who were just seen (the two stages of ByteTrack).
-All times are the frames' own stamps, so irregular frames and skipped ones are nothing special.
+All times are those at which frames were taken, so irregular frames and skipped ones are nothing special. Where stamps
+may be anything, :class:`edge_offload.perception.timeline.Timeline` makes times of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from edge_offload.models.people import People
 from edge_offload.perception.assignment import assign, iou_matrix
 from edge_offload.perception.geometry import Position
 from edge_offload.perception.kalman import BoxFilter
+from edge_offload.perception.timeline import BACK_S
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class TrackerConfig:
     coast_s: float = 0.6
     keypoint_score: float = 0.2
     duplicate_iou: float = 0.6
-    back_step_s: float = 0.2
+    back_step_s: float = BACK_S
     max_tracks: int = 100
 
     def __post_init__(self) -> None:

@@ -42,7 +42,8 @@ class Along(Generic[Result]):
     Attributes:
         result: None where there is none.
         origin: one of those above.
-        source: stamp (ns) of the frame that the network, or the local algorithm, saw; 0: none.
+        source: stamp (ns) of the frame that the network, or the local algorithm, saw; 0: none. Where frames arrived
+            by instants, it is the :class:`edge_offload.perception.timeline.Instant` of that frame.
         drop: expected of it, 0 (as the network's own) to 1; NaN: unknown.
         tag: what came with the result.
         degraded: why it is carried less well than it could be; empty: it is not.
@@ -200,7 +201,7 @@ class FrameLoop(Generic[Frame, Result]):
         self.carrying = carrying
         self._leave, self._clock = leave, clock
         self._pending: Optional[_Pending] = None
-        self._newest = 0
+        self._newest = self._began = 0
         self._steps: Deque[float] = deque(maxlen=9)
         self._took: Deque[float] = deque(maxlen=5)
 
@@ -222,7 +223,7 @@ class FrameLoop(Generic[Frame, Result]):
 
         Args:
             frame: it.
-            stamp: its own, ns.
+            stamp: its own, or its instant on a timeline, ns.
             received_s: when, on the clock.
             follows: the carrier knows earlier ones.
             local: the local algorithm's result, if that is quick enough to be here already.
@@ -230,6 +231,7 @@ class FrameLoop(Generic[Frame, Result]):
         self.flush()
         if not follows or stamp < self._newest:
             self.carrying.forget()
+            self._began = stamp
             self._steps.clear()
         elif stamp > self._newest > 0:
             self._steps.append((stamp - self._newest) / 1e9)
@@ -266,8 +268,8 @@ class FrameLoop(Generic[Frame, Result]):
             self.carrying.came_locally(result, source, tag)
 
     def outdated(self, source: int) -> bool:
-        """Whether a frame was there before the stamps went back."""
-        return source > self._newest
+        """Whether a frame was there before frames began anew."""
+        return not self._began <= source <= self._newest
 
     def flush(self) -> None:
         """Let the frame that waits leave."""

@@ -81,7 +81,7 @@ def open_bag(path: str) -> rosbag.Bag:
 
 
 def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
-    """Topic of the images in ``bag`` and its message class.
+    """Topic of the images in ``bag`` and its message class. Without a name, topics of depth are left out of several.
 
     Raises:
         BadInput: ``wanted`` has no images, or it is empty and not exactly one topic has.
@@ -89,7 +89,7 @@ def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
     topics = {
         name: IMAGE_TYPES[facts.msg_type]
         for name, facts in bag.get_type_and_topic_info().topics.items()
-        if facts.msg_type in IMAGE_TYPES and "depth" not in name.lower()
+        if facts.msg_type in IMAGE_TYPES
     }
     if wanted:
         # as on the graph, a leading slash says no more where all names are global, and images may be compressed
@@ -100,6 +100,8 @@ def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
                 f"no images on topic {wanted} in {bag.filename}", remedy=f"it has: {', '.join(topics) or 'none'}"
             )
         return found, topics[found]
+    # a guess, for which every topic is good enough that is alone
+    topics = {name: kind for name, kind in topics.items() if "depth" not in name.lower()} or topics
     usual = [name for name in topics if name.strip("/") == USUAL_TOPIC] if len(topics) > 1 else []
     if usual:
         return usual[0], topics[usual[0]]

@@ -2,7 +2,7 @@
 
 Publishes:
   camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device, or its turn
-                                in the playback of a file or bag
+                                in the playback of a file or bag; with /use_sim_time none is sent while /clock stands
   camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
   camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration or the bag; K is zero
                                 without one; latched, and announced with the size of the images before the first of them
@@ -33,6 +33,7 @@ from edge_offload.nodes.camera.bag import BagImages
 from edge_offload.nodes.camera.calibration import fitted, load_calibration
 from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
 from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, transform_message
 from edge_offload.nodes.common.params import Param
 from edge_offload.perception.geometry import load_camera
@@ -69,6 +70,7 @@ class CameraNode(Node):
     def start(self) -> None:
         params = self.params
         self._stop = threading.Event()
+        self._clock = StampClock(self.health, "frames")
         self._answered = threading.Event()
         self._awaited: Optional[rospy.Time] = None
         self._published = 0
@@ -138,8 +140,9 @@ class CameraNode(Node):
     def _run(self) -> None:
         try:
             self._waiting = self._next_frame()
-            if self._waiting is not None:
-                self._publish_info(rospy.Time.now(), self._waiting)
+            stamp = self._clock.now(self._stop) if self._waiting is not None else None
+            if self._waiting is not None and stamp is not None:
+                self._publish_info(stamp, self._waiting)
             self._wait_for_subscribers()
             self._play()
         except EdgeOffloadError as error:
@@ -226,7 +229,9 @@ class CameraNode(Node):
             return
 
     def _publish(self, frame: Array) -> None:
-        stamp = rospy.Time.now()
+        stamp = self._clock.now(self._stop)
+        if stamp is None:
+            return
         message = bgr_to_image(frame, _header(stamp, self.params["frame_id"]))
         self._awaited = stamp
         self._answered.clear()

@@ -16,8 +16,10 @@ import rospy
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.heap import keep_freed
 from edge_offload.nodes.common import params as parameters
+from edge_offload.nodes.common.clock import ClockWatch
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.topic_types import TopicTypes
 
 USAGE, FAILED = 2, 1
 COMMON = (Param("folder", "", "where relative paths are looked up (launch files: where roslaunch was called)"),)
@@ -103,6 +105,7 @@ class Diagnostics:
         self._updater.setHardwareID(os.uname().nodename)
         self._updater.add("health", self._fill)
         self._lock = threading.Lock()
+        self._clock, self._types = ClockWatch(node.health), TopicTypes(node.health)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
 
@@ -127,6 +130,8 @@ class Diagnostics:
     def _run(self) -> None:
         while not self._stop.wait(1.0):
             try:
+                self._clock.refresh()
+                self._types.refresh()
                 self._node.refresh()
                 self.publish()
             except Exception as error:

@@ -109,7 +109,7 @@ class DetectorNode(ImageNode):
         labels = self._labels(found)
         self._objects.publish(objects_message(header, report, size, found, labels))
         self.account(header, prepared.inputs, report, energy, measured)
-        self.compare(header, found.boxes, boxes_drop)
+        self.compare(frame, found.boxes, boxes_drop)
         self._detections.publish(header, found.boxes, found.scores, found.classes)
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))

@@ -168,7 +168,7 @@ class CarryThread(Generic[Result]):
         except EdgeOffloadError as error:
             self._task.fail(frame, error)
             return
-        self.loop.arrived(frame, frame.message.header.stamp.to_nsec(), frame.received_s, follows, local)
+        self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
         if self._beside is not None:
             self._latest.put(frame)
 
@@ -180,10 +180,10 @@ class CarryThread(Generic[Result]):
         self.post(lambda: self._adopt(frame, found))
 
     def _adopt(self, frame: Frame, found: Any) -> None:
-        stamp = frame.message.header.stamp.to_nsec()
-        result = None if self._task.adopt is None or self.loop.outdated(stamp) else self._task.adopt(frame, found)
+        outdated = self.loop.outdated(frame.instant)
+        result = None if self._task.adopt is None or outdated else self._task.adopt(frame, found)
         if result is not None:
-            self.loop.came_locally(result, stamp)
+            self.loop.came_locally(result, frame.instant)
 
     def _leave(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:

@@ -13,6 +13,7 @@ from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkReading
 from edge_offload.manager.forecast import Forecast as ModeForecast
 from edge_offload.manager.policy import Situation
 from edge_offload.mode import TABLE, Mode, parse_mode
+from edge_offload.perception.timeline import stamp_of
 from edge_offload.runtime.carrying import FRESH, NONE, Along
 from edge_offload.timing import STAGES, InferenceReport
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, ResultOrigin
@@ -43,7 +44,8 @@ def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOri
     """Where the result of the frame with ``header`` comes from; by default the network saw the frame itself."""
     if along is None or along.origin == FRESH:
         return ResultOrigin(origin=FRESH, seen=header.stamp, expected_drop=0.0)
-    return ResultOrigin(origin=along.origin, seen=rospy.Time(*divmod(along.source, 10**9)), expected_drop=along.drop)
+    seen = rospy.Time(*divmod(stamp_of(along.source), 10**9))
+    return ResultOrigin(origin=along.origin, seen=seen, expected_drop=along.drop)
 
 
 def latency_message(report: InferenceReport, header: Any) -> Latency:

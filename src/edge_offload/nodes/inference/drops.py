@@ -13,6 +13,7 @@ from std_msgs.msg import Header
 from edge_offload.manager.drop import DropCurve, DropEstimator
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.compose import duration
+from edge_offload.perception.timeline import Instant, stamp_of
 from edge_offload_msgs.msg import Drop
 
 #: Longest staleness that is believed (seconds).
@@ -31,35 +32,36 @@ class Drops:
     def __init__(self, task: str, health: Health, interval_s: Callable[[], float]) -> None:
         self._task, self._health, self._interval_s = task, health, interval_s
         self._estimator = DropEstimator()
-        self._last: Optional[Tuple[rospy.Time, Any]] = None
+        self._last: Optional[Tuple[Instant, Any]] = None
         self._lock = threading.Lock()
         self._curve = self._estimator.curve(time.monotonic())
         self._publisher = rospy.Publisher("offload/drop", Drop, queue_size=100)
 
-    def held(self, header: Header, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Compare the newest result, as it is held, with the one for the frame with ``header``; hold that from now on.
+    def held(self, instant: Instant, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Compare the newest result, as it is held, with the one for the frame of ``instant``; hold that from now on.
 
         Args:
-            header: of the frame.
+            instant: of the frame.
             found: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
-        last, self._last = self._last, (header.stamp, found)
-        if last is None:
+        last, self._last = self._last, (instant, found)
+        if last is None or last[0].recording != instant.recording:
             return
-        stale_s = (header.stamp - last[0]).to_sec()
+        stale_s = (instant - last[0]) * 1e-9
         if 0 < stale_s < LONGEST_S:
             lost, now = drop(last[1], found), time.monotonic()
             self._estimator.compared(now, stale_s, lost)
-            self.tell(header.stamp.to_nsec(), stale_s, lost, self._estimator.curve(now))
+            self.tell(instant, stale_s, lost, self._estimator.curve(now))
 
-    def tell(self, stamp: int, stale_s: float, drop: float, curve: DropCurve) -> None:
-        """One comparison, for the frame with this ``stamp`` (ns), and what is expected since then."""
+    def tell(self, instant: int, stale_s: float, drop: float, curve: DropCurve) -> None:
+        """One comparison, for the frame of this ``instant`` (ns), and what is expected since then."""
         with self._lock:
             self._curve = curve
         self._publisher.publish(
             Drop(
-                header=Header(stamp=rospy.Time(*divmod(stamp, 10**9))), task=self._task, node=rospy.get_name(),
+                header=Header(stamp=rospy.Time(*divmod(stamp_of(instant), 10**9))),
+                task=self._task, node=rospy.get_name(),
                 intercept=curve.intercept, slope=curve.slope, slope_error=curve.slope_error,
                 local=math.nan if curve.local is None else curve.local, drop=drop, staleness=duration(stale_s),
                 interval=duration(self._interval_s()),

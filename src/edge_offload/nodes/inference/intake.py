@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -18,7 +19,9 @@ from edge_offload.manager.turn_taker import Claim
 from edge_offload.nodes.camera.calibration import camera_of, fitted
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import depth_pixels, transform_of
+from edge_offload.nodes.inference.arrivals import Arrivals, tf_time
 from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
+from edge_offload.perception.timeline import UNKNOWN, Instant
 
 BUFFER_BYTES = 2**24
 """A subscriber reads so much at a time. rospy's default of 64 kB holds no image, and its age then grows without end."""
@@ -32,6 +35,7 @@ class Frame:
     """A message and when it came on the monotonic clock (seconds).
 
     Attributes:
+        instant: when it was taken; frames are told apart, ordered and timed by it, not by their stamps.
         place: among the inferences.
         claim: its turn at the server.
         pixels: of an image, or the voxels that a sweep hit, where they are decoded already.
@@ -39,6 +43,7 @@ class Frame:
 
     message: Any
     received_s: float
+    instant: Instant = UNKNOWN
     place: Optional[int] = None
     claim: Optional[Claim] = None
     pixels: Optional[Array] = None
@@ -62,6 +67,7 @@ class ImageIntake:
         self._topic = topic
         self._transport = transport
         self._slot = slot
+        self._arrivals = Arrivals(node.health, "images")
         self._last: Optional[Tuple[str, int]] = None
         self._newest: Dict[Any, rospy.Time] = {}
         self._news_s = time.monotonic()
@@ -74,7 +80,8 @@ class ImageIntake:
         if transport != "compressed":
             self._raw = self._subscribe(topic, Image)
         if transport == "compressed":
-            self._compressed = self._subscribe(f"{topic}/compressed", CompressedImage)
+            named = topic if rospy.resolve_name(topic).endswith("/compressed") else f"{topic}/compressed"
+            self._compressed = self._subscribe(named, CompressedImage)
 
     def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
         return rospy.Subscriber(
@@ -93,7 +100,7 @@ class ImageIntake:
         if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
             self._node.health.count("frames lost before this node", seq - self._last[1] - 1)
         self._last = (publisher, seq)
-        self._slot.put(Frame(message, self._news_s))
+        self._slot.put(Frame(message, self._news_s, self._arrivals.instant(message.header, self._news_s)))
 
     def refresh(self) -> None:
         """Look for a publisher, and tell when images stay away. Call it about once a second."""
@@ -101,6 +108,7 @@ class ImageIntake:
             return
         if self._transport == "auto":
             self._follow_publisher()
+        self._arrivals.refresh()
         health, topic = self._node.health, rospy.resolve_name(self._topic)
         silent = time.monotonic() - self._news_s
         if silent <= SILENCE_S:
@@ -126,7 +134,12 @@ class ImageIntake:
         except OSError:
             # the master is away; it may come back
             return
-        if [compressed, CompressedImage._type] in published:
+        if [rospy.resolve_name(self._topic), CompressedImage._type] in published and self._raw is not None:
+            # the topic that was named has compressed images itself: rospy takes one type of a topic at a time
+            self._raw.unregister()
+            self._raw = None
+            self._compressed = self._subscribe(self._topic, CompressedImage)
+        elif [compressed, CompressedImage._type] in published:
             self._compressed = self._subscribe(f"{self._topic}/compressed", CompressedImage)
 
     @staticmethod
@@ -149,24 +162,33 @@ class ImageIntake:
 
 
 class DepthIntake:
-    """Keeps the latest depth images, to be found by the stamp of a colour image."""
+    """Keeps the latest depth images, to be found by the stamp of a colour image, or by its arrival."""
 
     def __init__(self, node: Node, topic: str, tolerance_s: float) -> None:
         self._node = node
         self._tolerance_s = tolerance_s
         self._lock = threading.Lock()
-        self._recent: Deque[Any] = deque(maxlen=16)
+        self._recent: Deque[Tuple[Any, float]] = deque(maxlen=16)
         rospy.Subscriber(topic, Image, node.callback(self._on_depth), queue_size=4, buff_size=BUFFER_BYTES)
 
     def _on_depth(self, message: Any) -> None:
         with self._lock:
-            self._recent.append(message)
+            self._recent.append((message, time.monotonic()))
 
-    def at(self, stamp: rospy.Time) -> Tuple[Optional[Array], str]:
-        """Pixels and encoding of the depth image nearest to ``stamp``; None when none is near, or it is faulty."""
+    def at(self, frame: Frame) -> Tuple[Optional[Array], str]:
+        """Pixels and encoding of the depth image nearest to a frame; None when none is near, or it is faulty.
+
+        Nearest by the stamps where that of the frame is plausible, else by the arrivals.
+        """
         with self._lock:
-            nearest = min(self._recent, key=lambda message: abs((message.header.stamp - stamp).to_nsec()), default=None)
-        if nearest is None or abs((nearest.header.stamp - stamp).to_sec()) > self._tolerance_s:
+            recent = list(self._recent)
+        nearest, off_s = None, math.inf
+        for message, received_s in reversed(recent):
+            by_stamp_s = (message.header.stamp - frame.message.header.stamp).to_sec()
+            apart_s = abs(by_stamp_s if frame.instant.placeable else received_s - frame.received_s)
+            if apart_s < off_s:
+                nearest, off_s = message, apart_s
+        if nearest is None or off_s > self._tolerance_s:
             self._node.health.warn("depth", f"no depth image within {self._tolerance_s * 1e3:.0f} ms of the image")
             return None, ""
         try:
@@ -202,10 +224,10 @@ class CameraIntake:
             return None
         return self._info.width, self._info.height
 
-    def locator(self, header: Any, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
-        """A locator for an image of this size taken at this stamp; None while the camera is not calibrated."""
+    def locator(self, frame: Frame, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
+        """A locator for an image of this size; None while the camera is not calibrated."""
         camera = self._camera(width, height)
-        return None if camera is None else make(camera=camera, pose=self.pose(header))
+        return None if camera is None else make(camera=camera, pose=self.pose(frame))
 
     def _camera(self, width: int, height: int) -> Optional[PinholeCamera]:
         info = self._info
@@ -221,10 +243,13 @@ class CameraIntake:
                 return None
         return self._cached[1]
 
-    def pose(self, header: Any) -> Optional[Transform]:
-        """Maps the camera's frame into the world's at the stamp of the image; None while tf does not know it."""
+    def pose(self, frame: Frame) -> Optional[Transform]:
+        """Maps the camera's frame into the world's when the image was taken; None while tf does not know it."""
+        header = frame.message.header
         try:
-            found = transform_of(self._buffer.lookup_transform(self._world, header.frame_id, header.stamp))
+            found = transform_of(
+                self._buffer.lookup_transform(self._world, header.frame_id, tf_time(header, frame.instant))
+            )
         except (tf2_ros.TransformException, BadInput, ValueError) as error:
             self._node.health.value("positions", f"no pose of {header.frame_id!r} in {self._world!r}: {error}")
             return None

@@ -214,7 +214,7 @@ class OffloadedNode(Node):
     def take_turn(self, frame: Frame) -> None:
         """This frame goes to the server, where there are turns; or may ask it, too, where a policy chose the robot."""
         if self._turns is not None and (TABLE[self._mode].needs_link or self._chosen):
-            frame.claim = self._turns.begin(frame.message.header, TABLE[self._mode].needs_link)
+            frame.claim = self._turns.begin(frame.message.header, frame.instant, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
         """Its result is there, or there will be none; more than once is as good as once."""
@@ -222,16 +222,16 @@ class OffloadedNode(Node):
         if self._turns is not None and claim is not None:
             self._turns.end(claim, frame.message.header)
 
-    def compare(self, header: Any, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """What a result that is held from frame to frame had lost by the frame with this header; where there are turns.
+    def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """What a result that is held from frame to frame had lost by this frame; where there are turns.
 
         Args:
-            header: of the frame.
+            frame: it.
             found: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
         if self._drops is not None:
-            self._drops.held(header, found, drop)
+            self._drops.held(frame.instant, found, drop)
 
     def account(
         self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool

@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional
 
 import rospy
 
@@ -14,6 +14,7 @@ from edge_offload.errors import BadInput
 from edge_offload.manager.turn_taker import Claim, TurnTaker
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import copy_header, duration
+from edge_offload.perception.timeline import Instant
 from edge_offload_msgs.msg import Turn
 
 #: Names of tasks become parts of topics.
@@ -53,7 +54,7 @@ class Turns:
         self._taker = TurnTaker(self._name, time.monotonic())
         #: Between frames, seconds; NaN: not known.
         self.interval_s = math.nan
-        self._last: Optional[Tuple[int, rospy.Time]] = None
+        self._last: Optional[Instant] = None
         self._manager = False
         self._taken = rospy.Publisher("offload/turn_taken", Turn, queue_size=100)
         self._given = rospy.Subscriber("offload/turn", Turn, node.callback(self._on_turn), queue_size=10)
@@ -96,15 +97,16 @@ class Turns:
             self._taker.gone("the manager is gone")
             self._manager = False
 
-    def begin(self, header: Any, needed: bool = True) -> Optional[Claim]:
+    def begin(self, header: Any, instant: Instant, needed: bool = True) -> Optional[Claim]:
         """The frame with this header goes to the server; None: its turn is over already.
 
         Args:
             header: of the frame.
+            instant: when it was taken.
             needed: whether it waited for its turn; else it only takes one that the manager has given.
         """
         with self._lock:
-            self._frame(header)
+            self._frame(instant)
             self._look()
             if not needed and self._taker.alone:
                 return None
@@ -129,12 +131,12 @@ class Turns:
             )
         )  # fmt: skip
 
-    def _frame(self, header: Any) -> None:
+    def _frame(self, instant: Instant) -> None:
         """Learn how far frames lie apart, from those that were taken up."""
-        last, self._last = self._last, (header.seq, header.stamp)
-        if last is None or not 0 < header.seq - last[0] < 1000:
+        last, self._last = self._last, instant
+        if last is None or not 0 < instant.number - last.number < 1000:
             return
-        seconds = (header.stamp - last[1]).to_sec() / (header.seq - last[0])
+        seconds = (instant - last) * 1e-9 / (instant.number - last.number)
         if 0 < seconds <= LONGEST_S:
             known = math.isfinite(self.interval_s)
             self.interval_s = self.interval_s + GAIN * (seconds - self.interval_s) if known else seconds

@@ -3,7 +3,7 @@
 Publishes:
   lidar/points   sensor_msgs/PointCloud2 with fields x y z intensity (float32, metres); points that are no returns
                  (not finite, or within 0.1 m of the sensor) are left out. From a topic the stamp is kept; else it is
-                 the sweep's turn in the playback
+                 the sweep's turn in the playback, and with /use_sim_time none is sent while /clock stands
   /tf            place of the sensor in ~map_frame; from a made-up world only
 
 Subscribes (only with ~input):
@@ -31,6 +31,7 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
 from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.lidar.sweeps import WORLDS, BagSweeps, FileSweeps, Sweep, WorldSweeps
@@ -63,6 +64,7 @@ class LidarNode(Node):
         if len(chosen) != 1:
             raise BadInput("one source of sweeps is needed", remedy="set one of ~scans, ~world and ~input")
         self._stop = threading.Event()
+        self._clock = StampClock(self.health, "sweeps")
         self._thread: Optional[threading.Thread] = None
         self._publisher = rospy.Publisher("lidar/points", PointCloud2, queue_size=4)
         if self.params["input"]:
@@ -128,7 +130,10 @@ class LidarNode(Node):
             usable += 1
             # a made-up sweep takes its time to make; what is late is not made up for
             due = max(due + period, time.monotonic())
-            header = Header(stamp=rospy.Time.now(), frame_id=self.params["frame_id"])
+            stamp = self._clock.now(self._stop)
+            if stamp is None:
+                break
+            header = Header(stamp=stamp, frame_id=self.params["frame_id"])
             if turn.pose is not None and self._broadcaster is not None:
                 self._broadcaster.sendTransform(_transform(turn.pose, header.stamp, self.params))
             self._publisher.publish(points_to_cloud(turn.points, header))

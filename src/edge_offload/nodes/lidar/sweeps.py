@@ -62,11 +62,15 @@ def cloud_topic(bag: Any, wanted: str) -> str:
     """
     topics, path = bag.get_type_and_topic_info().topics, bag.filename
     clouds = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
-    if wanted and wanted not in clouds:
-        raise BadInput(f"{path} has no point clouds on {wanted}", remedy=f"it has some on: {', '.join(clouds)}")
-    if not wanted and len(clouds) != 1:
+    if wanted:
+        found = [name for name in clouds if name.strip("/") == wanted.strip("/")]
+        if not found:
+            remedy = f"it has some on: {', '.join(clouds) or 'no topic'}"
+            raise BadInput(f"{path} has no point clouds on {wanted}", remedy=remedy)
+        return found[0]
+    if len(clouds) != 1:
         raise BadInput(f"{path} has {len(clouds)} topics of point clouds", remedy=f"name one of: {', '.join(clouds)}")
-    return wanted or clouds[0]
+    return clouds[0]
 
 
 class BagSweeps:

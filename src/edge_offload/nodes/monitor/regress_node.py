@@ -20,9 +20,12 @@ result within ~timeout is written down as such: whoever compares the outcome see
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
+from collections import Counter
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Counter as Counts
 
 import numpy as np
 import rospy
@@ -30,7 +33,7 @@ import tf2_ros
 from sensor_msgs.msg import CameraInfo, CompressedImage, PointCloud2
 
 from edge_offload import records
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.bag import image_topic, open_bag
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
@@ -140,12 +143,33 @@ class RegressNode(Node):
             if not self._stopping:
                 records.write(self.params["out"], "golden", self._outcome(stamps))
                 self.finish(f"{len(stamps)} frames stepped")
+        except EdgeOffloadError as error:
+            rospy.logfatal(f"cannot go on: {error}")
+            self.health.error("regress", str(error))
+            self.finish(str(error), exit_code=1)
         except Exception as error:
             self.fault("regress", error)
             self.finish(str(error), exit_code=1)
 
+    def _check_stamps(self) -> None:
+        """Refuse a bag whose frames cannot be told apart, before anything is published."""
+        stamps: Counts[int] = Counter()
+        for _, (_, data, *_), _ in self._bag.read_messages(topics=[self._topic], raw=True):
+            # a header begins with seq, seconds and nanoseconds
+            _, seconds, nanoseconds = struct.unpack_from("<III", data)
+            stamps[seconds * 10**9 + nanoseconds] += 1
+            if 0 < self.params["frames"] <= sum(stamps.values()):
+                break
+        remedy = "give each a stamp of its own, such as its time of recording (docs/how-to/own-sensor.md)"
+        if stamps[0]:
+            raise BadInput(f"{stamps[0]} frames on {self._topic} of the bag have stamp 0", remedy=remedy)
+        (stamp, count), *_ = stamps.most_common(1) or [(0, 0)]
+        if count > 1:
+            raise BadInput(f"{count} frames on {self._topic} of the bag have the stamp {stamp} ns", remedy=remedy)
+
     def _step_all(self) -> List[int]:
         """Publish every frame and wait for its result; the stamps published, in ns."""
+        self._check_stamps()
         # both ways: an answer published before this node is connected to it would be taken for one never given
         ends = (self._frames, *self._answers)
         if not self._wait(lambda: all(end.get_num_connections() > 0 for end in ends), self.params["timeout"]):
@@ -158,10 +182,6 @@ class RegressNode(Node):
                 self._beside[topic](message)
                 continue
             stamp = message.header.stamp.to_nsec()
-            if stamp in stamps:
-                raise BadInput(
-                    f"two frames of the bag have the stamp {stamp} ns", remedy="give a bag with distinct stamps"
-                )
             stamps.append(stamp)
             self._frames.publish(message)
             answered = self._wait(lambda s=stamp: s in self._results and s in self._latencies, self.params["timeout"])

@@ -112,6 +112,7 @@ class KapaoNode(ImageNode):
         self._pipeline = PeoplePipeline(network.estimator, tracker, allow_untrained=True)
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
+        self._recording = 0
         if params["carry"]:
             self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
@@ -138,7 +139,7 @@ class KapaoNode(ImageNode):
 
     def look(self, frame: Frame, bgr: Array) -> Steps:
         header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
-        depth, encoding = self._depth_at(header, size) if self.carry is None else (None, "")
+        depth, encoding = self._depth_at(frame, size) if self.carry is None else (None, "")
         prepared = self._pipeline.prepare(bgr, frame.received_s)
         yield
         facts = {"frame_id": header.frame_id, "image": list(size), "options": self.params["model_options"]}
@@ -151,31 +152,44 @@ class KapaoNode(ImageNode):
             found = seen.found if self._network.estimator.trained else People.empty()
             self.carry.came(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
             return
-        locator = self._locator(header, size)
-        stamp_s = header.stamp.to_sec()
-        result = self._pipeline.finish(prepared, outputs, inference, stamp_s, size, locator, depth, encoding)
+        locator = self._locator(frame, size)
+        self._notice_recording(frame)
+        seconds = frame.instant.seconds
+        result = self._pipeline.finish(prepared, outputs, inference, seconds, size, locator, depth, encoding)
         energy, measured = self.energy(frame, result.report)
         placed, target = self._publish(frame, size, result.people, result.report, locator)
         self.account(header, prepared.inputs, result.report, energy, measured)
-        self.compare(header, result.people, people_drop)
+        self.compare(frame, result.people, people_drop)
         self._show(frame, bgr, result.people, placed, target, result.report, energy)
 
-    def _depth_at(self, header: Any, size: Tuple[int, int]) -> Tuple[Optional[Array], str]:
+    def _notice_recording(self, frame: Frame) -> bool:
+        """Whether the frame is of another recording than those before: everybody is forgotten then."""
+        before, self._recording = self._recording, frame.instant.recording
+        if before == self._recording:
+            return False
+        self._pipeline.tracker.reset()
+        self._selector.reset()
+        return True
+
+    def _depth_at(self, frame: Frame, size: Tuple[int, int]) -> Tuple[Optional[Array], str]:
         """The depth image that belongs to an image, and its encoding."""
-        depth, encoding = self._depth.at(header.stamp) if self._depth is not None else (None, "")
+        depth, encoding = self._depth.at(frame) if self._depth is not None else (None, "")
         if depth is not None and depth.shape != size[::-1]:
             self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {list(size)}")
             depth = None
         return depth, encoding or "32FC1"
 
-    def _locator(self, header: Any, size: Tuple[int, int]) -> Optional[Locator]:
+    def _locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
         make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
-        return self._camera.locator(header, *size, make)
+        return self._camera.locator(frame, *size, make)
 
     def _see(self, frame: Frame) -> bool:
         """An image has come: the flow sees it, and the network may (in the thread that carries)."""
         frame.pixels = image_to_bgr(frame.message)
-        follows = self._flow.see(frame.message.header.stamp.to_nsec(), frame.pixels)
+        another = self._notice_recording(frame)
+        if another:
+            self._flow.forget()
+        follows = self._flow.see(frame.instant, frame.pixels) and not another
         if not follows:
             self._pipeline.tracker.reset()
         self._slot.put(frame)
@@ -185,11 +199,11 @@ class KapaoNode(ImageNode):
         self, frame: Frame, found: People, size: Tuple[int, int], tag: Any, loop: FrameLoop[Frame, List[TrackedPerson]]
     ) -> Iterator[None]:
         """The network's finds in an earlier image: who they are, where they are now (in the thread that carries)."""
-        stamp = frame.message.header.stamp
-        if not loop.outdated(stamp.to_nsec()):
-            before = loop.carrying.carried(stamp.to_nsec()) or []
-            people = self._pipeline.tracker.update(found, stamp.to_sec(), size, before)
-            yield from loop.coming(people, stamp.to_nsec(), frame.received_s, tag)
+        instant = frame.instant
+        if not loop.outdated(instant):
+            before = loop.carrying.carried(instant) or []
+            people = self._pipeline.tracker.update(found, instant.seconds, size, before)
+            yield from loop.coming(people, instant, frame.received_s, tag)
 
     def _look_here(self, frame: Frame) -> People:
         """What the local network finds (in a thread of its own)."""
@@ -199,23 +213,23 @@ class KapaoNode(ImageNode):
     def _adopt(self, frame: Frame, found: People) -> Optional[List[TrackedPerson]]:
         """Who they are that the local network has found, once anybody is known (in the thread that carries)."""
         assert self.carry is not None
-        known = self.carry.loop.carrying.carried(frame.message.header.stamp.to_nsec())
+        known = self.carry.loop.carrying.carried(frame.instant)
         if known is None:
             return None
         return recognised(found.select(np.flatnonzero(found.scores >= self.params["min_score"])), known)
 
     def _leave(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
         """The result of an image, whatever its origin (in the thread that carries)."""
-        header, bgr, people = frame.message.header, frame.pixels, along.result or []
+        bgr, people = frame.pixels, along.result or []
         assert bgr is not None
         size = (bgr.shape[1], bgr.shape[0])
         model = self._local.name if along.origin == LOCAL else self._network.estimator.name
         report, energy = along.tag or (InferenceReport(Mode.LOCAL, model), float("nan"))
-        locator = self._locator(header, size)
+        locator = self._locator(frame, size)
         if locator is not None:
-            people = located(locator, people, *self._depth_at(header, size))
+            people = located(locator, people, *self._depth_at(frame, size))
         placed, target = self._publish(frame, size, people, report, locator, along)
-        age_s = (header.stamp.to_nsec() - along.source) / 1e9 if along.origin == CARRIED else None
+        age_s = (frame.instant - along.source) / 1e9 if along.origin == CARRIED else None
         self._show(frame, bgr, people, placed, target, report, energy, age_s)
 
     def _publish(
@@ -229,11 +243,11 @@ class KapaoNode(ImageNode):
     ) -> Tuple[Dict[int, Placed], Optional[int]]:
         """The one result of an image; where people are, and who the target is."""
         header = frame.message.header
-        stamp_s = header.stamp.to_sec()
-        self._selector.select(people, stamp_s)
+        seconds = frame.instant.seconds
+        self._selector.select(people, seconds)
         target = self._selector.target_id
         pose = None if locator is None else locator.pose
-        placed = place(people, pose, self.params["world_frame"], header.frame_id, self._motion, stamp_s)
+        placed = place(people, pose, self.params["world_frame"], header.frame_id, self._motion, seconds)
         self._people.publish(people_message(header, report, size, people, placed, target, along))
         return placed, target
 

@@ -60,6 +60,7 @@ from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.arrivals import Arrivals, tf_time
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
@@ -158,6 +159,8 @@ class AgrnavNode(OffloadedNode):
         self._goal: Optional[Any] = None
         self._goal_lock = threading.Lock()
         self._heard_s = time.monotonic()
+        self._arrivals = Arrivals(self.health, "sweeps")
+        self._recording = 0
         self._told = 0
         self._buffer = tf2_ros.Buffer()
         self._listener = tf2_ros.TransformListener(self._buffer)
@@ -213,6 +216,7 @@ class AgrnavNode(OffloadedNode):
             self.health.warn("sweeps", f"no sweep on {rospy.resolve_name('lidar/points')} for {silent:.0f} s")
         else:
             self.health.clear("sweeps")
+        self._arrivals.refresh()
         self.refresh_network(self._slot, "sweeps")
 
     def _on_goal(self, message: Any) -> None:
@@ -221,7 +225,8 @@ class AgrnavNode(OffloadedNode):
 
     def _on_sweep(self, message: Any) -> None:
         self._heard_s = time.monotonic()
-        (self.carry or self._slot).put(Frame(message, self._heard_s))
+        frame = Frame(message, self._heard_s, self._arrivals.instant(message.header, self._heard_s))
+        (self.carry or self._slot).put(frame)
 
     def _work(self, frame: Frame, place: int) -> Steps:
         """One sweep: exactly one result, whatever happens."""
@@ -239,7 +244,7 @@ class AgrnavNode(OffloadedNode):
         if self.carry is None:
             tell_seen = self._publish(frame, result.labels, result.occupancy, result.report)
             self._account(frame, result)
-            self.compare(frame.message.header, result.labels, scene_drop)
+            self.compare(frame, result.labels, scene_drop)
             tell_seen()
         else:
             self._account(frame, result)
@@ -252,31 +257,33 @@ class AgrnavNode(OffloadedNode):
     def _see(self, frame: Frame) -> bool:
         """A sweep has come: the carrier sees it, and the network may (in the thread that carries)."""
         frame.pixels = self._grid.occupancy(cloud_to_points(frame.message))
-        stamp = frame.message.header.stamp
-        follows = self._carrier.see(stamp.to_nsec(), frame.pixels, self._pose(frame.message.header))
+        same = frame.instant.recording == self._recording
+        if not same:
+            self._carrier.forget()
+        self._recording = frame.instant.recording
+        follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame)) and same
         self._slot.put(frame)
         return follows
 
     def _alone(self, frame: Frame) -> Array:
         """What can be made of a sweep without a network."""
-        return self._carrier.alone(frame.message.header.stamp.to_nsec())
+        return self._carrier.alone(frame.instant)
 
-    def _pose(self, header: Any) -> Optional[Transform]:
+    def _pose(self, frame: Frame) -> Optional[Transform]:
         """Where the sensor is in a frame that stands still; None while tf does not know it."""
-        frame = self.params["odometry_frame"]
+        header, fixed = frame.message.header, self.params["odometry_frame"]
+        at, wait = tf_time(header, frame.instant), rospy.Duration(ODOMETRY_S)
         try:
-            found = transform_of(
-                self._buffer.lookup_transform(frame, header.frame_id, header.stamp, rospy.Duration(ODOMETRY_S))
-            )
+            found = transform_of(self._buffer.lookup_transform(fixed, header.frame_id, at, wait))
         except (tf2_ros.TransformException, BadInput, ValueError) as error:
-            self.health.warn("odometry", f"no pose of {header.frame_id!r} in {frame!r}, scenes are held: {error}")
+            self.health.warn("odometry", f"no pose of {header.frame_id!r} in {fixed!r}, scenes are held: {error}")
             return None
         self.health.clear("odometry")
         return found
 
     def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> Iterator[None]:
         """The network's result for an earlier sweep (in the thread that carries)."""
-        return loop.coming(result.labels, frame.message.header.stamp.to_nsec(), frame.received_s, result.report)
+        return loop.coming(result.labels, frame.instant, frame.received_s, result.report)
 
     def _leave(self, frame: Frame, along: Along[Array]) -> None:
         """The result of a sweep, whatever its origin."""
@@ -296,7 +303,7 @@ class AgrnavNode(OffloadedNode):
         """The one result of a sweep. Returns what shows it to whoever watches."""
         header, params = frame.message.header, self.params
         found = occupancy_slice(labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"])
-        robot, goal = self._grid.cell(0.0, 0.0), self._goal_cell(header)
+        robot, goal = self._grid.cell(0.0, 0.0), self._goal_cell(frame)
         plan = None
         if goal is not None:
             plan = find_path(found, self._grid.voxel_size, robot, goal, params["robot_radius"])
@@ -327,8 +334,9 @@ class AgrnavNode(OffloadedNode):
             self.health.clear("path")
             self.health.value("path", f"{plan.length_m:.1f} m")
 
-    def _goal_cell(self, header: Any) -> Optional[Cell]:
+    def _goal_cell(self, frame: Frame) -> Optional[Cell]:
         """The goal in this sweep's grid; None while tf cannot tell where it is."""
+        header = frame.message.header
         with self._goal_lock:
             goal = self._goal
         if goal is None:
@@ -337,7 +345,7 @@ class AgrnavNode(OffloadedNode):
         if goal.header.frame_id not in ("", header.frame_id):
             try:
                 found = self._buffer.lookup_transform(
-                    header.frame_id, goal.header.frame_id, header.stamp, rospy.Duration(0.2)
+                    header.frame_id, goal.header.frame_id, tf_time(header, frame.instant), rospy.Duration(0.2)
                 )
                 transform = transform_of(found)
             except (tf2_ros.TransformException, BadInput, ValueError) as error:

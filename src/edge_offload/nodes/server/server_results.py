@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
@@ -12,6 +13,8 @@ from edge_offload.errors import BadInput
 from edge_offload.models import registry, torchscript
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.letterbox import Letterbox
+from edge_offload.models.people import People
+from edge_offload.perception.timeline import Timeline
 from edge_offload.perception.tracking import TrackedPerson, Tracker
 from edge_offload.server.results import FrameResult
 
@@ -83,6 +86,20 @@ def _whole(meta: Mapping[str, Any], key: str, low: int, high: int) -> int:
     return value
 
 
+class _Followed:
+    """People of one robot and model, from frame to frame."""
+
+    def __init__(self) -> None:
+        self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
+
+    def update(self, found: People, facts: Facts) -> List[TrackedPerson]:
+        instant = self._timeline.instant(facts.stamp_ns, time.monotonic())
+        if instant.recording != self._recording:
+            self._recording = instant.recording
+            self._tracker.reset()
+        return self._tracker.update(found, instant.seconds, facts.size)
+
+
 class Interpreter:
     """Turns outputs into tracked people, with a tracker for every robot and model.
 
@@ -96,7 +113,7 @@ class Interpreter:
         self._overrides = overrides or {}
         self._estimators: Recent = Recent()
         self._placements: Recent = Recent()
-        self._trackers: Recent = Recent()
+        self._followed: Recent = Recent()
 
     def people(self, result: FrameResult, facts: Facts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
@@ -108,8 +125,8 @@ class Interpreter:
         if estimator is None or not estimator.trained:
             return []
         found = estimator.interpret(result.outputs, self._placement(estimator, facts))
-        tracker: Tracker = self._trackers.of((result.peer, result.model), Tracker)
-        return tracker.update(found, facts.stamp_ns * 1e-9, facts.size)
+        followed: _Followed = self._followed.of((result.peer, result.model), _Followed)
+        return followed.update(found, facts)
 
     def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
         entry = registry.entries().get(name)

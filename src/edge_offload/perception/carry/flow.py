@@ -19,6 +19,9 @@ from edge_offload.perception.tracking import TrackedPerson
 _OTHERS = 2
 """Results on their way beside the newest one."""
 
+_LEAST_STEP_S = 0.004
+"""Between two images over which a velocity can be measured: over less, it is noise."""
+
 
 @dataclass(frozen=True)
 class FlowConfig:
@@ -84,7 +87,8 @@ class FlowCarrier:
         """Take a frame in.
 
         Args:
-            stamp: ns. One that goes back begins anew: what was before is forgotten. So does another size.
+            stamp: ns, of the frame or on a timeline. One that goes back begins anew: what was before is forgotten. So
+                does another size.
             bgr: uint8 [h, w, 3].
 
         Returns:
@@ -102,6 +106,11 @@ class FlowCarrier:
         if not follows or len(self._ring) == 1:
             self._courses, self._first = [], stamp
         return follows
+
+    def forget(self) -> None:
+        """Nothing of before is of use any more: images have begun anew."""
+        self._ring.clear()
+        self._courses = []
 
     @property
     def bytes_held(self) -> int:
@@ -199,9 +208,10 @@ class _Course:
         self._boxes = np.concatenate([middle - half, middle + half], axis=1)
         # the tracker's velocity is that of now, and smoothed: the first of the flow replaces it
         weight = 0.5 if self._followed else 1.0
-        self._velocity = np.where(
-            seen[:, None], self._velocity + weight * (shift / step_s - self._velocity), self._velocity
-        )
+        if step_s >= _LEAST_STEP_S:
+            self._velocity = np.where(
+                seen[:, None], self._velocity + weight * (shift / step_s - self._velocity), self._velocity
+            )
         self._followed |= bool(seen.any())
         self._unseen_s = np.where(seen, 0.0, self._unseen_s + step_s)
         self.at = stamp

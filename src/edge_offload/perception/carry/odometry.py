@@ -59,7 +59,7 @@ class SceneCarrier:
         """Take a sweep in.
 
         Args:
-            stamp: ns. One that goes back begins anew: what was before is forgotten.
+            stamp: ns, of the sweep or on a timeline. One that goes back begins anew: what was before is forgotten.
             occupancy: uint8 [x, y, z], voxels that it hit.
             pose: maps the sensor's frame into one that does not move; None: not known.
 
@@ -73,6 +73,11 @@ class SceneCarrier:
             raise BadInput(f"a sweep of {occupancy.shape} voxels in a grid of {self.grid.shape}")
         bits = np.packbits(occupancy > 0)
         return self._ring.put(stamp, _Sweep(bits, pose), bits.nbytes + 1024)
+
+    def forget(self) -> None:
+        """Nothing of before is of use any more: sweeps have begun anew."""
+        self._ring.clear()
+        self._alone = None
 
     @property
     def bytes_held(self) -> int:

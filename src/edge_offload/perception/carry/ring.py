@@ -17,7 +17,7 @@ LIMIT_FRAMES = 64
 
 
 class Ring(Generic[T]):
-    """The newest frames, each under its stamp (ns). The oldest give way; stamps that go back begin anew.
+    """The newest frames, each under its stamp or instant (ns). The oldest give way; one that goes back begins anew.
 
     Args:
         limit_bytes: of all frames together; the newest is kept whatever its size.

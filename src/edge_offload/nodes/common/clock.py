@@ -1,0 +1,79 @@
+"""The ROS clock, which may stand: with ``/use_sim_time`` it is whatever somebody publishes on ``/clock``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Optional
+
+import rospy
+
+from edge_offload.nodes.common.health import Health
+
+STANDS_S = 3.0
+"""Wall time after which a clock stands."""
+
+REMEDY = (
+    "start what publishes /clock (rosbag play --clock, the simulator), or rosparam set /use_sim_time false and restart"
+)
+
+
+class ClockWatch:
+    """Tells on /diagnostics when the ROS clock does not run.
+
+    Args:
+        health: where that is told.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._last: Optional[rospy.Time] = None
+        self._moved_s = time.monotonic()
+
+    @property
+    def words(self) -> str:
+        """Why the clock gives no time, and the remedy; empty: it runs."""
+        if not rospy.rostime.is_rostime_initialized() or rospy.rostime.is_wallclock():
+            return ""
+        now = rospy.Time.now()
+        if now != self._last:
+            self._last, self._moved_s = now, time.monotonic()
+        if not now:
+            return f"no time: /use_sim_time is set and nothing came on /clock; {REMEDY}"
+        stood_s = time.monotonic() - self._moved_s
+        if stood_s < STANDS_S:
+            return ""
+        return f"time stands since {stood_s:.0f} s: /use_sim_time is set and /clock does not go on; {REMEDY}"
+
+    def refresh(self) -> None:
+        """Tell whether the clock runs. Call it about once a second."""
+        words = self.words
+        if words:
+            self._health.warn("time", words)
+        else:
+            self._health.clear("time")
+
+
+class StampClock:
+    """Gives stamps to what a node publishes; waits while there is no time that could be one.
+
+    Args:
+        health: where it is told that nothing can be published.
+        what: is published, such as frames.
+    """
+
+    def __init__(self, health: Health, what: str) -> None:
+        self._health, self._what = health, what
+        self._watch = ClockWatch(health)
+
+    def now(self, stop: threading.Event) -> Optional[rospy.Time]:
+        """The time now, once the clock runs; None when ``stop`` was set before that."""
+        words = self._watch.words
+        while words:
+            self._health.error("stamp", f"no {self._what} can be stamped; {words}")
+            rospy.logerr_throttle(30.0, f"no {self._what} can be stamped; {words}")
+            if stop.wait(0.05):
+                return None
+            words = self._watch.words
+        self._health.clear("stamp")
+        return rospy.Time.now()

@@ -1,0 +1,70 @@
+"""Topics that are there, of another type than a node takes: nothing comes then, and ROS itself says little."""
+
+from __future__ import annotations
+
+import xmlrpc.client
+from typing import Dict, List
+
+import rospy
+from rospy.impl.registration import get_topic_manager
+
+from edge_offload.nodes.common.health import Health
+
+ARGUMENTS = {
+    "sensor_msgs/Image": "image_topic or depth_topic",
+    "sensor_msgs/CompressedImage": "image_topic",
+    "sensor_msgs/CameraInfo": "info_topic",
+    "sensor_msgs/PointCloud2": "input",
+}
+"""Arguments of launch files that name topics, by the type of their messages."""
+
+ANY = "*"
+PERIOD = 3
+"""Of so many reports one asks the master."""
+
+
+class TopicTypes:
+    """Compares what a node subscribes to with what is published.
+
+    Args:
+        health: where a difference is told.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._turn = 0
+
+    def refresh(self) -> None:
+        """Tell of topics of another type. Call it about once a second."""
+        self._turn += 1
+        if self._turn % PERIOD:
+            return
+        try:
+            published: Dict[str, str] = dict(rospy.get_published_topics())
+        except (OSError, xmlrpc.client.Error, rospy.ROSException):
+            # the master is away; it may come back
+            return
+        causes = [
+            difference(name, wanted, published)
+            for name, wanted in get_topic_manager().get_subscriptions()
+            if wanted != ANY and published.get(name, ANY) not in (ANY, wanted)
+        ]
+        if causes:
+            self._health.warn("types", "; ".join(sorted(causes)))
+        else:
+            self._health.clear("types")
+
+
+def difference(name: str, wanted: str, published: Dict[str, str]) -> str:
+    """Why nothing comes on a topic, and the remedy.
+
+    Args:
+        name: of the topic.
+        wanted: type that the node takes.
+        published: types of all topics by name.
+    """
+    others: List[str] = sorted(other for other, kind in published.items() if kind == wanted)
+    where = f"there are some on {', '.join(others)}" if others else "no topic has any"
+    argument = ARGUMENTS.get(wanted)
+    how = f"give {argument}:= in the launch file, or remap the topic" if argument else "remap the topic"
+    return f"{name} has {published[name]}, not {wanted} ({where}); {how}"

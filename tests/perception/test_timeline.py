@@ -1,0 +1,215 @@
+"""Frames are told apart, ordered and timed whatever their stamps are."""
+
+from __future__ import annotations
+
+import pickle
+from typing import List, Sequence, Tuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_offload.models.people import People
+from edge_offload.perception.agreement import boxes_drop
+from edge_offload.perception.carry.flow import FlowCarrier
+from edge_offload.perception.timeline import (
+    BACKWARD,
+    FUTURE,
+    JUMP,
+    STANDING,
+    ZERO,
+    Instant,
+    Timeline,
+    stamp_of,
+)
+from edge_offload.perception.tracking import TrackedPerson, Tracker
+from edge_offload.runtime.carrying import NONE, Carrying, FrameLoop
+
+SECOND = 10**9
+FRAME = SECOND // 10
+BASE = 1_700_000_000 * SECOND
+BOX = (50.0, 30.0, 80.0, 90.0)
+
+
+def instants(stamps: Sequence[int], step_s: float = 0.1) -> List[Instant]:
+    timeline = Timeline()
+    return [timeline.instant(stamp, 100.0 + step_s * number) for number, stamp in enumerate(stamps)]
+
+
+def steps_of(found: Sequence[Instant]) -> List[float]:
+    return [(after - before) * 1e-9 for before, after in zip(found, found[1:])]
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.1, 3.0])
+def test_plausible_stamps_are_taken_as_they_are_however_fast_frames_come(step_s: float) -> None:
+    stamps = [BASE + number * FRAME + number % 3 for number in range(40)]
+    found = instants(stamps, step_s)
+    assert [int(instant) for instant in found] == stamps
+    assert [instant.number for instant in found] == list(range(1, 41))
+    assert {(instant.recording, instant.fault) for instant in found} == {(0, "")}
+
+
+@pytest.mark.parametrize("stamp", [0, BASE])
+def test_stamps_that_stand_leave_the_time_to_the_arrivals(stamp: int) -> None:
+    found = instants([stamp] * 20)
+    assert steps_of(found)[1:] == pytest.approx([0.1] * 18)
+    assert {instant.fault for instant in found[1:]} == {STANDING if stamp else ZERO}
+    assert not any(instant.placeable for instant in found[1:])
+    assert {stamp_of(instant) for instant in found} == {stamp}
+
+
+def test_a_frame_out_of_order_is_one_frame_and_no_recording() -> None:
+    stamps = [BASE + number * FRAME for number in range(30)]
+    stamps[10] = stamps[9] - SECOND // 500
+    found = instants(stamps)
+    assert found[10].fault == BACKWARD
+    assert found[10].placeable
+    assert {instant.recording for instant in found} == {0}
+    assert [int(instant) for instant in found[11:]] == stamps[11:]
+
+
+@pytest.mark.parametrize("off_s", [-3600, -2, 2, 3600])
+def test_one_stamp_that_is_far_off_moves_nothing(off_s: int) -> None:
+    stamps = [BASE + number * FRAME for number in range(60)]
+    stamps[10] += off_s * SECOND
+    found = instants(stamps)
+    assert [instant.fault for instant in found] == ["" if number != 10 else JUMP for number in range(60)]
+    assert {instant.recording for instant in found} == {0}
+    assert steps_of(found) == pytest.approx([0.1] * 59)
+
+
+def test_a_clock_that_is_set_forward_goes_on() -> None:
+    stamps = [BASE + number * FRAME + (3600 * SECOND if number >= 20 else 0) for number in range(60)]
+    found = instants(stamps)
+    assert [instant.fault for instant in found].count(JUMP) == 1
+    assert steps_of(found) == pytest.approx([0.1] * 59)
+    assert {instant.recording for instant in found} == {0}
+
+
+@pytest.mark.parametrize("pause_s", [0.1, 5.0])
+def test_a_recording_that_is_played_again_is_another_one(pause_s: float) -> None:
+    timeline, found = Timeline(), []
+    arrival_s = 10.0
+    for _ in range(3):
+        for number in range(100):
+            found.append(timeline.instant(BASE + number * FRAME, arrival_s))
+            arrival_s += 0.1
+        arrival_s += pause_s - 0.1
+    late = 0 if pause_s > 1 else 1
+    assert [instant.recording for instant in found] == [0] * (100 + late) + [1] * 100 + [2] * (100 - late)
+    assert all(before < after for before, after in zip(found, found[1:]))
+    assert not timeline.faults, "nothing is wrong with a recording that is played again"
+    assert steps_of(found)[110:190] == pytest.approx([0.1] * 80)
+
+
+def test_stamps_ahead_of_the_clock_are_told_and_good_for_ages() -> None:
+    timeline = Timeline()
+    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME - 2 * SECOND) for n in range(5)]
+    assert {instant.fault for instant in found} == {FUTURE}
+    assert not any(instant.placeable for instant in found)
+    assert steps_of(found) == pytest.approx([0.1] * 4)
+    assert timeline.faults == {FUTURE: 5}
+
+
+def test_a_gap_is_as_long_as_stamps_say_even_if_frames_come_late_together() -> None:
+    timeline = Timeline()
+    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n) for n in range(20)]
+    # the link stood for five seconds; of what was sent meanwhile the oldest and the newest come
+    found += [timeline.instant(BASE + 20 * FRAME, 8.0), timeline.instant(BASE + 70 * FRAME, 8.001)]
+    assert steps_of(found)[-2:] == pytest.approx([0.1, 5.0])
+    assert not timeline.faults
+
+
+def test_an_instant_is_the_same_after_it_was_pickled() -> None:
+    instant = Instant(5, 3, 2, 1, JUMP)
+    again = pickle.loads(pickle.dumps(instant))
+    assert (again, again.stamp_ns, again.number, again.recording, again.fault) == (5, 3, 2, 1, JUMP)
+    assert stamp_of(7) == 7
+
+
+#: What a driver may write, given the true time and the stamp before.
+WRITTEN = st.lists(
+    st.one_of(
+        st.tuples(st.just("true"), st.just(0.0)),
+        st.tuples(st.just("zero"), st.just(0.0)),
+        st.tuples(st.just("standing"), st.just(0.0)),
+        st.tuples(st.just("back"), st.floats(0.001, 0.5)),
+        st.tuples(st.just("future"), st.sampled_from([0.3, 1.0, 5.0, 3600.0])),
+        st.tuples(st.just("past"), st.sampled_from([2.0, 3600.0])),
+    ),
+    min_size=5,
+    max_size=50,
+)
+
+
+def stamps_of(written: Sequence[Tuple[str, float]]) -> List[int]:
+    """Clocks are wrong for five frames at most: for longer it may be a recording that is played again."""
+    stamps: List[int] = []
+    wrong = 0
+    for number, (kind, off_s) in enumerate(written):
+        true, before = BASE + number * FRAME, stamps[-1] if stamps else BASE
+        wrong = wrong + 1 if kind in ("future", "past") else 0
+        kind, off = "true" if wrong > 5 else kind, round(off_s * SECOND)
+        stamps.append(
+            {
+                "true": true, "zero": 0, "standing": before, "back": max(0, before - off), "future": true + off,
+                # twice in a row, that is a clock that was set back, or a recording that is played again
+                "past": true if number and written[number - 1][0] == "past" else true - off,
+            }[kind]
+        )  # fmt: skip
+    return stamps
+
+
+def people(boxes: Sequence[Sequence[float]]) -> People:
+    count = len(boxes)
+    return People(np.array(boxes, np.float32).reshape(count, 4), np.ones(count), np.zeros((count, 17, 3), np.float32))
+
+
+@settings(max_examples=200, deadline=None)
+@given(WRITTEN)
+def test_who_stands_still_has_one_id_in_every_frame_whatever_the_stamps(written: List[Tuple[str, float]]) -> None:
+    tracker, recording = Tracker(), 0
+    found = instants(stamps_of(written))
+    assert all(before < after for before, after in zip(found, found[1:]))
+    for instant in found:
+        if instant.recording != recording:
+            tracker.reset()
+            recording = instant.recording
+        (person,) = tracker.update(people([BOX]), instant.seconds, (128, 96))
+        assert person.id == 1
+        assert not person.coasting
+
+
+@settings(max_examples=30, deadline=None)
+@given(WRITTEN)
+def test_who_stands_still_is_carried_to_every_frame_whatever_the_stamps(written: List[Tuple[str, float]]) -> None:
+    """The network takes every third frame, and two frames long."""
+    picture = np.random.default_rng(0).integers(0, 255, (96, 128, 3), np.uint8)
+    tracker, flow, left, recording = Tracker(), FlowCarrier(), [], 0
+    carrying: Carrying[List[TrackedPerson]] = Carrying(flow, lambda a, b: boxes_drop(boxes(a), boxes(b)))
+    loop = FrameLoop(carrying, lambda frame, along: left.append((frame, along)), lambda: 0.0)
+    found = instants(stamps_of(written))
+    for number, instant in enumerate(found):
+        another = instant.recording != recording
+        recording = instant.recording
+        if another:
+            flow.forget()
+            tracker.reset()
+        follows = flow.see(instant, picture) and not another
+        loop.arrived(number, instant, 0.0, follows)
+        source = found[number - 2]
+        if number % 3 == 2 and not loop.outdated(source):
+            before = carrying.carried(source) or []
+            loop.came(tracker.update(people([BOX]), source.seconds, (128, 96), before), source, 0.0)
+    loop.flush()
+    assert [frame for frame, _ in left] == list(range(len(found)))
+    for number, along in left[3:]:
+        assert along.origin != NONE, number
+        assert [person.id for person in along.result] == [1], number
+        assert not along.result[0].coasting
+        assert stamp_of(along.source) == found[along.source.number - 1].stamp_ns
+
+
+def boxes(found: Sequence[TrackedPerson]) -> np.ndarray:
+    return np.array([person.box for person in found]).reshape(-1, 4)
