@@ -111,6 +111,7 @@ def test_the_check_up_says_what_is_missing(nobody, capsys):
     assert "Traceback" not in out.err
     assert "set EDGE_OFFLOAD_CACHE" in out.out
     assert "set EDGE_OFFLOAD_KEYS" in out.out
+    assert "apt install g++" not in out.out, "a compiler is there"
 
 
 def test_a_defect_is_one_line_all_the_same(nobody, capsys, monkeypatch):
