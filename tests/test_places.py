@@ -94,11 +94,11 @@ def test_no_command_ends_in_a_traceback(nobody, capsys, words, home):
         nobody.setenv("HOME", home)
         nobody.setattr(pathlib.Path, "mkdir", _not_allowed)
     code = cli.main(words)
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert "a defect of" not in told
+    stderr = capsys.readouterr().err
+    assert "Traceback" not in stderr
+    assert "a defect of" not in stderr
     if code:
-        assert "set EDGE_OFFLOAD_" in told.strip().splitlines()[-1]
+        assert "set EDGE_OFFLOAD_" in stderr.strip().splitlines()[-1]
 
 
 def _not_allowed(self, *_args, **_kwargs):
@@ -111,6 +111,7 @@ def test_the_check_up_says_what_is_missing(nobody, capsys):
     assert "Traceback" not in out.err
     assert "set EDGE_OFFLOAD_CACHE" in out.out
     assert "set EDGE_OFFLOAD_KEYS" in out.out
+    assert "apt install g++" not in out.out, "a compiler is there"
 
 
 def test_a_defect_is_one_line_all_the_same(nobody, capsys, monkeypatch):

@@ -145,7 +145,10 @@ def _codecs() -> Iterator[Finding]:
         return
     line = codecs.prepare()
     slow = line.startswith("numpy")
-    yield Finding(WARN if slow else OK, "payload codecs", line, "apt install g++ python3-dev" if slow else "")
+    detail, _, remedy = line.partition("; ") if slow else (line, "", "")
+    yield Finding(
+        WARN if slow else OK, "payload codecs", detail, remedy or ("apt install g++ python3-dev" if slow else "")
+    )
 
 
 def _engines() -> Iterator[Finding]:

@@ -27,15 +27,15 @@ class Unmet(NamedTuple):
 
 def unmet() -> List[Unmet]:
     """Requirements of the library without its extras that the installed distributions do not meet."""
-    found = []
+    failed = []
     for name, bounds in _required():
         try:
             version: Optional[str] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             version = None
         if version is None or not meets(version, bounds):
-            found.append(Unmet(name, bounds, version))
-    return found
+            failed.append(Unmet(name, bounds, version))
+    return failed
 
 
 def meets(version: str, bounds: str) -> bool:

@@ -32,15 +32,15 @@ dist.all_gather_into_tensor(whole, z)
 work = dist.all_reduce(z, async_op=True)
 work.wait()
 dist.barrier()
-for name, found in (("reduced", z), ("gathered", parts[0]), ("whole", whole)):
-    print(name, found.device.type, torch.equal(found.cpu(), want))
+for name, result in (("reduced", z), ("gathered", parts[0]), ("whole", whole)):
+    print(name, result.device.type, torch.equal(result.cpu(), want))
 y.sum().backward()  # what was gathered is as it was
 wrapped = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0])
-found = wrapped(x.to("cuda"))
-print("wrapped", torch.equal(found.cpu(), want))
+result = wrapped(x.to("cuda"))
+print("wrapped", torch.equal(result.cpu(), want))
 alone = [each.grad.clone() for each in net.parameters()]
 net.zero_grad()
-found.sum().backward()
+result.sum().backward()
 print("gradients", all(torch.equal(a, b.grad) for a, b in zip(alone, net.parameters())))
 try:
     dist.group.WORLD.send([z], 0, 0)

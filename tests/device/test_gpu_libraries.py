@@ -105,8 +105,8 @@ onnxruntime.InferenceSession(model)
 """
     done = run(program)
     assert done.stdout == "['CPUExecutionProvider']\n", done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("edge-offload exec: ")]
-    assert said == [
+    lines = [line for line in done.stderr.splitlines() if line.startswith("edge-offload exec: ")]
+    assert lines == [
         "edge-offload exec: onnxruntime computes on this machine: only what PyTorch puts on cuda is offloaded"
     ]
     assert "onnxruntime's CUDAExecutionProvider is not there" in done.stderr.strip().splitlines()[-1]

@@ -25,7 +25,7 @@ def _report(word: str) -> None:
             os.close(descriptor)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"edge-offload exec: {text}", file=sys.stderr, flush=True)
 
 
@@ -76,11 +76,11 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         except ImportError as error:
             if os.environ.get("EDGE_OFFLOAD_EXEC_ABSENT") != "local":
                 raise SystemExit(f"edge-offload exec: {_lacking(error)}") from None
-            _say(f"{_lacking(error)}; everything is computed on this machine")
+            _print(f"{_lacking(error)}; everything is computed on this machine")
             _report("local")
             return spec
         if not visible.is_visible(os.environ):
-            _say(f"{visible.VARIABLE}={os.environ[visible.VARIABLE]} hides the virtual GPU: nothing is offloaded")
+            _print(f"{visible.VARIABLE}={os.environ[visible.VARIABLE]} hides the virtual GPU: nothing is offloaded")
             _report("local")
             return spec
         try:

@@ -1,4 +1,4 @@
-"""Libraries that compute on this machine behind the virtual device's back: refused by name on a GPU, else said.
+"""Libraries that compute on this machine behind the virtual device's back: refused by name on a GPU, else announced.
 
 They ask no torch: what they compute is not offloaded, and what torch holds on the virtual device has no address that
 they could read. They can be imported. What would make a context or take memory on a GPU of this machine is refused
@@ -35,7 +35,7 @@ LOCAL = frozenset((
     "llama_cpp", "openvino", "ncnn", "MNN", "tflite_runtime", "ai_edge_litert", "armnn", "tvm", "pyds",
 ))  # fmt: skip
 _ON_GPU = ("CUDA", "Tensorrt", "NvTensorRT", "ROCM", "MIGraphX")
-_said: Set[str] = set()
+_reported: Set[str] = set()
 
 
 def watch() -> None:
@@ -69,7 +69,7 @@ class _Loader(importlib.abc.Loader):
         self._real.exec_module(module)
         name = module.__name__
         if name in LOCAL:
-            _say(name)
+            _report(name)
         for what in REFUSED.get(name, ()):
             path, _, last = what.rpartition(".")
             owner = getattr(module, path, None) if path else module
@@ -95,10 +95,10 @@ def _check_sessions(kind: Any) -> None:
     begin, change = kind.__init__, kind.set_providers
 
     def check(session: Any) -> None:
-        found: List[str] = [name for name in session.get_providers() if name.startswith(_ON_GPU)]
-        if found:
-            raise _unsupported(f"onnxruntime's {found[0]}")
-        _say("onnxruntime")
+        on_gpu: List[str] = [name for name in session.get_providers() if name.startswith(_ON_GPU)]
+        if on_gpu:
+            raise _unsupported(f"onnxruntime's {on_gpu[0]}")
+        _report("onnxruntime")
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         begin(self, *args, **kwargs)
@@ -111,10 +111,10 @@ def _check_sessions(kind: Any) -> None:
     kind.__init__, kind.set_providers = __init__, set_providers
 
 
-def _say(name: str) -> None:
+def _report(name: str) -> None:
     """Once for each library, on standard error."""
-    if name not in _said:
-        _said.add(name)
+    if name not in _reported:
+        _reported.add(name)
         text = f"{name} computes on this machine: only what PyTorch puts on cuda is offloaded"
         print(f"edge-offload exec: {text}", file=sys.stderr, flush=True)
 

@@ -31,19 +31,19 @@ _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 def python_arguments(program: Sequence[str]) -> Optional[List[str]]:
     """The arguments of the Python that ``program`` is, those of its first line included; None if it is no Python."""
-    found = shutil.which(program[0])
-    if found is None:
+    path = shutil.which(program[0])
+    if path is None:
         return None
     with contextlib.suppress(OSError):
-        with open(found, "rb") as stream:
+        with open(path, "rb") as stream:
             first = stream.readline(256)
         if not first.startswith(b"#!"):
-            return list(program[1:]) if _PYTHON.fullmatch(pathlib.Path(found).name) else None
+            return list(program[1:]) if _PYTHON.fullmatch(pathlib.Path(path).name) else None
         words = shlex.split(first[2:].decode(errors="replace"))
         if words and pathlib.Path(words[0]).name == "env":
             words = [word for word in words[1:] if word != "-S"]
         if words and _PYTHON.fullmatch(pathlib.Path(words[0]).name):
-            return [*words[1:], found, *program[1:]]
+            return [*words[1:], path, *program[1:]]
     return None
 
 
