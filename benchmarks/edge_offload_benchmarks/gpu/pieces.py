@@ -13,7 +13,8 @@ import tempfile
 import zipfile
 from typing import List
 
-from edge_offload_benchmarks.gpu import carried, fatbin, prepare
+from edge_offload_benchmarks.gpu import carried, fatbin
+from edge_offload_benchmarks.gpu.fetching import download_wheels, mib, run
 from edge_offload_benchmarks.gpu.settings import ROOT
 
 ONNX, ONNX_VERSION, PYCUDA_VERSION = "onnxruntime-gpu", "1.30.0", "2026.1"
@@ -38,7 +39,7 @@ def onnx_runtime(python: str) -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        prepare.download_wheels(python, [f"{ONNX}=={ONNX_VERSION}"], folder)
+        download_wheels(python, [f"{ONNX}=={ONNX_VERSION}"], folder)
         site = folder / "site"
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
             archive.extractall(site)
@@ -56,7 +57,7 @@ def onnx_runtime(python: str) -> None:
         piece = target / str(number) / f"{ONNX}.{number}"
         piece.parent.mkdir(parents=True)
         piece.write_bytes(data[first : first + PIECE])
-        print(f"{piece.relative_to(ROOT)}: {prepare.mib(len(data[first : first + PIECE]))} MiB", flush=True)
+        print(f"{piece.relative_to(ROOT)}: {mib(len(data[first : first + PIECE]))} MiB", flush=True)
 
 
 def pycuda(python: str) -> None:
@@ -71,11 +72,11 @@ def pycuda(python: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         environment = folder / "venv"
-        prepare.run(python, "-m", "venv", str(environment))
+        run(python, "-m", "venv", str(environment))
         build: List[str] = [str(environment / "bin" / "python"), "-m", "pip"]
         needed = ["wheel", "setuptools", "numpy==2.5.2", "platformdirs", "pytools", "mako"]
-        prepare.run(*build, "install", "-q", *needed)
-        prepare.run(
+        run(*build, "install", "-q", *needed)
+        run(
             *build,
             "download",
             "-q",
@@ -92,13 +93,13 @@ def pycuda(python: str) -> None:
         stub = source / "stub"
         stub.mkdir()
         (stub / "c.c").write_text(STUB, encoding="utf-8")
-        prepare.run(
+        run(
             "gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so"), str(stub / "c.c")
         )
         text = SITE_CONFIGURATION.format(include=include, stub=stub)
         (source / "siteconf.py").write_text(text, encoding="utf-8")
-        prepare.run(*build, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(carried.WHEELS), str(source))
-    prepare.run(
+        run(*build, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(carried.WHEELS), str(source))
+    run(
         *pip,
         "download",
         "-q",

@@ -10,10 +10,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from typing import Iterable, List
+from typing import List
 
 from edge_offload import places
 from edge_offload_benchmarks.gpu import carried
+from edge_offload_benchmarks.gpu.fetching import download_wheels, mib, run
 from edge_offload_benchmarks.gpu.settings import CARRIED, ROOT
 
 TORCH = "2.11.0"
@@ -30,12 +31,6 @@ NEEDED = (
     "shtab==1.13.0",
     "expecttest==0.3.0",
 )
-PLATFORMS = [
-    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 38, 37, 36, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)),
-    "manylinux2014_x86_64",
-    "manylinux2010_x86_64",
-    "manylinux1_x86_64",
-]
 #: Files of the user's cache, and how the product fetches them.
 FILES = {
     "vtest.avi": ("-c", "from edge_offload.models.video import sample_video; sample_video()"),
@@ -74,22 +69,6 @@ def prepare(torch_python: str, engines: bool) -> int:
     return 1 if problems else 0
 
 
-def mib(count: int) -> str:
-    """Bytes in MiB."""
-    return f"{count / 2**20:.1f}"
-
-
-def run(*command: str, **more: str) -> None:
-    """Run a command.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **more}, check=False)
-    if done.returncode:
-        raise SystemExit(f"prepare: {' '.join(command[:6])} ... ended with code {done.returncode}")
-
-
 def own_environment() -> pathlib.Path:
     """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 1 GB)."""
     folder = places.cache_folder() / "gpu" / "venv"
@@ -103,32 +82,6 @@ def own_environment() -> pathlib.Path:
     if subprocess.run([str(python), "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
         run(str(python), "-m", "pip", "install", "-q", "--no-deps", f"torch=={TORCH}", "setuptools")
     return python
-
-
-def download_wheels(python: str, wanted: Iterable[str], folder: pathlib.Path = carried.WHEELS) -> None:
-    """Download the wheels that are not in the folder, for the machine's Python."""
-    absent = []
-    for requirement in wanted:
-        name, _, version = requirement.partition("==")
-        if not list(folder.glob(f"{name.replace('-', '_')}-{version or '*'}-*.whl")):
-            absent.append(requirement)
-    if absent:
-        tags = [
-            "--python-version",
-            "3.12",
-            "--implementation",
-            "cp",
-            "--abi",
-            "cp312",
-            "--abi",
-            "abi3",
-            "--abi",
-            "none",
-        ]
-        tags += [word for name in PLATFORMS for word in ("--platform", name)]
-        run(
-            python, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", *tags, "-d", str(folder), *absent
-        )
 
 
 def build_libraries(python: str) -> None:
