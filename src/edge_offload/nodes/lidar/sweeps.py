@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import dataclass
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def cloud_topic(bag: Any, wanted: str) -> str:
         BadInput: ``wanted`` has no clouds, or it is empty and not exactly one topic has.
     """
     topics, path = bag.get_type_and_topic_info().topics, bag.filename
-    clouds = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
+    clouds: List[str] = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
     if wanted:
         found = [name for name in clouds if name.strip("/") == wanted.strip("/")]
         if not found:

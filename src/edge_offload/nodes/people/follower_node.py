@@ -83,7 +83,7 @@ class FollowerNode(Node):
 
     def _age_s(self, stamp: rospy.Time) -> float:
         """Seconds since the image was taken; infinity where the stamp does not tell, for whoever drives has to know."""
-        age_s = (rospy.Time.now() - stamp).to_sec()
+        age_s: float = (rospy.Time.now() - stamp).to_sec()
         if not stamp:
             cause = "people have stamp 0, so their age is not known; have the camera's driver write the time of capture"
         elif age_s < -AHEAD_S:
