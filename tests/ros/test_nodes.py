@@ -338,11 +338,11 @@ def test_the_follower_stands_still_without_news_and_drives_with_them(graph):
     wait_for_readers(people)
     assert all(command.linear.x == 0 == command.angular.z for command in commands.messages)
 
-    def see():
+    def see(stamp=None):
         person = Person(id=1, observed=True, target=True, position_source=Person.DEPTH, position_frame="base_link")
         person.position = Point(4.0, 1.0, 0.0)
         message = PersonArray(people=[person])
-        message.header.stamp = rospy.Time.now()
+        message.header.stamp = rospy.Time.now() if stamp is None else stamp
         people.publish(message)
         time.sleep(0.05)
         last = commands.messages[-1]
@@ -350,6 +350,15 @@ def test_the_follower_stands_still_without_news_and_drives_with_them(graph):
 
     wait_for(see, "driving forward and to the left")
     wait_for(lambda: commands.messages[-1].linear.x == 0 == commands.messages[-1].angular.z, "the stop")
+    for stamp, words in (
+        (rospy.Time(), "stamp 0"),
+        (rospy.Time.now() + rospy.Duration(3600), "ahead of the clock"),
+        (rospy.Time.now() - rospy.Duration(60), "s old by their stamps"),
+    ):
+        began = len(commands)
+        wait_for(lambda s=stamp, w=words: see(s) or graph.complains(node, w), "the word why it stands")
+        assert graph.complains(node, words), "it drives by people of unknown age"
+        assert all(command.linear.x == 0 == command.angular.z for command in commands.messages[began:])
     assert node.stop() == 0
     assert commands.messages[-1].linear.x == 0
 

@@ -24,6 +24,7 @@ when the launch file has to start ~network again before its first result: that w
 
 from __future__ import annotations
 
+import math
 import pathlib
 import threading
 import time
@@ -223,7 +224,8 @@ class RunRecorder(Node):
                 return
             # objects are never carried along
             origin = message.result.origin if hasattr(message, "result") else FRESH
-            self._tally.result(stamp_ns, origin, (rospy.Time.now() - message.header.stamp).to_sec())
+            delay_s = (rospy.Time.now() - message.header.stamp).to_sec() if stamp_ns else math.nan
+            self._tally.result(stamp_ns, origin, delay_s)
             self._found[stamp_ns] = self._kind.many(message)
             self._note_result()
 

@@ -12,6 +12,7 @@ Off by default; robot.launch starts it with follow:=true.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any, Optional, Tuple
@@ -27,6 +28,7 @@ from edge_offload.nodes.common.convert import transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.perception.follower import Follower, FollowerConfig
+from edge_offload.perception.timeline import AHEAD_S
 from edge_offload_msgs.msg import Person, PersonArray
 
 _LIMITS = FollowerConfig()
@@ -73,11 +75,26 @@ class FollowerNode(Node):
 
     def _on_people(self, message: Any) -> None:
         # the age is taken on the ROS clock, on which the stamp is, and the rest is timed by the monotonic one
-        age_s = max(0.0, (rospy.Time.now() - message.header.stamp).to_sec())
+        age_s = self._age_s(message.header.stamp)
         target = next((person for person in message.people if person.target and person.observed), None)
         place = None if target is None else self._in_base(target, message.header.stamp)
         with self._lock:
             self._follower.see(place, time.monotonic() - age_s)
+
+    def _age_s(self, stamp: rospy.Time) -> float:
+        """Seconds since the image was taken; infinity where the stamp does not tell, for whoever drives has to know."""
+        age_s: float = (rospy.Time.now() - stamp).to_sec()
+        if not stamp:
+            cause = "people have stamp 0, so their age is not known; have the camera's driver write the time of capture"
+        elif age_s < -AHEAD_S:
+            cause = f"people are {-age_s:.1f} s ahead of the clock of this machine; set both clocks by NTP (chrony)"
+        elif age_s > self.params["result_timeout"]:
+            cause = f"people are {age_s:.1f} s old by their stamps; results are late, or clocks differ (use NTP)"
+        else:
+            self.health.clear("stamps")
+            return max(0.0, age_s)
+        self.health.warn("stamps", f"the robot stands: {cause}")
+        return max(age_s, 0.0) if stamp and age_s > 0 else math.inf
 
     def _in_base(self, person: Any, stamp: rospy.Time) -> Optional[Tuple[float, float]]:
         if person.position_source == Person.UNKNOWN:

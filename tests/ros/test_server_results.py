@@ -1,0 +1,35 @@
+"""People as a server sees them, out of what robots report."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edge_offload.models.people import People
+
+
+@pytest.mark.parametrize("stamp", [lambda _: 0, lambda number: 10**18 + (number - 2 * (number % 5 == 4)) * 10**8])
+def test_who_stands_still_has_one_id_at_the_server_whatever_the_stamps_of_the_robot(monkeypatch, stamp):
+    pytest.importorskip("rospy", reason="no ROS here")
+    from edge_offload.nodes.server import server_results
+    from edge_offload.nodes.server.server_results import Facts, Interpreter
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(server_results.time, "monotonic", lambda: 0.1 * next(clock))
+    found = People(np.array([[10, 10, 40, 80]], np.float32), np.ones(1), np.zeros((1, 17, 3), np.float32))
+    nobody = People.empty()
+    estimator = SimpleNamespace(trained=True, interpret=lambda outputs, _: outputs)
+    interpreter = Interpreter()
+    monkeypatch.setattr(interpreter, "_estimator", lambda *_: estimator)
+    monkeypatch.setattr(interpreter, "_placement", lambda *_: None)
+
+    def see(number, people):
+        facts = Facts({"stamp_ns": stamp(number), "seq": number, "image": [128, 96]})
+        return interpreter.people(SimpleNamespace(peer="robot", model="tiny", outputs=people), facts)
+
+    assert [[person.id for person in see(number, found)] for number in range(40)] == [[1]] * 40
+    gone = [len(see(number, nobody)) for number in range(40, 100)]
+    assert gone[0] == 1
+    assert gone[-1] == 0, "who is gone is forgotten"
