@@ -24,13 +24,21 @@ ALONE = "device-only"
 MAX_RATIO = 1.2
 
 
-def together(mode: str, model: str, robots: int, seconds: float) -> Dict[str, Any]:
+def together(mode: str, model: str, robots: int, seconds: float, reference: str = "cpu") -> Dict[str, Any]:
     """The record ``held_robots``: so many robots, each frame after frame, for so long.
+
+    Args:
+        mode: that they are held in.
+        model: of every robot.
+        robots: how many.
+        seconds: of load.
+        reference: whose results theirs are compared with: the robot's own (``cpu``), or plain CUDA's (``cuda``).
 
     Raises:
         RemoteError: a robot could not be made ready for the mode.
     """
     from edge_offload import records
+    from edge_offload.execute import heap
 
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         root = pathlib.Path(directory)
@@ -50,7 +58,7 @@ def together(mode: str, model: str, robots: int, seconds: float) -> Dict[str, An
         learnt = usage(server.pid)
         held = _ask(programs, {"hold": mode, "seconds": seconds}, seconds + PREPARE_S)
         end = usage(server.pid)
-        checked = _ask(programs, {"check": True}, PREPARE_S)
+        checked = _ask(programs, {"check": {"reference": reference, "launcher": heap.LAUNCHER}}, PREPARE_S)
         for program in programs:
             program.end()
     return judge(mode, model, seconds, held, checked, [begin["memory"], learnt["memory"], end["memory"]],
@@ -99,7 +107,7 @@ def show(record: Dict[str, Any]) -> None:
     print(f"{record['robots']} robots, {record['model']} in {record['mode']}: {record['frames_per_s']:.1f} frames/s, "
           f"{min(record['frames'])} to {max(record['frames'])} each (most / least {record['ratio']:.2f}); "
           f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms\n"
-          f"  {record['equal']} of {record['checked']} results bit-equal to the robot's, largest difference "
+          f"  {record['equal']} of {record['checked']} results bit-equal to the reference's, largest difference "
           f"{record['difference']:.1e}; server memory {memory[0] / 1e6:.0f}, {memory[1] / 1e6:.0f} learnt, "
           f"{memory[2] / 1e6:.0f} MB at the end", flush=True)  # fmt: skip
     for reason, count in record["fell_back"].items():

@@ -1,9 +1,10 @@
 """The robot of ``bench modes`` and ``bench robots --mode``, started by ``edge-offload exec``.
 
 A line of JSON on standard input asks for something, and a line comes back: ``{"rounds": n}`` for so many rounds of one
-frame in each mode and one by ``auto``; ``{"prepare": mode}``, ``{"hold": mode, "seconds": s}`` and ``{"check": n}`` for
-one mode; ``{"costs": n}`` for what n frames of ``replay`` cost robot, server and link. A frame is what a node asks an
-:class:`OffloadedModule` for, without hedging: each mode has to finish what it began.
+frame in each mode and one by ``auto``; ``{"prepare": mode}``, ``{"hold": mode, "seconds": s}`` and
+``{"check": {"reference": "cpu"}}`` for one mode; ``{"costs": n}`` for what n frames of ``replay`` cost robot, server
+and link. A frame is what a node asks an :class:`OffloadedModule` for, without hedging: each mode has to finish what it
+began.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from edge_offload.modes.split.robot.runner import SplitRunner, ways
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 from edge_offload_benchmarks.processes import robot_arguments
+from edge_offload_benchmarks.transparent.reference import CudaReference
 
 AUTO = "auto"
 FRAMES, WARM = 24, 6
@@ -57,6 +59,7 @@ class Robot:
     """The network of a node in every mode, and a policy."""
 
     def __init__(self, model: str, client: Client, slowdown: float) -> None:
+        self.model = model
         estimator = build_estimator(model)
         images = read_frames(sample_video(), range(FRAMES)).values()
         self.inputs = itertools.cycle([estimator.prepare(image)[0] for image in images])
@@ -123,14 +126,22 @@ class Robot:
             "bytes_down": [one.bytes_down for one in found],
         }
 
-    def check(self) -> Dict[str, Any]:
-        """The results that were kept, against what the robot computes by itself."""
+    def check(self, reference: str = "cpu", launcher: Sequence[str] = ()) -> Dict[str, Any]:
+        """Compare the results that were kept with the robot's own, or with those of plain CUDA.
+
+        Args:
+            reference: ``cpu`` or ``cuda``.
+            launcher: what stands in front of the command of plain CUDA's process.
+        """
         equal, worst = 0, 0.0
+        plain = CudaReference(launcher) if reference == "cuda" else None
         for tensor, outputs in self.kept:
-            own, _ = self.module.run([tensor], Mode.LOCAL)
+            own = self.module.run([tensor], Mode.LOCAL)[0] if plain is None else plain.outputs(self.model, tensor)
             equal += all(torch.equal(one, other) for one, other in zip(outputs, own))
             for one, other in zip(outputs, own):
                 worst = max(worst, difference(one, other))
+        if plain is not None:
+            plain.close()
         return {"checked": len(self.kept), "equal": equal, "difference": worst}
 
     def frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
@@ -164,7 +175,7 @@ class Robot:
             return self.hold(asked["hold"], asked["seconds"])
         if "costs" in asked:
             return self.costs(asked["costs"])
-        return self.check() if "check" in asked else self.rounds(**asked)
+        return self.check(**asked["check"]) if "check" in asked else self.rounds(**asked)
 
     def plan(self, tensor: torch.Tensor) -> str:
         """What mode ``split`` does at the bandwidth of now."""

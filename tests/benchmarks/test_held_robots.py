@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from edge_offload import records
-from edge_offload_benchmarks.held_robots import judge
+from edge_offload.execute import heap
+from edge_offload.native import libraries
+from edge_offload_benchmarks.held_robots import judge, together
 
 
 def told(frames: int = 20, plan: str = "split", **fell_back: int) -> dict:
@@ -33,3 +39,17 @@ def test_robots_are_held_to_exactness_fairness_and_to_their_mode() -> None:
     assert not passed("split", [told(20), told(30), alone], [exact, near, exact])
     assert not passed("replay", [told(20), told(20, late=1)], [exact, exact]), "a frame was computed on the robot"
     assert not passed("split", fine, [{"checked": 0, "equal": 0, "difference": 0.0}] * 2), "nothing was compared"
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_results_are_compared_with_those_of_plain_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain CUDA is a virtual GPU here, which has the bits of the CPU that the server computes on."""
+    if not libraries.device_is_possible():
+        pytest.skip("no C++ compiler: the native device cannot be built")
+    libraries.build_device()
+    launcher = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
+    monkeypatch.setattr(heap, "LAUNCHER", launcher)
+    record = together("server", "kapao_vtest", 1, 1.0, "cuda")
+    assert record["checked"] > 0
+    assert record["equal"] == record["checked"]

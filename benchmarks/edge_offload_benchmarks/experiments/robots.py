@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--robots", type=int, nargs="+", default=[10], metavar="N", help="robots (10)")
     parser.add_argument("--mode", choices=("server", "replay", "split"), help="real networks, in this mode")
     parser.add_argument("--model", default="kapao_vtest", help="with --mode: the network (kapao_vtest)")
+    parser.add_argument("--reference", choices=("cpu", "cuda"), default="cpu",
+                        help="with --mode: compare with the robot's CPU, or with plain CUDA on this machine's GPU, "
+                        "where the server computes as well (cpu)")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of load (20)")
     parser.add_argument("--full", action="store_true", help=f"{FULL_S:g} s of load")
     parser.add_argument("--front", action="store_true", help="frames of 250 kB a second and core of the server")
@@ -90,11 +93,14 @@ def run(args: argparse.Namespace) -> int:
 def _held(args: argparse.Namespace) -> int:
     """One mode, with every number of robots."""
     from edge_offload import records
+    from edge_offload.execute import devices, heap
     from edge_offload_benchmarks.held_robots import show, together
 
+    if args.reference == "cuda" and not heap.LAUNCHER:
+        devices.pick("cuda")
     passed = True
     for robots in args.robots:
-        record = together(args.mode, args.model, robots, FULL_S if args.full else args.seconds)
+        record = together(args.mode, args.model, robots, FULL_S if args.full else args.seconds, args.reference)
         show(record)
         passed &= record["passed"]
         if args.json is not None:

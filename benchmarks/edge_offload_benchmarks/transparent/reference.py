@@ -63,6 +63,7 @@ def main() -> int:
     from edge_offload.device.conformance.reference import settle
     from edge_offload.execute import devices
     from edge_offload.execute.module import as_tensors
+    from edge_offload.models.registry import build_module
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -72,7 +73,8 @@ def main() -> int:
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["model"] != name:
-            name, module = asked["model"], known[asked["model"]].module().to("cuda")
+            name = asked["model"]
+            module = (known[name].module() if name in known else build_module(name).eval()).to("cuda")
         with torch.no_grad():
             outputs = as_tensors(module(torch.load(asked["path"], weights_only=True).to("cuda")))
         torch.save([one.cpu() for one in outputs], asked["path"])
