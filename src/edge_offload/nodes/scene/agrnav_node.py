@@ -60,10 +60,9 @@ from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.inference.arrivals import Arrivals, tf_time
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
-from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
+from edge_offload.nodes.inference.intake import BUFFER_BYTES, Arrivals, Frame, tf_time
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
