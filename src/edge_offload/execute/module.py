@@ -34,7 +34,6 @@ from edge_offload.execute.engines.base import (
     ENGINE,
     FASTEST_EXACT,
     Direct,
-    full_float32,
     stated,
 )
 from edge_offload.execute.fingerprint import fingerprint
@@ -233,8 +232,6 @@ class ModuleExecutor:
         elif self.device.type == CPU and isinstance(backend, Direct):
             self._unseated = f"{EAGER}: engine {backend.name} is for device cuda, and this one is {self.device}"
         else:
-            if self.device.type == CUDA and not isinstance(backend, Direct):
-                full_float32()  # such an engine is compared with torch
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
                 network, self._read_out = self.placed.dense_part()

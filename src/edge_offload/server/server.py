@@ -14,7 +14,7 @@ from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, Unsupp
 from edge_offload.execute import devices
 from edge_offload.execute.emulated import EMULATED, Emulation
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import CUDA, EAGER, ENGINE, FASTEST_EXACT, facts, full_float32, stated
+from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, facts, stated
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
@@ -253,8 +253,6 @@ class OffloadServer:
 
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
-        if self._told_engine and self._device_name.type == CUDA:
-            full_float32()
         self._fingerprint = fingerprint(devices.settle(self._device_name))
         if self._emulated:
             self._told_engine = self._emulated.name

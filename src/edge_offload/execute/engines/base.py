@@ -141,12 +141,6 @@ def stated(backend: Optional[Backend]) -> str:
     return f"{facts(backend)}{apart}"
 
 
-def full_float32() -> None:
-    """No TF32 on a GPU, in this process, from now on; fingerprints say so."""
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
 def driver_release() -> str:
     """NVIDIA's driver, in its own words; empty where there is none."""
     try:

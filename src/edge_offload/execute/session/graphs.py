@@ -192,9 +192,10 @@ class StepGraph:
             self._graph = driver.capture(launch)
         except NoGraph as error:
             raise NotCapturable(0, 0, error) from None
-        except (RuntimeError, EdgeOffloadError) as error:
+        except RuntimeError as error:  # as EdgeOffloadError is; what torch raised is its context
             kernels = sum(op.how == KERNEL for op in code.instructions[: capture.position])
-            raise NotCapturable(capture.position, kernels, error) from None
+            name = code.instructions[max(0, capture.position)].entry.name
+            raise NotCapturable(capture.position, kernels, error.__context__ or error, name) from None
         self.capture_s = time.monotonic() - began_s
         self._pinned = {number: capture.pinned[number] for number in capture.uploaded}
         self._kept = capture.kept
@@ -259,8 +260,9 @@ class StepGraph:
 class NotCapturable(Unsupported):
     """An instruction cannot be captured: its ``position``, and how many ``kernels`` stand before it."""
 
-    def __init__(self, position: int, kernels: int, error: BaseException) -> None:
-        super().__init__((str(error).strip().splitlines() or [type(error).__name__])[0][:300])
+    def __init__(self, position: int, kernels: int, error: BaseException, operator: str = "") -> None:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        super().__init__(f"{operator}: {reason}" if operator else reason)
         self.position = position
         self.kernels = kernels
 
