@@ -7,6 +7,7 @@ succeed where CUDA would refuse them; ``refuse`` names operators that raise as C
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
@@ -58,7 +59,7 @@ class EmulatedDriver:
 
     def __init__(self, *refuse: str) -> None:
         self.refuse = refuse
-        self.reserved = 0
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self.graph: Callable[..., Any] = EmulatedGraph
 
     def capture(self, launch: Callable[[], None]) -> Any:
@@ -69,8 +70,9 @@ class EmulatedDriver:
         finally:
             for storage, saved in recorded.saved.values():
                 storage.copy_(saved)
-        self.reserved += 1 << 20
-        return self.graph(recorded.calls)
+        graph = self.graph(recorded.calls)
+        self.graphs.add(graph)
+        return graph
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -78,5 +80,5 @@ class EmulatedDriver:
     def synchronize(self) -> None:
         pass
 
-    def reserved_bytes(self) -> int:
-        return self.reserved
+    def graph_bytes(self) -> int:
+        return len(self.graphs) << 20

@@ -214,7 +214,7 @@ def test_a_graph_that_differs_is_not_used(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_graphs_stay_within_their_share_of_the_memory() -> None:
     graphs = Graphs()
-    graphs.captures._room = 1  # the first graph takes more
+    graphs.captures._most_bytes = 1  # the first graph takes more
     graphs.device.weight(1, *WEIGHT)
     graphs.device.define(0, *NETWORK)
     graphs.device.define(1, *NETWORK)
@@ -223,6 +223,12 @@ def test_graphs_stay_within_their_share_of_the_memory() -> None:
             x = [turn - 2.0, turn * 0.3, -turn, number]
             assert torch.equal(graphs.run(number, x), expected(x, WEIGHT, 3))
     assert graphs.captures.captured == 1
+    assert graphs.captures.refused == [
+        "a step of 9 operators runs without a CUDA graph: the graphs of the session have their share of memory"
+    ]
+    graphs.device.session._compiled.clear()  # a program that is over gives its share back
+    gc.collect()
+    assert not graphs.captures.full
 
 
 def test_a_size_that_depends_on_data_is_found_behind_the_graph() -> None:
@@ -328,6 +334,9 @@ class Allocator:
 
     def synchronize(self, device: Any) -> None:
         pass
+
+    def memory_reserved(self, device: Any) -> int:
+        return 0
 
 
 def test_graphs_share_a_pool_while_there_are_any_and_never_one_that_torch_refuses() -> None:

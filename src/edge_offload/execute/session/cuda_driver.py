@@ -48,16 +48,17 @@ class Driver(Protocol):
     def synchronize(self) -> None:
         """Wait for what was launched on the current stream."""
 
-    def reserved_bytes(self) -> int:
-        """Bytes that the process has taken from the GPU."""
+    def graph_bytes(self) -> int:
+        """Bytes of the GPU that the graphs of now took when they were captured."""
 
 
 class CudaGraph:
-    """A captured graph, and the pool that its memory is of."""
+    """A captured graph, the pool that its memory is of, and the bytes by which it made the pool grow."""
 
-    def __init__(self, graph: Any, pool: Any) -> None:
+    def __init__(self, graph: Any, pool: Any, nbytes: int) -> None:
         self._graph = graph
         self.pool = pool
+        self.nbytes = nbytes
 
     def replay(self) -> None:
         """See :class:`Replayable`."""
@@ -84,6 +85,7 @@ class CudaDriver:
         cuda = self._cuda
         graph = cuda.CUDAGraph()
         pool = self._pool()
+        before = cuda.memory_reserved(self._device)
         cuda.synchronize(self._device)
         with cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -97,7 +99,7 @@ class CudaDriver:
             except RuntimeError as error:
                 self._abandon(graph, pool)
                 raise NoGraph(str(error)) from error
-        captured = CudaGraph(graph, pool)
+        captured = CudaGraph(graph, pool, max(0, cuda.memory_reserved(self._device) - before))
         self._graphs.add(captured)
         return captured
 
@@ -124,9 +126,9 @@ class CudaDriver:
         """See :class:`Driver`."""
         self._cuda.current_stream(self._device).synchronize()
 
-    def reserved_bytes(self) -> int:
+    def graph_bytes(self) -> int:
         """See :class:`Driver`."""
-        return int(self._cuda.memory_reserved(self._device))
+        return sum(graph.nbytes for graph in self._graphs)
 
 
 class Captures:
@@ -147,7 +149,7 @@ class Captures:
         self.replayed = 0
         self.refused: List[str] = []
         self._reported = 0
-        self._room = most_bytes
+        self._most_bytes = most_bytes
         self._waiting: List[Callable[[], None]] = []
 
     def request(self, capture: Callable[[], None]) -> None:
@@ -158,11 +160,12 @@ class Captures:
         """Capture what was requested. Call it where nobody waits: a capture takes some 20 ms."""
         waiting, self._waiting = self._waiting, []
         for capture in waiting:
-            if self._room <= 0:
-                break
-            before = self.driver.reserved_bytes()
             capture()
-            self._room -= max(0, self.driver.reserved_bytes() - before)
+
+    @property
+    def full(self) -> bool:
+        """Whether the graphs of now have their share of the GPU's memory."""
+        return self.driver.graph_bytes() >= self._most_bytes
 
     def accept(self, calls: int, seconds: float) -> None:
         """Report that a step of ``calls`` operators runs as a graph, which took so many ``seconds`` to capture."""

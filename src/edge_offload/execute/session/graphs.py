@@ -116,6 +116,9 @@ class StepGraphs:
         self._counts.pop(binding, None)
         if binding != _binding(run, live):
             return  # a storage was freed, or has moved
+        if self._captures.full:
+            self._captures.refuse(len(self._code.instructions), "the graphs of the session have their share of memory")
+            return
         while self._prefix and self._captured < MAX_CAPTURES:
             self._captured += 1
             try:
