@@ -67,6 +67,14 @@ class Graphs:
         self.device.session.rest()
         return result
 
+    def run_network(self) -> None:
+        """Run NETWORK often enough that a graph would take over; every result is right."""
+        self.device.weight(1, *WEIGHT)
+        self.device.define(0, *NETWORK)
+        for turn in range(12):
+            x = [turn - 2.0, turn * 0.3, -turn, 7]
+            assert torch.equal(self.run(0, x), expected(x, WEIGHT, 3))
+
 
 @pytest.fixture
 def graphs() -> Graphs:
@@ -173,22 +181,14 @@ def test_a_step_that_draws_numbers_stays_as_it_is(graphs: Graphs) -> None:
 
 def test_what_cannot_be_captured_runs_behind_the_graph() -> None:
     graphs = Graphs("cat")
-    graphs.device.weight(1, *WEIGHT)
-    graphs.device.define(0, *NETWORK)
-    for turn in range(12):
-        x = [turn - 2.0, turn * 0.3, -turn, 7]
-        assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
+    graphs.run_network()
     assert graphs.captures.captured == 1
     assert graphs.captures.replayed > 0
 
 
 def test_a_step_of_which_too_little_can_be_captured_says_why_once(capfd: pytest.CaptureFixture[str]) -> None:
     graphs = Graphs("relu_")
-    graphs.device.weight(1, *WEIGHT)
-    graphs.device.define(0, *NETWORK)
-    for turn in range(12):
-        x = [turn - 2.0, turn * 0.3, -turn, 7]
-        assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
+    graphs.run_network()
     assert not graphs.captures.captured
     said = capfd.readouterr().err
     assert said.count("runs without a CUDA graph") == 1
@@ -203,11 +203,7 @@ def test_a_graph_that_differs_is_not_used(capfd: pytest.CaptureFixture[str]) -> 
 
     graphs = Graphs()
     graphs.driver.graph = Wrong
-    graphs.device.weight(1, *WEIGHT)
-    graphs.device.define(0, *NETWORK)
-    for turn in range(12):
-        x = [turn - 2.0, turn * 0.3, -turn, 7]
-        assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
+    graphs.run_network()
     assert not graphs.captures.replayed
     assert "compared with its calls" in capfd.readouterr().err
 
@@ -281,11 +277,7 @@ def test_a_step_of_which_cuda_makes_no_graph_is_tried_once(capfd: pytest.Capture
 
     graphs = Graphs()
     graphs.driver.graph = make_none
-    graphs.device.weight(1, *WEIGHT)
-    graphs.device.define(0, *NETWORK)
-    for turn in range(12):
-        x = [turn - 2.0, turn * 0.3, -turn, 7]
-        assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
+    graphs.run_network()
     assert not graphs.captures.captured
     assert capfd.readouterr().err.count("previous error during capture") == 1
 
