@@ -79,9 +79,24 @@ def gradient(device):
     y.pow(2).sum().backward()
     return [x.grad.cpu(), weight.grad.cpu()]
 gradients = all(torch.equal(a, b) for a, b in zip(gradient("cuda"), gradient("cpu")))
+def deviating(device):
+    # averages after an inference that begins like those before it, and then goes another way
+    results = []
+    norms = [nn.BatchNorm2d(3).to(device), nn.InstanceNorm2d(3, track_running_stats=True).to(device)]
+    for norm in norms:
+        for turn in range(12):
+            x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(turn)).to(device)
+            with torch.no_grad():
+                y = x * 2
+                y = norm(y) if turn not in (7, 11) else y + 1
+                results.append(y.sum().cpu())
+            if turn in (7, 11):
+                results.append(norm.running_mean.clone().cpu())
+    return results
+undone = all(torch.equal(a, b) for a, b in zip(deviating("cuda"), deviating("cpu")))
 native = installed().native
 names = {native.entry(number)[0] for number in range(native.counters()["entries"])}
-print(json.dumps({"right": right, "gradients": gradients, "names": sorted(names)}))
+print(json.dumps({"right": right, "gradients": gradients, "undone": undone, "names": sorted(names)}))
 """
 
 
@@ -120,6 +135,7 @@ def test_norms_and_grid_samples_are_recorded_whole_for_a_gpu(tmp_path: pathlib.P
     result = run_text(tmp_path, NORMS, [*SESSIONS, mode])
     assert result["right"] == [True] * 8
     assert result["gradients"]
+    assert result["undone"], "running averages of an inference that did not take place"
     assert {"aten::batch_norm", "aten::instance_norm", "aten::grid_sampler"} <= set(result["names"])
     assert "aten::grid_sampler_2d" not in result["names"]
 
