@@ -175,7 +175,7 @@ def _ros() -> Iterator[Finding]:
             yield Finding(WARN, "ROS", f"{module} cannot be imported: {error}", remedy)
             return
     numpy = importlib.metadata.version("numpy")
-    if not requirements.meets(numpy, "<2"):
+    if int(numpy.split(".")[0]) >= 2:
         detail = f"numpy {numpy} is installed, and the distribution's cv_bridge is built for numpy 1"
         yield Finding(WARN, "ROS", detail, f"{sys.executable} -m pip install 'numpy<2'")
         return
