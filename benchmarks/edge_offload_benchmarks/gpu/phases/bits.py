@@ -17,8 +17,8 @@ from edge_offload_benchmarks.gpu.results import Phase
 
 MODELS = ("resnet18", "mobilenet_v3_large", "kapao_vtest", "movenet", "vit_s")
 TINY_PROGRAMS = ("random_seeded", "convolutions", "batch_norm", "sizes_by_data")
-#: Of every program: a step becomes a CUDA graph on the fifth or sixth.
-FRAMES = 12
+#: Of every program: a step is a CUDA graph from about the eleventh on.
+FRAMES = 16
 MODES = ("replay", "lazy", "cached", "per_op")
 #: From equal to different; what is not here is worse.
 ORDER = ("bits", "close", "tf32", "FAR", "shapes")

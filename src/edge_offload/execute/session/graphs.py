@@ -26,8 +26,8 @@ from edge_offload.execute.session.undo import bytes_of
 from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.segments import Outcome
 
-#: Runs on the same addresses before a step is captured.
-EAGER_RUNS = 2
+#: Runs on the same addresses before a step is captured: more than a segment has until replay runs it as a trace step.
+EAGER_RUNS = 4
 #: Runs on which a graph is compared with its calls.
 TRIALS = 2
 #: Kernels that a graph has at least: fewer are launched as fast one by one.
