@@ -7,6 +7,7 @@ One line for fields with the same answer: ``names | answer``. Answers are
 ``ignored: why``         changing it changes nothing of the example
 ``set``                  the example of a published message has a value in it
 ``set in FILE ...``      these files give it a value
+``set by LIBRARY``       a library of ROS does
 ``default: why``         it is left at its default
 """
 
@@ -181,7 +182,7 @@ PUBLISHED: Dict[str, str] = {
         {_OF_FRAME}
         height width fields.name fields.offset fields.datatype fields.count point_step row_step data | set
         is_bigendian | default: the data is little-endian
-        is_dense | default: files may hold points that are not finite
+        is_dense | set
     """,
     "tf2_msgs/TFMessage": """
         transforms.header.seq | default: rospy counts it itself
@@ -192,8 +193,9 @@ PUBLISHED: Dict[str, str] = {
     """,
     "diagnostic_msgs/DiagnosticArray": """
         header.seq | default: rospy counts it itself
-        header.stamp status.level status.name status.message | set
+        header.stamp status.name | set by diagnostic_updater
         header.frame_id | default: it is about no place
+        status.level status.message | set
         status.hardware_id | set in nodes/common/base.py
         status.values.key status.values.value | set
     """,
@@ -223,7 +225,7 @@ PUBLISHED: Dict[str, str] = {
         markers.pose.orientation.x markers.pose.orientation.y markers.pose.orientation.z | default: upright
         markers.scale.x markers.scale.y markers.scale.z markers.lifetime markers.text | set
         markers.color.r markers.color.g markers.color.b markers.color.a | set
-        markers.points.x markers.points.y markers.points.z | set in nodes/scene/scene_messages.py
+        markers.points.x markers.points.y markers.points.z | set
         markers.colors.r markers.colors.g markers.colors.b markers.colors.a | default: a marker has one colour
         markers.frame_locked | default: a frame that moves does not take along what was seen from it
         markers.mesh_resource markers.mesh_use_embedded_materials | default: there are no meshes
@@ -237,8 +239,8 @@ PUBLISHED: Dict[str, str] = {
         detections.bbox.center.x detections.bbox.center.y | set in nodes/inference/vision.py
         detections.bbox.size_x detections.bbox.size_y | set in nodes/inference/vision.py
         detections.bbox.center.theta | default: boxes are along the axes of the image
-        detections.results.pose.pose.position.x detections.results.pose.pose.position.y | default: boxes lie in the image
-        detections.results.pose.pose.position.z detections.results.pose.covariance | default: boxes lie in the image
+        detections.results.pose.pose.position.x detections.results.pose.pose.position.y | default: boxes are flat
+        detections.results.pose.pose.position.z detections.results.pose.covariance | default: boxes are flat
         detections.results.pose.pose.orientation.x detections.results.pose.pose.orientation.y | default: likewise
         detections.results.pose.pose.orientation.z detections.results.pose.pose.orientation.w | default: likewise
         detections.source_img.header.seq detections.source_img.header.stamp | default: the frame has its own topic
@@ -268,7 +270,7 @@ PUBLISHED: Dict[str, str] = {
     """,
     "edge_offload_msgs/OffloadMode": f"""
         {_WHEN}
-        header.stamp | set in nodes/inference/compose.py
+        header.stamp | set
         mode code policy reason | set
     """,
     "edge_offload_msgs/Bandwidth": f"""
@@ -317,13 +319,11 @@ PUBLISHED: Dict[str, str] = {
     """,
     "edge_offload_msgs/ServerStatus": f"""
         {_WHEN}
-        header.stamp address version device engine state | set in nodes/server/offload_server_node.py
-        uptime robots robot_names queue_length load gpu_load | set in nodes/server/offload_server_node.py
-        memory inferences refused failed bytes_in bytes_out | set in nodes/server/offload_server_node.py
-        models.name models.inferences models.compute_mean models.compute_p99 | set
-        idle batches promises.robot promises.model promises.bound | set in nodes/server/offload_server_node.py
-        promises.drop promises.interval promises.batch promises.late_share | set in nodes/server/offload_server_node.py
-        promises.turns promises.note | set in nodes/server/offload_server_node.py
+        header.stamp address version device engine state | set
+        uptime robots robot_names queue_length load gpu_load memory inferences refused failed bytes_in bytes_out | set
+        models.name models.inferences models.compute_mean models.compute_p99 idle batches | set
+        promises.robot promises.model promises.bound promises.drop promises.interval | set
+        promises.batch promises.late_share promises.turns promises.note | set
     """,
     "edge_offload_msgs/SetModeResponse": """
         ok message | set in nodes/manager/offload_manager_node.py
@@ -349,9 +349,7 @@ DYNAMIC: Dict[str, Dict[str, str]] = {
         "edge_offload_msgs/SemanticGrid edge_offload_msgs/OffloadMode edge_offload_msgs/Bandwidth "
         "edge_offload_msgs/Power edge_offload_msgs/ServerStatus"
     },
-    "nodes/camera/bag.py": {
-        "read_messages": "sensor_msgs/Image sensor_msgs/CompressedImage sensor_msgs/CameraInfo"
-    },
+    "nodes/camera/bag.py": {"read_messages": "sensor_msgs/Image sensor_msgs/CompressedImage sensor_msgs/CameraInfo"},
     "nodes/lidar/sweeps.py": {"read_messages": "sensor_msgs/PointCloud2"},
     "dashboard/bag.py": {
         "read_messages": "edge_offload_msgs/Latency edge_offload_msgs/PersonArray edge_offload_msgs/SemanticGrid "

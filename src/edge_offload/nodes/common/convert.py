@@ -186,7 +186,7 @@ def depth_pixels(message: Any) -> Tuple[Array, str]:
 def bgr_to_image(bgr: Array, header: Any) -> Image:
     """uint8 [h, w, 3] BGR as a ``bgr8`` message with ``header``."""
     height, width = bgr.shape[:2]
-    return Image(header, height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
+    return Image(_own(header), height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
 
 
 def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
@@ -194,7 +194,7 @@ def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
     done, coded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not done:
         raise BadInput(f"image of shape {bgr.shape} cannot be coded as JPEG")
-    return CompressedImage(header, "bgr8; jpeg compressed bgr8", coded.tobytes())
+    return CompressedImage(_own(header), "bgr8; jpeg compressed bgr8", coded.tobytes())
 
 
 def cloud_to_points(message: Any) -> Array:
@@ -279,12 +279,17 @@ def _cloud_rows(message: Any, layout: Any) -> Array:
 
 
 def points_to_cloud(points: Array, header: Any) -> PointCloud2:
-    """float32 [n, 4] (x, y, z in metres, intensity) as a ``PointCloud2`` with ``header``."""
+    """Finite points float32 [n, 4] (x, y, z in metres, intensity) as a ``PointCloud2`` with ``header``."""
     packed = np.ascontiguousarray(points, dtype="<f4")
     fields = [
         PointField(name, 4 * index, PointField.FLOAT32, 1) for index, name in enumerate(("x", "y", "z", "intensity"))
     ]
-    return PointCloud2(header, 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), False)
+    return PointCloud2(_own(header), 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), True)
+
+
+def _own(header: Any) -> Header:
+    """A header of its own: publishing writes a sequence number into the one it gets, which may be that of a frame."""
+    return Header(stamp=header.stamp, frame_id=header.frame_id)
 
 
 def transform_of(message: Any) -> Transform:
