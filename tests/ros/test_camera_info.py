@@ -328,3 +328,25 @@ def test_a_node_whose_images_are_rectified_takes_p(intake):
         _, see, ray, _ = intake(topic)
         see(INFO(**bent), 1)
         assert ray(1, (380, 240))[:2] == pytest.approx(at, abs=1e-3)
+
+
+def test_a_bag_of_rectified_images_is_stepped_with_their_calibration(tmp_path, monkeypatch):
+    """On their new topic nothing says of the images that they are rectified."""
+    rosbag = pytest.importorskip("rosbag")
+    import genpy
+    from sensor_msgs.msg import Image
+
+    from edge_offload.nodes.monitor import regress_node
+
+    with rosbag.Bag(str(tmp_path / "walk.bag"), "w") as bag:
+        bag.write("/left/image_rect", Image(), genpy.Time(1))
+    told = []
+    monkeypatch.setattr(regress_node.rospy, "Publisher", lambda *_, **__: types.SimpleNamespace(publish=told.append))
+    monkeypatch.setattr(regress_node.rospy, "Subscriber", lambda *_, **__: None)
+    monkeypatch.setattr(regress_node.threading, "Thread", lambda **_: types.SimpleNamespace(start=lambda: None))
+    params = {"bag": str(tmp_path / "walk.bag"), "out": "out.json", "results": "people", "topic": "", "network": ""}
+    node = regress_node.RegressNode(params, Health())
+    node.start()
+    node._beside["/left/camera_info"](INFO(D=[-0.3, 0.1, 0, 0, 0], P=[400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0]))
+    (info,) = told
+    assert (info.K[0], info.K[2], list(info.D)) == (400.0, 300.0, [])
