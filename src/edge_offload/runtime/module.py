@@ -38,11 +38,12 @@ from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.hedge import Hedge, Outcome, apart
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
-from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, ServerLoad, Watch
+from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
 from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.robot_device import executor_of, made_once, split_runner
+from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.split.model.objective import Objective
 from edge_offload.timing import Expected, InferenceReport
 
