@@ -10,7 +10,7 @@ from edge_offload import records
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.nodes.common import params as parameters
-from edge_offload.nodes.common.health import ERROR, OK, WARN, Health
+from edge_offload.nodes.common.health import ERROR, OK, WARN, Awaited, Health, Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.nodes.monitor.tally import Tally, table
@@ -102,6 +102,43 @@ def tally_of(published, results, latencies, mode=Mode.SERVER) -> Tally:
     for stamp in latencies:
         tally.latency(stamp, InferenceReport(mode, "movenet", 0.1, bytes_up=100, round_trips=1), 0.5, False)
     return tally
+
+
+def test_what_results_lack_is_told_as_a_share_until_it_is_long_ago():
+    clock = SimpleNamespace(now=0.0)
+    health, losses = Health(), Losses("results without a place", lambda: clock.now)
+    health.watch("place", losses.words)
+    for number in range(20):
+        clock.now = 0.5 * number
+        losses.note(f"cause {number}; remedy" if number % 5 == 0 else "")
+    report = health.report()
+    assert (report.level, report.message) == (WARN, "4 of the last 20 results without a place: cause 15; remedy")
+    clock.now = 17.7
+    losses.note()
+    assert health.report().level == OK, "10 s after the last that lacked something"
+    losses.note(lambda: "asked when it is told")
+    clock.now += 30.0
+    assert "1 of the last 1" in health.report().message, "results are rare: the newest counts for longer"
+    assert "asked when it is told" in health.report().message
+    clock.now += 31.0
+    assert health.report().level == OK
+    losses.note("no more of this")
+    losses.clear()
+    assert health.report().level == OK
+
+
+def test_what_is_awaited_is_told_when_it_stays_away():
+    clock = SimpleNamespace(now=100.0)
+    awaited = Awaited("cloud on /points", lambda: "check the driver", 3.0, lambda: clock.now)
+    clock.now = 102.0
+    assert awaited.words() == ""
+    clock.now = 104.0
+    assert awaited.words() == "no cloud on /points yet; check the driver"
+    awaited.came()
+    clock.now = 106.5
+    assert awaited.words() == ""
+    clock.now = 109.0
+    assert awaited.words() == "no cloud on /points for 5 s; check the driver"
 
 
 def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():

@@ -36,6 +36,7 @@ from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, transform_message
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import frame_name
 from edge_offload.perception.geometry import load_camera
 from edge_offload_msgs.msg import PersonArray
 
@@ -132,7 +133,9 @@ class CameraNode(Node):
             return
         self._tf = tf2_ros.StaticTransformBroadcaster()
         self._tf.sendTransform(
-            transform_message(camera.pose, rospy.Time.now(), camera.pose_frame, self.params["frame_id"])
+            transform_message(
+                camera.pose, rospy.Time.now(), frame_name(camera.pose_frame), frame_name(self.params["frame_id"])
+            )
         )
 
     def _on_result(self, message: Any) -> None:
@@ -271,7 +274,7 @@ def _video_path(video: str) -> str:
 
 
 def _header(stamp: rospy.Time, frame_id: str) -> Header:
-    return Header(stamp=stamp, frame_id=frame_id)
+    return Header(stamp=stamp, frame_id=frame_name(frame_id))
 
 
 NODE = CameraNode

@@ -69,6 +69,7 @@ from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.nodes.inference.turns import task_name
 from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
@@ -78,6 +79,9 @@ from edge_offload_msgs.srv import SetMode, SetModeResponse
 
 #: Seconds between two looks at the temperature.
 TEMPERATURE_S = 1.0
+
+#: Seconds of silence of a battery that are too long.
+BATTERY_S = 30.0
 
 
 #: Tasks for which modes are decided.
@@ -159,7 +163,9 @@ class OffloadManagerNode(Node):
         self._turns = TurnGiving(self, rules, self._taken)
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
-        rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
+        self._battery_news = awaited("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
+        self.health.watch("battery", self._battery_words)
+        self._batteries = rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
@@ -218,7 +224,14 @@ class OffloadManagerNode(Node):
         except BadInput as error:
             self.health.warn("weights", f"{error}; those of before hold")
 
+    def _battery_words(self) -> str:
+        """Whether the battery is silent; where nobody publishes its topic, or remapped it, there is none."""
+        default = rospy.names.ns_join(rospy.get_namespace(), "battery")
+        there = self._battery_news.ever or self._batteries.get_num_connections() > 0
+        return self._battery_news.words() if there or rospy.resolve_name("battery") != default else ""
+
     def _on_battery(self, message: Any) -> None:
+        self._battery_news.came()
         fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
         battery = self._battery.read(*map(float, fields))
         with self._lock:
