@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +57,25 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(raw, words):
 
 def test_misspelt_parameters_are_found():
     assert parameters.unknown(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
+
+
+def test_what_nodes_write_themselves_is_not_misspelt_for_those_that_are_started_again():
+    """A respawned node reads the parameters that the one before it wrote."""
+    pytest.importorskip("rospy")
+    from edge_offload.nodes.detector.detector_node import DetectorNode
+    from edge_offload.nodes.manager.offload_manager_node import OffloadManagerNode
+    from edge_offload.nodes.monitor.dashboard_node import DashboardNode
+    from edge_offload.nodes.people.kapao_node import KapaoNode
+    from edge_offload.nodes.scene.agrnav_node import AgrnavNode
+
+    nodes = (DetectorNode, OffloadManagerNode, DashboardNode, KapaoNode, AgrnavNode)
+    allowed = {name for node in nodes for name in (*node.written, *(param.name for param in node.declared))}
+    folder = pathlib.Path(parameters.__file__).parents[1]
+    found = set()
+    for file in folder.rglob("*.py"):
+        found |= set(re.findall(r"""(?:set_param|resolve_name)\("~(\w+)""", file.read_text(encoding="utf-8")))
+    assert found >= {"weights_sha256", "labels", "url", "mode"}
+    assert found <= allowed
 
 
 def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_name():

@@ -16,7 +16,8 @@ Subscribes:
   offload/mode       to find out whether another manager publishes it, too
 
 Services:
-  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force; one that cannot run is refused
+  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force; one that cannot run is refused.
+                     It is written to ~mode: a manager that is started again goes on with it, a new launch does not
 
 With ~mode auto (the same as latency) the mode that is expected to finish first is chosen, frame by frame; with energy
 the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
@@ -147,6 +148,7 @@ class OffloadManagerNode(Node):
         Param("in_flight", 1, "frames of all tasks that may be under way at the server at once", low=1, high=8),
         *knobs,
     )
+    written = ("asked",)
 
     def start(self) -> None:
         self._lock = threading.Lock()
@@ -155,6 +157,9 @@ class OffloadManagerNode(Node):
         self._began_s = time.monotonic()
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
         self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
+        asked = rospy.get_param("~asked", {})
+        if isinstance(asked, dict) and asked.get("mode") == self._wanted:
+            self._why, self._service_asked = str(asked.get("reason")), True
         self._tasks: Dict[str, _Deciding] = {}
         self._battery = BatteryReader()
         self._of("")
@@ -326,7 +331,16 @@ class OffloadManagerNode(Node):
                     words = f"{wanted} was asked for by {caller}"
                     self._announce(deciding, Decision(held, words, deciding.manager.policy.name))
             doubt = self._doubt(policy, asked)
+        self._write_down()
         return SetModeResponse(True, f"{wanted} is in force; it was {before}{doubt}")
+
+    def _write_down(self) -> None:
+        """Set the parameter ~mode, so that a manager that is started again goes on with what was asked for."""
+        try:
+            rospy.set_param("~asked", {"mode": self._wanted, "reason": self._why})
+            rospy.set_param("~mode", self._wanted)
+        except OSError as error:
+            self.health.warn("master", f"ROS master: {error}; this manager forgets mode {self._wanted} when it ends")
 
     def _doubt(self, policy: Any, asked: Sequence[_Deciding]) -> str:
         """What is to be added when a mode is in force and frames do not run in it now."""
