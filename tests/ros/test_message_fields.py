@@ -20,6 +20,7 @@ import genpy
 import roslib.message
 import rospy
 import tf2_py
+import tf2_ros
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion
 from sensor_msgs.msg import BatteryState, CameraInfo, CompressedImage, Image, RegionOfInterest
@@ -222,7 +223,10 @@ def battery(message):
     from edge_offload.nodes.manager.offload_manager_node import OffloadManagerNode
 
     health = Health()
-    node = types.SimpleNamespace(_battery=BatteryReader(), _lock=threading.Lock(), _tasks={}, health=health)
+    news = types.SimpleNamespace(came=lambda: None)
+    node = types.SimpleNamespace(
+        _battery=BatteryReader(), _battery_news=news, _lock=threading.Lock(), _tasks={}, health=health
+    )
     OffloadManagerNode._on_battery(node, message)
     return health.report().values["battery"]
 
@@ -240,20 +244,20 @@ def pose(message):
 
 
 def goal(message):
+    from edge_offload.nodes.common.poses import Poses
     from edge_offload.nodes.inference.intake import Frame
-    from edge_offload.nodes.scene.agrnav_node import AgrnavNode
+    from edge_offload.nodes.scene.goal import GoalIntake
     from edge_offload.perception.timeline import Instant
 
-    turned = transform_message(Transform.from_quaternion((1, 2, 0), (0.5, 0.5, 0.5, 0.5)), rospy.Time(9), "b", "map")
-    buffer = types.SimpleNamespace(lookup_transform=lambda _, source, *__: turned if source == "map" else {}[source])
-    node = types.SimpleNamespace(
-        _goal=message, _goal_lock=threading.Lock(), _buffer=buffer, health=Health(), params={}, _grid=GRID
-    )
+    buffer = tf2_ros.Buffer(debug=False)
+    pose = Transform.from_quaternion((1, 2, 0), (0.5, 0.5, 0.5, 0.5))
+    turned = transform_message(pose, rospy.Time(9), "lidar", "map")
+    buffer.set_transform_static(turned, "test")
+    node = types.SimpleNamespace(params={}, health=Health(), callback=lambda call: call)
+    made = GoalIntake(node, Poses(buffer))
+    made._on_goal(copy.deepcopy(message))
     frame = Frame(types.SimpleNamespace(header=HEADER), 0.0, Instant(9 * 10**9))
-    try:
-        return AgrnavNode._goal_cell(node, frame), node.health.report()
-    except KeyError as error:
-        return str(error)
+    return made.place(frame, wait=False), node.health.report()
 
 
 def diagnostics(message):

@@ -35,7 +35,7 @@ def camera(monkeypatch, poses, world="auto", info=True, calibrated=True, **param
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: None)
     monkeypatch.setattr(intake, "others_of", lambda *_: " (there are some on /front/camera_info)")
     node = Quiet(**params)
-    made = intake.CameraIntake(node, "info", world)
+    made = intake.CameraIntake(node, "info", "image_raw", world)
     if info:
         k = [100.0, 0, 64, 0, 100, 48, 0, 0, 1] if calibrated else [0.0] * 9
         made._on_info(CameraInfo(width=128, height=96, distortion_model="plumb_bob", D=[0.0] * 5, K=k))
