@@ -172,6 +172,9 @@ def run_node(node_class: Type[Node]) -> int:
     if not rosgraph.is_master_online():
         print(f"{node_class.name}: no ROS master at {rosgraph.get_master_uri()}; start roscore", file=sys.stderr)
         return FAILED
+    # in a pipe (roslaunch | tee, a journal, a container's log) lines would come in blocks, most of them at the end
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if node_class.computes:
         keep_freed()
     rospy.init_node(node_class.name)
