@@ -16,7 +16,7 @@ RUN = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "run"
 
 def test_a_wrong_argument_ends_it_before_the_set_up(tmp_path):
     done = subprocess.run(
-        [RUN, "--frames", "abc", "video:=lab.mp4", "--json", "/dev/null/out.json"],
+        [RUN, "--frames", "abc", "video:=lab.mp4", "modee:=local", "--json", "/dev/null/out.json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -25,10 +25,11 @@ def test_a_wrong_argument_ends_it_before_the_set_up(tmp_path):
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    frames, video, json = done.stderr.splitlines()
+    frames, video, json, name = done.stderr.splitlines()
     assert "frames:=abc: give a whole number" in frames
     assert f"video:=lab.mp4: there is no such file (looked up in {tmp_path})" in video
     assert "cannot write /dev/null" in json
+    assert "modee:=local: kapao_tracking.launch has no argument modee; is it mode?" in name
 
 
 SAID = "start\\nprogress 1 of 2\\nprogress 2 of 2\\nsummary\\n"
