@@ -16,6 +16,7 @@ import pytest
 
 from edge_offload import records
 from edge_offload.cli import main
+from edge_offload.commands import track
 from edge_offload.errors import BadInput
 from edge_offload.perception import video as video_module
 from edge_offload.perception.video import VideoWriter
@@ -48,6 +49,7 @@ def test_a_video_becomes_an_overlay_and_a_record(
     records.validate("run", record)
     assert (record["frames_in"], record["results_out"], record["mode"]) == (12, 12, "local")
     assert record["frames_by_mode"] == {"local": 12}
+    assert "model of" not in track.__doc__, "no watts of this machine are known without a sensor"
     assert record["energy_j"] is None if record["energy_source"] == "unknown" else record["energy_j"] > 0, "not made up"
     assert record["overlay"] == [str(out), str(picture)]
     text = capsys.readouterr().out

@@ -216,6 +216,24 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     assert network._health.report().level == OK
 
 
+def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
+    """At the end of a launch the server goes as well, and the manager says so."""
+    rospy = pytest.importorskip("rospy")
+    from edge_offload.nodes.inference.offloaded import OffloadedNode
+    from edge_offload_msgs.msg import OffloadMode
+
+    lines = []
+    monkeypatch.setattr(rospy, "loginfo", lines.append)
+    node = OffloadedNode({"deadline": 0.0}, Health())
+    node._mode, node._network = Mode.SERVER, SimpleNamespace(aim=lambda *_: None)
+    monkeypatch.setattr(rospy, "is_shutdown", lambda: True)
+    node._on_mode(OffloadMode(mode="local", policy="auto", reason="server: connection refused"))
+    assert (node._mode, lines) == (Mode.LOCAL, [])
+    monkeypatch.setattr(rospy, "is_shutdown", lambda: False)
+    node._on_mode(OffloadMode(mode="server", policy="auto", reason="faster"))
+    assert lines == ["mode server from now on: faster"]
+
+
 def test_results_that_are_carried_along_are_counted_apart_from_inferences():
     tally = tally_of([1, 2, 3, 4, 5], [], [2, 4])
     for stamp, origin in ((1, "none"), (2, "none"), (3, "carried"), (4, "local"), (5, "carried")):
