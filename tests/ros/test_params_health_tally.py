@@ -267,10 +267,10 @@ def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
     monkeypatch.setattr(rospy, "loginfo", lines.append)
     node = OffloadedNode({"deadline": 0.0}, Health())
     node._mode, node._network = Mode.SERVER, SimpleNamespace(aim=lambda *_: None)
-    monkeypatch.setattr(rospy, "is_shutdown", lambda: True)
+    monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: True)
     node._on_mode(OffloadMode(mode="local", policy="auto", reason="server: connection refused"))
     assert (node._mode, lines) == (Mode.LOCAL, [])
-    monkeypatch.setattr(rospy, "is_shutdown", lambda: False)
+    monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: False)
     node._on_mode(OffloadMode(mode="server", policy="auto", reason="faster"))
     assert lines == ["mode server from now on: faster"]
 

@@ -15,6 +15,7 @@ import rospy
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.heap import keep_freed
+from edge_offload.launcher import INTERRUPTED
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.common.clock import ClockWatch
 from edge_offload.nodes.common.health import Health
@@ -160,7 +161,8 @@ def run_node(node_class: Type[Node]) -> int:
     """Run a node until it is shut down.
 
     Returns:
-        Exit code: 0, 1 when it could not start or ended by a failure, 2 for unknown arguments.
+        Exit code: 0, 1 when it could not start or ended by a failure, 2 for unknown arguments, 130 when it was
+        interrupted before it began.
     """
     arguments = rospy.myargv(sys.argv)[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
@@ -177,7 +179,12 @@ def run_node(node_class: Type[Node]) -> int:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if node_class.computes:
         keep_freed()
-    rospy.init_node(node_class.name)
+    try:
+        rospy.init_node(node_class.name)
+    except rospy.exceptions.ROSInitException:
+        if rospy.core.is_shutdown_requested():
+            return INTERRUPTED
+        raise
     return _run(node_class)
 
 
