@@ -15,7 +15,6 @@ import rospy
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.heap import keep_freed
-from edge_offload.launcher import INTERRUPTED
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.common.clock import ClockWatch
 from edge_offload.nodes.common.health import Health
@@ -161,8 +160,10 @@ def run_node(node_class: Type[Node]) -> int:
     """Run a node until it is shut down.
 
     Returns:
-        Exit code: 0, 1 when it could not start or ended by a failure, 2 for unknown arguments, 130 when it was
-        interrupted before it began.
+        Exit code: 0, 1 when it could not start or ended by a failure, 2 for unknown arguments.
+
+    Raises:
+        KeyboardInterrupt: it was told to end before it began.
     """
     arguments = rospy.myargv(sys.argv)[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
@@ -183,7 +184,7 @@ def run_node(node_class: Type[Node]) -> int:
         rospy.init_node(node_class.name)
     except rospy.exceptions.ROSInitException:
         if rospy.core.is_shutdown_requested():
-            return INTERRUPTED
+            raise KeyboardInterrupt from None
         raise
     return _run(node_class)
 
