@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pty
+import shutil
 import subprocess
 
 import pytest
@@ -47,3 +48,37 @@ def test_progress_is_written_over_on_a_terminal_and_in_lines_elsewhere():
     os.close(terminal)
     os.close(master)
     assert shown.replace("\r\n", "\n") == "start\n\r\033[K1 of 2\r\033[K2 of 2\nsummary\n"
+
+
+LAUNCH = """for argument in "$@"; do case "$argument" in
+json:=*) stem="${argument#json:=}"; stem="${stem%.*}";;
+runs:=*) runs="${argument#runs:=}"; mkdir "$runs/$RUN"; ln -sfn "$RUN" "$runs/last"; stem="$runs/$RUN/summary";;
+esac; done
+[ -z "$stem" ] || for ending in json jsonl; do echo "$RUN" > "$stem.$ending"; done"""
+
+
+def test_the_latest_run_is_where_the_readme_says_with_json_too(tmp_path):
+    """'edge-offload report runs/last.jsonl' is of the run that was just made."""
+    root = tmp_path / "clone"
+    for place, text in (
+        (root / "scripts" / "setup", ""),
+        (root / "devel" / "setup.bash", ""),
+        (tmp_path / "bin" / "roslaunch", LAUNCH),
+    ):
+        place.parent.mkdir(parents=True)
+        place.write_text(f"#!/bin/bash\n{text}\n")
+        place.chmod(0o755)
+    shutil.copy(RUN, root / "scripts" / "run")
+    (root / "src").symlink_to(RUN.parents[1] / "src")
+
+    def latest(run: str, *arguments: str) -> str:
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RUN": run}
+        environment["ROS_MASTER_URI"] = "http://127.0.0.1:1"
+        command = [str(root / "scripts" / "run"), "--headless", "server:=none", *arguments]
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+        return (root / "runs" / "last.jsonl").read_text().strip()
+
+    assert latest("first") == "first"
+    assert latest("second", "--json", "out.json") == "second"
+    assert (tmp_path / "out.jsonl").is_file()
+    assert latest("third") == "third"
