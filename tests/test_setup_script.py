@@ -78,6 +78,23 @@ def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path)
     assert "<" not in numpy
 
 
+def test_a_long_build_says_how_far_it_is(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "clone" / ".venv").symlink_to(tmp_path / "other")
+    put(tmp_path / "bin" / "cmake", "mkdir -p build; touch build/Makefile")
+    put(tmp_path / "bin" / "make", "echo '[ 50%] Built target a'; echo oh no; exit 2")
+    (tmp_path / "calls").touch()
+    said, _ = set_up(tmp_path, "exit 0")
+    assert said.rstrip().endswith("some minutes the first time …"), "make's failure ends it, as set_up has seen"
+    log = tmp_path / "clone" / "build" / "setup-make.log"
+    assert log.read_text().splitlines() == ["[ 50%] Built target a", "oh no"]
+    script = f"source <(sed -n '/^percent()/,/^}}/p' {ROOT / 'scripts' / 'setup'}); percent 0"
+    lines = "[  0%] Generating\nScanning\n[ 42%] Built target b\n[100%] Built target c\n"
+    shown = subprocess.run(["bash", "-c", script], input=lines, capture_output=True, text=True, check=True).stdout
+    assert shown == "0 % … 42 % … 100 % … "
+
+
 def test_a_venv_that_is_a_link_is_another_checkouts_and_kept(tmp_path: pathlib.Path) -> None:
     (tmp_path / "clone").mkdir()
     (tmp_path / "other").mkdir()
