@@ -1,4 +1,4 @@
-"""checks the arguments of a launch file before anything is started, so that a slip costs one line and not a run.
+"""checks what a launch file is called with before anything is started, so that a slip costs one line and not a run.
 
 roslaunch runs it while it reads the file, in the caller's folder; it looks at what roslaunch itself was called with:
 
@@ -6,6 +6,7 @@ roslaunch runs it while it reads the file, in the caller's folder; it looks at w
 
 An argument has the same meaning in every launch file, so that its name says what may be given. Files are opened where
 this Python has what that takes; what only a node can know (whether a model exists) the node says when it starts.
+A name that the launch file does not have is told with the nearest one, as are ports and nodes in use.
 Nothing but the standard library is needed: it must run under whatever Python roslaunch has, and at once.
 """
 
@@ -22,6 +23,7 @@ from edge_offload.errors import BadInput
 from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import names
+from edge_offload.nodes.launch_file import asked, collisions, misspelt
 from edge_offload.outputs import check_folder, check_output
 
 Rule = Callable[[str], Optional[str]]
@@ -241,23 +243,26 @@ def faults(given: Sequence[str]) -> List[str]:
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
             found.append(f"{name}:={value}: {advice}")
-    return found or _several(given) or _unread_scans(given) or _without_images(given)
+    found += misspelt(given)
+    return found or _several(given) or _unread_scans(given) or _without_images(given) or collisions(given)
 
 
 def _several(given: Sequence[str]) -> List[str]:
     """An emulated link leads to one server."""
-    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
-    if "," in asked.get("server", "") and asked.get("link", "none") != "none":
+    values = asked(given)
+    if "," in values.get("server", "") and values.get("link", "none") != "none":
         return [
-            f"link:={asked['link']}: several servers are reached without an emulated link: link:=none, or one server"
+            f"link:={values['link']}: several servers are reached without an emulated link: link:=none, or one server"
         ]
     return []
 
 
 def _unread_scans(given: Sequence[str]) -> List[str]:
     """Whether the first scan can be read, with the fields that it is said to have."""
-    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
-    scans, fields = asked.get("scans", "none"), asked.get("scan_fields", "auto")
+    values = asked(given)
+    scans, fields = values.get("scans", "none"), values.get("scan_fields", "auto")
+    if (scans, fields) == ("none", "auto"):
+        return []
     try:
         from edge_offload.perception.scene.scans import field_names, read_scan, scan_files
 
@@ -280,11 +285,11 @@ def _unread_scans(given: Sequence[str]) -> List[str]:
 
 def _without_images(given: Sequence[str]) -> List[str]:
     """Whether a bag has the images that are to be played; where there are scenes it is clouds."""
-    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
-    bag, topic = asked.get("bag", "none"), asked.get("image_topic", "")
+    values = asked(given)
+    bag, topic = values.get("bag", "none"), values.get("image_topic", "")
     if (
         bag == "none"
-        or asked.get("results") == "scenes"
+        or values.get("results") == "scenes"
         or any(argument.endswith(("agrnav.launch", "patrol.launch")) for argument in given)
     ):
         return []

@@ -183,7 +183,7 @@ class OffloadedNode(Node):
 
     def _on_mode(self, message: Any) -> None:
         mode = parse_mode(message.mode)
-        if mode is not self._mode:
+        if mode is not self._mode and not rospy.core.is_shutdown_requested():  # else the server goes, too
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
         self._mode, self._mode_reason, self._chosen = mode, message.reason, chooses(message.policy)
         self._network.aim(message.policy, self.params["deadline"])
