@@ -29,9 +29,9 @@ from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.nodes.camera.bag import BagImages
+from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.calibration import fitted, load_calibration
-from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
+from edge_offload.nodes.camera.frames import FrameSource, SourceLost
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, transform_message
@@ -47,12 +47,9 @@ class CameraNode(Node):
 
     name = "camera_node"
     declared = (
-        Param("video", "", "video file to play; 'sample' is the sample video"),
-        Param("images", "", "folder of images to play"),
-        Param("bag", "", "bag whose images are played"),
+        *sources.parameters(),
         Param("topic", "", "of the images in the bag; empty: the only one that has images"),
         Param("info_topic", "", "of their calibration in the bag; empty: camera_info beside the images"),
-        Param("device", "", "camera to read: /dev/video0, or 0"),
         Param("rate", 0.0, "frames per second; 0: the source's own, 10 if it has none", low=0.0, high=1000.0),
         Param("width", 0, "pixels asked of the device; 0: its default", low=0),
         Param("height", 0, "pixels asked of the device; 0: its default", low=0),
@@ -80,7 +77,7 @@ class CameraNode(Node):
         if params["calibration"]:
             self._info = load_calibration(params["calibration"])
             self._announce_pose()
-        elif isinstance(self._source, BagImages) and self._source.info is not None:
+        elif self._source.info is not None:
             self._info = self._source.info
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
@@ -103,22 +100,7 @@ class CameraNode(Node):
         self.health.value("frames published", getattr(self, "_published", 0))
 
     def _open(self) -> FrameSource:
-        params = self.params
-        given = [key for key in ("video", "images", "bag", "device") if params[key]]
-        if len(given) != 1:
-            raise BadInput(
-                f"{'no source' if not given else 'several sources'} of frames given",
-                remedy="set exactly one of ~video, ~images, ~bag and ~device",
-            )
-        source: FrameSource
-        if params["images"]:
-            source = ImageFolder(params["images"])
-        elif params["bag"]:
-            source = BagImages(params["bag"], params["topic"], params["info_topic"])
-        elif params["device"]:
-            source = Device(params["device"], params["width"], params["height"], params["rate"])
-        else:
-            source = VideoFile(_video_path(params["video"]))
+        source: FrameSource = sources.open_source(self.params)
         self.health.value("source", source.name)
         rospy.loginfo(f"frames from {source.name}")
         return source
@@ -258,14 +240,6 @@ class CameraNode(Node):
             waited += self.params["result_timeout"]
             self.health.warn("result", f"no result of frame {self._published} for {waited:g} s")
             rospy.logwarn(f"waiting for the result of frame {self._published} since {waited:g} s")
-
-
-def _video_path(video: str) -> str:
-    if video != "sample":
-        return video
-    from edge_offload.models.video import sample_video
-
-    return str(sample_video())
 
 
 def _header(stamp: rospy.Time, frame_id: str) -> Header:

@@ -1,11 +1,14 @@
-"""Where camera frames come from: a device, a video file, a folder of images. Knows nothing of ROS."""
+"""Where camera frames come from: what every source of frames does, a device, a video file, a folder of images.
+
+Knows nothing of ROS. :mod:`~edge_offload.nodes.camera.sources` lists the types.
+"""
 
 from __future__ import annotations
 
 import abc
 import pathlib
 import re
-from typing import List, Optional
+from typing import Any, List, Optional
 
 import cv2
 
@@ -26,11 +29,21 @@ class FrameSource(abc.ABC):
         name: what is read, for people.
         rate: frames per second that the source itself has, 0 if it has none.
         live: whether frames come when they come (a device) rather than when asked for.
+        info: calibration that the source itself has, a CameraInfo; None where it has none.
     """
 
     name: str
     rate: float = 0.0
     live: bool = False
+    info: Any = None
+
+    @classmethod  # noqa: B027  (a device can be looked at only when it is opened)
+    def check(cls, value: str) -> None:
+        """Look at ``value`` before anything is started.
+
+        Raises:
+            BadInput: it cannot be used, whatever happens later (a device may be plugged in yet).
+        """
 
     @abc.abstractmethod
     def read(self) -> Optional[Array]:
@@ -54,14 +67,14 @@ class FrameSource(abc.ABC):
 
 
 class VideoFile(FrameSource):
-    """A video file, in the container's own rate.
+    """A video file, in the container's own rate; ``sample`` is the sample video.
 
     Raises:
         BadInput: no such file, or it is no video.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = pathlib.Path(path).expanduser().absolute()
+        self._path = _sample() if path == "sample" else pathlib.Path(path).expanduser().absolute()
         self.name = f"video {self._path}"
         if not self._path.is_file():
             raise BadInput(f"no video file {self._path}", remedy="give the path of a video")
@@ -69,6 +82,10 @@ class VideoFile(FrameSource):
         rate = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate = rate if 0 < rate <= 1000 else 0.0
         self._read = 0
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        cls(value).read()
 
     def _open(self) -> cv2.VideoCapture:
         capture = cv2.VideoCapture(str(self._path))
@@ -96,6 +113,12 @@ class VideoFile(FrameSource):
         self._capture.release()
 
 
+def _sample() -> pathlib.Path:
+    from edge_offload.models.video import sample_video
+
+    return sample_video()
+
+
 class ImageFolder(FrameSource):
     """All images of a folder in the order of their names, numbers compared as numbers.
 
@@ -115,6 +138,10 @@ class ImageFolder(FrameSource):
         if not self._files:
             raise BadInput(f"no images in {folder}", remedy=f"it should hold files {', '.join(IMAGE_SUFFIXES)}")
         self._next = 0
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        cls(value).read()
 
     def read(self) -> Optional[Array]:
         if self._next >= len(self._files):
