@@ -23,6 +23,7 @@ from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import names
 from edge_offload.nodes.camera import sources
+from edge_offload.nodes.camera.addresses import hide
 from edge_offload.outputs import check_folder, check_output
 
 Rule = Callable[[str], Optional[str]]
@@ -243,7 +244,7 @@ def faults(given: Sequence[str]) -> List[str]:
     for name, _, value in (argument.partition(":=") for argument in given if ":=" in argument):
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
-            found.append(f"{name}:={value}: {advice}")
+            found.append(hide(f"{name}:={value}: {advice}"))
     return found or _several(given) or _unread_scans(given) or _without_images(given)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import abc
 import pathlib
 import re
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 import cv2
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.camera.addresses import hide
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 
@@ -30,12 +31,20 @@ class FrameSource(abc.ABC):
         rate: frames per second that the source itself has, 0 if it has none.
         live: whether frames come when they come (a device) rather than when asked for.
         info: calibration that the source itself has, a CameraInfo; None where it has none.
+        networked: whether it is expected to be lost at times and to come back: that is a warning, not an error.
+        pauses_s: before the first attempt to open it again, the second one, and so on; the last one again and again.
+        arrived_s: monotonic instant at which the frame read last arrived; 0: it is as new as the call.
+        dropped: frames that were too old by the time of a call.
     """
 
     name: str
     rate: float = 0.0
     live: bool = False
     info: Any = None
+    networked: bool = False
+    pauses_s: Tuple[float, ...] = (1.0,)
+    arrived_s: float = 0.0
+    dropped: int = 0
 
     @classmethod  # noqa: B027  (a device can be looked at only when it is opened)
     def check(cls, value: str) -> None:
@@ -59,7 +68,11 @@ class FrameSource(abc.ABC):
 
         Raises:
             BadInput: it cannot be opened.
+            SourceLost: it could be opened, but gives no frames.
         """
+
+    def interrupt(self) -> None:  # noqa: B027  (what reads at once need not be interrupted)
+        """Let a call of another thread that waits for a frame end soon."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -74,6 +87,7 @@ class VideoFile(FrameSource):
     """
 
     def __init__(self, path: str) -> None:
+        _expect_path(path)
         self._path = _sample() if path == "sample" else pathlib.Path(path).expanduser().absolute()
         self.name = f"video {self._path}"
         if not self._path.is_file():
@@ -111,6 +125,14 @@ class VideoFile(FrameSource):
 
     def close(self) -> None:
         self._capture.release()
+
+
+def _expect_path(value: str) -> None:
+    if "://" in value or " ! " in value:
+        raise BadInput(
+            f"{hide(value)} is no file or device",
+            remedy="give it to camera_node or a launch file, which read it as a stream",
+        )
 
 
 def _sample() -> pathlib.Path:
@@ -179,6 +201,7 @@ class Device(FrameSource):
         self.rate = reported if 0 < reported <= 1000 else 0.0
 
     def _open(self) -> cv2.VideoCapture:
+        _expect_path(self._device)
         number = re.fullmatch(r"(?:/dev/video)?(\d+)", self._device)
         path = pathlib.Path(f"/dev/video{number.group(1)}") if number else pathlib.Path(self._device)
         if not path.exists():

@@ -90,9 +90,13 @@ ARGUMENTS: Dict[str, Argument] = {
 _HERE = "edge_offload.nodes.camera"
 #: In the order in which a value is looked at.
 SOURCES: Tuple[SourceType, ...] = (
-    SourceType("V4L2 camera", ("camera",), r"(?!\w+://)[^!]+", "/dev/video0",
+    SourceType("GStreamer pipeline", ("video", "camera"), r".+ ! .+", "nvarguscamerasrc ! nvvidconv ! video/x-raw,format=BGRx",
+               f"{_HERE}.pipeline:Pipeline", options=("rate",)),
+    SourceType("RTSP or HTTP stream", ("video", "camera"), r"(rtsps?|https?|rtmps?|rtp|udp|tcp|srt)://\S+",
+               "rtsp://192.168.1.64/stream1", f"{_HERE}.stream:NetworkStream", options=("rate",)),
+    SourceType("V4L2 camera", ("camera",), r"(?!\w+://).+", "/dev/video0",
                f"{_HERE}.frames:Device", options=("width", "height", "rate")),
-    SourceType("video file", ("video",), r"(?!\w+://)[^!]+", "lab.mp4", f"{_HERE}.frames:VideoFile", place="file"),
+    SourceType("video file", ("video",), r"(?!\w+://).+", "lab.mp4", f"{_HERE}.frames:VideoFile", place="file"),
     SourceType("folder of images", ("images",), r".+", "frames/", f"{_HERE}.frames:ImageFolder", place="folder"),
     SourceType("bag with images", ("bag",), r".+", "walk.bag",
                f"{_HERE}.bag:BagImages", options=("topic", "info_topic"), place="file"),
