@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import queue
+import re
 import socket
 import threading
 import time
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.camera import addresses
+from edge_offload.nodes.camera import addresses, stream
 from edge_offload.nodes.camera.frames import SourceLost
 from edge_offload.nodes.camera.live import Backlog, Feed, LiveSource, Reception
 
@@ -162,6 +164,45 @@ def test_a_stream_is_read_no_faster_than_asked_for():
         taken.append(time.monotonic())
     assert taken[1] - taken[0] >= 0.1
     source.close()
+
+
+class Slow:
+    """Stands for OpenCV's capture of a stream at 10 Hz, of which a frame arrives ``on_the_way(n)`` s after its time."""
+
+    def __init__(self, monkeypatch, on_the_way):
+        self.number, self.on_the_way = 0, on_the_way
+        monkeypatch.setattr(stream.time, "monotonic", lambda: 1000.0 + 0.1 * self.number + on_the_way(self.number))
+
+    def read(self):
+        self.number += 1
+        return True, np.zeros((1, 1, 3), np.uint8)
+
+    def get(self, what):
+        return {cv2.CAP_PROP_POS_MSEC: 900.0 + 100.0 * self.number, cv2.CAP_PROP_FPS: 10.0}.get(what, -9e15)
+
+
+def frames_before_it_is_late(capture, most):
+    feed = stream.Capture(capture, "10.0.0.9")
+    for number in range(most):
+        try:
+            feed.read(threading.Event())
+        except SourceLost as error:
+            return number, str(error)
+    return most, ""
+
+
+def test_a_stream_that_is_sent_faster_than_it_is_read_is_told_and_connected_again(monkeypatch):
+    """Read at 9 Hz: after 100 frames the next one is more than a second old, though it has just arrived."""
+    number, words = frames_before_it_is_late(Slow(monkeypatch, lambda n: n * (1 / 9 - 0.1)), 400)
+    assert 90 < number < 130
+    assert re.search(r"frames come 1\.\d s late, .*; ask the camera for a smaller picture", words)
+
+
+def test_neither_a_network_that_held_frames_up_nor_a_clock_that_drifts_is_taken_for_that(monkeypatch):
+    held_up = Slow(monkeypatch, lambda n: max(0.0, 3.0 - 0.095 * (n - 50)) if n >= 50 else 0.01)
+    assert frames_before_it_is_late(held_up, 200) == (200, "")
+    drifting = Slow(monkeypatch, lambda n: 2.0 + n * 1e-4)
+    assert frames_before_it_is_late(drifting, 30000) == (30000, ""), "three seconds in an hour"
 
 
 SECRETS = [

@@ -130,8 +130,8 @@ class VideoFile(FrameSource):
 def _expect_path(value: str) -> None:
     if "://" in value or " ! " in value:
         raise BadInput(
-            f"{hide(value)} is no file or device",
-            remedy="give it to camera_node or a launch file, which read it as a stream",
+            f"{hide(value)} is a stream or pipeline, no file or device",
+            remedy="give it to camera_node or a launch file: video:=… or camera:=…",
         )
 
 

@@ -90,7 +90,8 @@ ARGUMENTS: Dict[str, Argument] = {
 _HERE = "edge_offload.nodes.camera"
 #: In the order in which a value is looked at.
 SOURCES: Tuple[SourceType, ...] = (
-    SourceType("GStreamer pipeline", ("video", "camera"), r".+ ! .+", "nvarguscamerasrc ! nvvidconv ! video/x-raw,format=BGRx",
+    SourceType("GStreamer pipeline", ("video", "camera"), r".+ ! .+",
+               "nvarguscamerasrc ! nvvidconv ! video/x-raw,format=BGRx",
                f"{_HERE}.pipeline:Pipeline", options=("rate",)),
     SourceType("RTSP or HTTP stream", ("video", "camera"), r"(rtsps?|https?|rtmps?|rtp|udp|tcp|srt)://\S+",
                "rtsp://192.168.1.64/stream1", f"{_HERE}.stream:NetworkStream", options=("rate",)),
