@@ -195,6 +195,8 @@ class _Process(Feed):
         raise SourceLost(hide(" ".join([words, *(f"({detail})" for detail in more if detail)])))
 
     def close(self) -> None:
+        # whoever waits for room in the pipe goes on
+        os.close(self._data)
         if self._process.poll() is None:
             # a driver wants to be told: Argus keeps the camera of a process that was killed
             self._process.send_signal(signal.SIGINT)
@@ -204,6 +206,5 @@ class _Process(Feed):
                 self._process.kill()
                 self._process.wait()
         self._listener.join(WAIT_S)
-        os.close(self._data)
         if self._process.stdout is not None:
             self._process.stdout.close()
