@@ -23,6 +23,8 @@ from edge_offload.errors import BadInput
 from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import names
+from edge_offload.nodes.camera import sources
+from edge_offload.nodes.camera.addresses import hide
 from edge_offload.nodes.launch_file import asked, collisions, misspelt
 from edge_offload.outputs import check_folder, check_output
 
@@ -92,18 +94,6 @@ def opened(there: Rule, read: Callable[[str], None], *words: str) -> Rule:
     return rule
 
 
-def _read_video(value: str) -> None:
-    from edge_offload.nodes.camera.frames import VideoFile
-
-    VideoFile(value).read()
-
-
-def _read_images(value: str) -> None:
-    from edge_offload.nodes.camera.frames import ImageFolder
-
-    ImageFolder(value).read()
-
-
 def _read_calibration(value: str) -> None:
     from edge_offload.perception.geometry import load_camera
 
@@ -111,7 +101,7 @@ def _read_calibration(value: str) -> None:
 
 
 def _read_bag(value: str) -> None:
-    from edge_offload.nodes.camera.bag import open_bag
+    from edge_offload.nodes.common.bags import open_bag
 
     open_bag(value).close()
 
@@ -137,6 +127,22 @@ def _looked_up(value: str, there: Callable[[pathlib.Path], bool], kind: str) -> 
         return None
     relative = "" if path.is_absolute() else f" (looked up in {pathlib.Path.cwd()})"
     return f"there is no such {kind}{relative}" if not path.exists() else f"that is no {kind}{relative}"
+
+
+def source(argument: str) -> Rule:
+    """A source of images, of a type that the table of cameras has, or one of the argument's own words."""
+
+    def rule(value: str) -> Optional[str]:
+        if value in sources.ARGUMENTS[argument].words:
+            return None
+        try:
+            camera, resolved = sources.meant(argument, value)
+        except BadInput as error:
+            return str(error)
+        there = {"file": file(), "folder": folder()}.get(camera.place, lambda _: None)
+        return opened(there, camera.check)(resolved)
+
+    return rule
 
 
 def written(check: Callable[[str], None], *words: str) -> Rule:
@@ -220,10 +226,8 @@ _RULES = (
     (yaml_list, "allow candidates"),
     (yaml_mapping, "local_options model_options options"),
     (link, "link"),
-    (opened(file(), _read_bag, "none"), "bag"),
     (opened(file(), _read_calibration, "none"), "calibration"),
-    (opened(file(), _read_video, "sample"), "video"),
-    (opened(folder(), _read_images, "none"), "images"),
+    *((source(argument), argument) for argument in sources.ARGUMENTS),
     (lambda value: None if value == "none" else anything()(value), "scans"),
     (file(), "follower_config"),
     (matching(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
@@ -242,7 +246,7 @@ def faults(given: Sequence[str]) -> List[str]:
     for name, _, value in (argument.partition(":=") for argument in given if ":=" in argument):
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
-            found.append(f"{name}:={value}: {advice}")
+            found.append(hide(f"{name}:={value}: {advice}"))
     found += misspelt(given)
     return found or _several(given) or _unread_scans(given) or _without_images(given) or collisions(given)
 
@@ -294,7 +298,8 @@ def _without_images(given: Sequence[str]) -> List[str]:
     ):
         return []
     try:
-        from edge_offload.nodes.camera.bag import image_topic, open_bag
+        from edge_offload.nodes.camera.bag import image_topic
+        from edge_offload.nodes.common.bags import open_bag
 
         image_topic(open_bag(bag), "" if topic == "camera/image_raw" else topic)
     except ImportError:
