@@ -122,7 +122,7 @@ def test_so_many_turns_are_out_at_once_as_the_manager_is_told(graph, many):
 def test_a_task_that_stays_on_the_robot_has_a_turn_now_and_then_to_see_how_the_server_is(graph):
     import rospy
 
-    from edge_offload.manager.refresh import Refresher
+    from edge_offload.manager.explore import FRAMES
     from edge_offload_msgs.msg import Forecast, OffloadMode, Turn
 
     graph.node("offload_manager_node", mode="auto")
@@ -141,7 +141,7 @@ def test_a_task_that_stays_on_the_robot_has_a_turn_now_and_then_to_see_how_the_s
             )  # fmt: skip
             time.sleep(0.005)
 
-    many = Refresher.FRAMES
+    many = FRAMES
     tell(many)
     wait_for(lambda: modes.messages and modes.messages[-1].mode == "local", "the local mode")
     time.sleep(0.3)

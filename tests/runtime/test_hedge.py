@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from edge_offload.errors import LinkLost
+from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.refresh import worth_joining
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.runtime.hedge import Hedge

@@ -16,9 +16,9 @@ from edge_offload.link.emulate.trace import RTT_S, Trace
 from edge_offload.link.estimate.estimator import PASSIVE, LinkReading, Transfer
 from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.explore import Explorer, worth_joining
 from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation, bridged
-from edge_offload.manager.refresh import Refresher, worth_joining
+from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.link_monitor import EVERY_S, Pauses, Watch
@@ -110,7 +110,7 @@ class VirtualRobot:
         self._link.estimator.round_trip(0.0, rtt_s)
         self._forecaster = Forecaster(StatePowers(), self._expected)
         self._manager = Manager(policy)
-        self._refresher = Refresher()
+        self._explorer = Explorer()
         self._pauses = Pauses()
         self._drawn_s = [pause_s for cost in costs for pause_s in cost.pauses_s] or [0.0]
         self._watch: Optional[Watch] = None
@@ -181,17 +181,12 @@ class VirtualRobot:
         reading = self._link.estimator.reading(began)
         obstacles = {mode: self._obstacle(mode) for mode in self._modes}
         forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
-        if self._watches:
-            forecasts = bridged(forecasts)  # where replay runs as well, server only stands in for it
         decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
         self._count_choice(forecasts, decision.mode)
         oracle = isinstance(self._manager.policy, OraclePolicy)
         mode, beside = decision.mode, None
         if not oracle and not isinstance(self._manager.policy, FixedPolicy):
-            if mode is Mode.LOCAL:
-                beside = self._refresher.due(began, forecasts)
-            else:
-                mode = self._refresher.instead(mode, forecasts) or mode
+            mode, beside = self._explorer.choose(mode, began, forecasts)
         if beside is not None:
             report = self._remote(beside, began, 0.0, beside=True)
         elif mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):

@@ -193,10 +193,6 @@ class ServerRunner:
             found = [f"computed last: by {own} here, {self._answered} there"]
         return found
 
-    def engine_in_force(self) -> bool:
-        """Whether the server's last answer may have other bits than torch's, since an engine computed it."""
-        return EAGER not in (self._engine(), self._answered)
-
     def _engine(self) -> str:
         """What is to compute on the server: ``eager``, or an engine."""
         theirs = self._client.welcome.get("fingerprint")

@@ -23,11 +23,11 @@ from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.explore import Explorer
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.in_flight import TOGETHER, Lateness, Pace, Row
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.manager.refresh import Refresher
 from edge_offload.mode import BRIDGE, BRIDGED, Mode
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
@@ -69,7 +69,7 @@ class OffloadedModule:
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
-            ``server`` stands in for ``replay`` until that is ready, and while it is slower or an engine computes there.
+            ``server`` stands in for ``replay`` until that is ready, and while it is slower.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
         beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
@@ -77,7 +77,7 @@ class OffloadedModule:
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
         pace: says when one more call should be begun; feed it the reports of whole frames.
-        refresher: says when a call asks another mode, so that what is known of that does not go stale.
+        explorer: chooses the calls that run in another mode, so that what is known of that does not go stale.
 
     Raises:
         BadInput: a slowdown below 1, or no such engine.
@@ -116,7 +116,7 @@ class OffloadedModule:
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
-        self.refresher = Refresher()
+        self.explorer = Explorer()
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
@@ -204,9 +204,6 @@ class OffloadedModule:
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
-        # replay gives the bits of torch; where an engine computes on the server, that is another offer
-        if choosing and not (self._server is not None and self._server.engine_in_force()):
-            forecasts = preparation.bridged(forecasts, self._runners.get(Mode.SPLIT), inputs)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
     def close(self) -> None:
@@ -269,7 +266,7 @@ class OffloadedModule:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
             waited_s, beside = 0.0 if mode in TOGETHER else self.row.wait(place), None
             if refresh and self._hedging:
-                mode, beside = self._refreshed(mode, canonical)
+                mode, beside = self._explored(mode, canonical)
                 waited_s += 0.0 if mode in TOGETHER else self.row.wait(place)
             left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
             mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
@@ -306,11 +303,11 @@ class OffloadedModule:
             return asked, outcome, reason
         return mode, Outcome(self._hedge.alone(lambda enough: self._local.run(inputs)), remote=False), reason
 
-    def _refreshed(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
+    def _explored(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
         forecasts = self.situation(inputs).forecasts
         with self._lock:
-            return self.refresher.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
+            return self.explorer.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
