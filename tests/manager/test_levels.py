@@ -110,6 +110,15 @@ def test_a_ratio_is_known_better_than_either_cost_and_as_well_as_it_says():
     assert abs(statistics.mean(errors)) < 0.02
 
 
+def test_after_a_disturbance_the_next_frames_are_believed():
+    levels, _ = two()
+    levels.disturb(0.3)
+    assert levels.covariance(60.0, "seldom", "seldom") > 0.09
+    for number in range(3):
+        levels.observe(60.0 + number * 0.1, "seldom", 0.5 * levels.mean("often"), shares=True)
+    assert levels.mean("seldom") / levels.mean("often") == pytest.approx(0.5, rel=0.15)
+
+
 def test_a_mode_that_does_not_run_follows_the_others_and_an_independent_one_does_not():
     levels, _ = two()
     levels.start(60.0, "robot", 0.3, shares=False)

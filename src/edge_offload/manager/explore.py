@@ -13,11 +13,10 @@ import statistics
 from typing import Mapping, Optional, Tuple
 
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.levels import STEP
 from edge_offload.mode import Mode
 
-#: Largest share of frames that explore.
-BUDGET = 0.02
+#: Largest share of frames that explore, and how many may follow each other when none did for long.
+BUDGET, BURST = 0.02, 10
 #: Frames that stay on the robot before one of them may have a turn at the server, where networks take turns.
 FRAMES = round(1 / BUDGET)
 #: What is left of a local computation must be longer than a remote one by this share for the server to be asked, too.
@@ -46,7 +45,7 @@ class Explorer:
     """Spends the budget of exploration. One thread at a time."""
 
     def __init__(self) -> None:
-        self._frames_due = float(STEP)
+        self._frames_due = float(BURST)
         self._mode: Optional[Mode] = None
         self._asked_s = -math.inf
 
@@ -73,8 +72,7 @@ class Explorer:
         return explored, None
 
     def _explore(self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
-        # a step is believed after so many frames: they may follow each other
-        self._frames_due = min(self._frames_due + BUDGET, float(STEP))
+        self._frames_due = min(self._frames_due + BUDGET, float(BURST))
         reference = forecasts.get(mode)
         if self._frames_due < 1 or reference is None or not reference.known:
             return None

@@ -22,6 +22,8 @@ from edge_offload.timing import Expected, InferenceReport
 
 #: Share of a new frame in the averages.
 GAIN = 0.2
+#: Standard deviation of the change of a cost, as a share, when learning beside the frames has ended.
+DISTURBED = 0.3
 #: Seconds after which half of what was waited for at the server is forgotten.
 FADE_S = 2.0
 #: Seconds after which half of a lateness without a result is forgotten, if nothing is heard of the link meanwhile.
@@ -244,6 +246,10 @@ class Forecaster:
     def hedged(self, in_vain: bool) -> None:
         """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
         self._hedges.append(in_vain)
+
+    def disturb(self) -> None:
+        """What else this machine does has changed: each mode may take another time from now on."""
+        self._levels.disturb(DISTURBED)
 
     def frames(self, mode: Mode) -> int:
         """How many frames have run in ``mode``."""

@@ -104,6 +104,12 @@ class Levels:
         self._update(key, measured, self._noise[key])
         self._learn_noise(key, innovation**2, variance, value)
 
+    def disturb(self, deviation: float) -> None:
+        """Expect each mode to have changed by such a share (standard deviation), whatever was measured."""
+        for key, index in self._index.items():
+            if key in self:
+                self._covariance[index, index] += deviation**2
+
     def _step(self, key: Hashable, mean: float) -> None:
         """Move to ``mean`` at once: half of the step is the shared level's, as far as nothing is known.
 

@@ -119,6 +119,7 @@ class OffloadedModule:
         self.explorer = Explorer()
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
+        self._learned = False
         self._hedging = hedging
         self._hedge = Hedge()
         self._link_monitor = LinkMonitor(client) if client is not None else None
@@ -200,6 +201,10 @@ class OffloadedModule:
         self._inputs = inputs
         self._load.step(now)
         with self._lock:
+            learns = background.learns()
+            if self._learned and not learns:
+                self.forecaster.disturb()
+            self._learned = learns
             self.forecaster.busy_s = self._load.waiting_s(now)
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
