@@ -30,7 +30,7 @@ from std_msgs.msg import Header
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.bag import BagImages
-from edge_offload.nodes.camera.calibration import fitted, load_calibration
+from edge_offload.nodes.camera.calibration import fitted, is_rectified, load_calibration, rectified
 from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
@@ -82,6 +82,8 @@ class CameraNode(Node):
             self._announce_pose()
         elif isinstance(self._source, BagImages) and self._source.info is not None:
             self._info = self._source.info
+        if isinstance(self._source, BagImages) and is_rectified(self._source.topic) and self._info.width:
+            self._info = rectified(self._info)
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
         self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)

@@ -166,8 +166,11 @@ class CarryThread(Generic[Result]):
                 follows = self._task.see(frame)
                 local = None if self._task.alone is None else self._task.alone(frame)
         except EdgeOffloadError as error:
+            self._health.count("bad frames")
+            self._health.warn("unusable", str(error))
             self._task.fail(frame, error)
             return
+        self._health.clear("unusable")
         self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
         if self._beside is not None:
             self._latest.put(frame)

@@ -16,7 +16,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.manager.turn_taker import Claim
-from edge_offload.nodes.camera.calibration import camera_of, fitted
+from edge_offload.nodes.camera.calibration import camera_of, fitted, is_rectified, published_size, rectified
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import depth_pixels, transform_of
 from edge_offload.nodes.common.health import Health
@@ -259,10 +259,12 @@ class DepthIntake:
 class CameraIntake:
     """The camera behind the images: its calibration by ``CameraInfo``, its place by tf2."""
 
-    def __init__(self, node: Node, topic: str, world_frame: str) -> None:
+    def __init__(self, node: Node, topic: str, images: str, world_frame: str) -> None:
         self._node = node
         self._world = world_frame
-        self._info: Optional[Any] = None
+        self._rectified = is_rectified(rospy.resolve_name(images))
+        # each once, as long as it stays the same: a driver may move the region that it reads while frames are computed
+        self._infos: Deque[Any] = deque(maxlen=16)
         self._came = threading.Event()
         self._cached: Optional[Tuple[Any, PinholeCamera]] = None
         self._buffer = tf2_ros.Buffer()
@@ -270,32 +272,42 @@ class CameraIntake:
         rospy.Subscriber(topic, CameraInfo, node.callback(self._on_info), queue_size=4)
 
     def _on_info(self, message: Any) -> None:
-        self._info = message
+        if not self._infos or _facts(message) != _facts(self._infos[-1]):
+            self._infos.append(message)
         self._came.set()
 
     def size(self, wait_s: float) -> Optional[Tuple[int, int]]:
         """Width and height of the images in pixels; None when no CameraInfo comes within ``wait_s``."""
-        if not self._came.wait(wait_s) or self._info is None or not (self._info.width and self._info.height):
+        if not self._came.wait(wait_s) or not (self._infos[-1].width and self._infos[-1].height):
             return None
-        return self._info.width, self._info.height
+        try:
+            return published_size(self._infos[-1])
+        except BadInput as error:
+            self._node.health.warn("calibration", str(error))
+            return None
 
     def locator(self, frame: Frame, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
         """A locator for an image of this size; None while the camera is not calibrated."""
-        camera = self._camera(width, height)
+        camera = self._camera(frame, width, height)
         return None if camera is None else make(camera=camera, pose=self.pose(frame))
 
-    def _camera(self, width: int, height: int) -> Optional[PinholeCamera]:
-        info = self._info
+    def _camera(self, frame: Frame, width: int, height: int) -> Optional[PinholeCamera]:
+        infos = list(self._infos)
+        # that of the frame's time; where stamps tell nothing, the newest
+        past = [info for info in infos if frame.instant.placeable and info.header.stamp <= frame.message.header.stamp]
+        info = (past or infos or [None])[-1]
         if info is None or not info.width or not info.K[0]:
             self._node.health.value("positions", "unknown: the camera is not calibrated")
             return None
-        key = (info.width, info.height, width, height, tuple(info.K), tuple(info.D), info.distortion_model)
+        key = (*_facts(info), width, height)
         if self._cached is None or self._cached[0] != key:
             try:
-                self._cached = (key, camera_of(fitted(info, width, height)))
+                self._cached = (key, camera_of(fitted(rectified(info) if self._rectified else info, width, height)))
             except BadInput as error:
                 self._node.health.value("positions", f"unknown: {error}")
+                self._node.health.warn("calibration", str(error))
                 return None
+        self._node.health.clear("calibration")
         return self._cached[1]
 
     def pose(self, frame: Frame) -> Optional[Transform]:
@@ -310,3 +322,8 @@ class CameraIntake:
             return None
         self._node.health.value("positions", f"in {self._world}")
         return found
+
+
+def _facts(info: Any) -> Tuple[Any, ...]:
+    """What a ``CameraInfo`` says, without its header."""
+    return tuple(getattr(info, name) for name in info.__slots__ if name != "header")

@@ -335,7 +335,7 @@ class ImageNode(OffloadedNode):
 
     def start(self) -> None:
         params = self.params
-        self._camera = CameraIntake(self, "camera/camera_info", params.get("world_frame", ""))
+        self._camera = CameraIntake(self, "camera/camera_info", "camera/image_raw", params.get("world_frame", ""))
         self.begin(self.open())
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)

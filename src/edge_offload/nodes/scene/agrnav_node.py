@@ -351,6 +351,9 @@ class AgrnavNode(OffloadedNode):
                 self.health.warn("goal", f"the goal's place is not known: {error}")
                 return None
             place = transform.rotation @ place + transform.translation
+        if not np.isfinite(place).all():
+            self.health.warn("goal", "the goal's place is not finite; publish another one on agrnav/goal")
+            return None
         self.health.clear("goal")
         return self._grid.cell(float(place[0]), float(place[1]))
 
