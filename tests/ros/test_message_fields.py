@@ -383,8 +383,8 @@ EXAMPLES = {
     "edge_offload_msgs/Forecast": (
         forecast,
         [
-            Forecast(HEADER, "people", ["local"], *([value] for value in seconds(1, 2, 3)), [0.5], [4.0], [5], [6], [""],
-                     ["split"], ["no plan"], rospy.Duration(1), 0.5, 100.0, 50.0, 0.25, rospy.Duration(2))
+            Forecast(HEADER, "people", ["local"], *([value] for value in seconds(1, 2, 3)), [0.5], [4.0], [5], [6],
+                     [""], ["split"], ["no plan"], rospy.Duration(1), 0.5, 100.0, 50.0, 0.25, rospy.Duration(2))
         ],
         {"mode": ["server"], "absent": ["lazy"], "remedy": ["another"], "obstacle": ["no link"]},
     ),
