@@ -119,7 +119,6 @@ class OffloadedModule:
         self.explorer = Explorer()
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
-        self._learned = False
         self._hedging = hedging
         self._hedge = Hedge()
         self._link_monitor = LinkMonitor(client) if client is not None else None
@@ -138,6 +137,7 @@ class OffloadedModule:
             self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
+        background.when_learnt(self._learning_ended)
 
     def add_runner(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
@@ -201,15 +201,15 @@ class OffloadedModule:
         self._inputs = inputs
         self._load.step(now)
         with self._lock:
-            learns = background.learns()
-            if self._learned and not learns:
-                self.forecaster.disturb()
-            self._learned = learns
             self.forecaster.busy_s = self._load.waiting_s(now)
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
+
+    def _learning_ended(self) -> None:
+        with self._lock:
+            self.forecaster.disturb()
 
     def close(self) -> None:
         """End what waits for late results, what learns a split, and what computes. The link is its owner's."""
