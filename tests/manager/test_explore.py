@@ -18,7 +18,7 @@ from edge_offload.manager.explore import BUDGET, BURST, Explorer, expected_impro
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Attempt
+from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import Expected, InferenceReport
@@ -147,7 +147,7 @@ def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_
     assert set(chosen[-100:]) == {Mode.SPLIT}
 
 
-class _Beside:
+class _Beside(Runner):
     """A mode that answers like the robot, once it is let, and counts."""
 
     mode = Mode.LAZY
@@ -159,7 +159,7 @@ class _Beside:
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, deadline_s, local_s, meta):
+    def run(self, inputs, meta, budget):
         self.asked += 1
         assert self.go.wait(60.0)
         return Attempt((inputs[0] * 2,), {"compute_server": 0.0}, bytes_up=1000, round_trips=1)

@@ -36,8 +36,6 @@ NEW_LINK = 0.5
 ERRORS = 64
 #: Share of the errors, the largest ones, that are left out of it.
 OUTLIERS = 0.03
-#: Remote frames among which local computations in vain are counted.
-HEDGES = 100
 #: Why a mode is not to be chosen whose plan leaves everything to the robot.
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
 #: Likewise, while another mode can run that leaves everything to the server for less.
@@ -60,7 +58,6 @@ class Forecast:
         error_s: one standard deviation of it.
         energy_j: expected energy of the robot over the frame; nan if it has never run.
         unavailable_reason: why the mode cannot run now, in words; empty when it can.
-        late_s: how much later than expected a result may be before it counts as late (see :class:`Forecaster`).
         floor_s: what the link alone takes of the latency, which is known however old the rest is.
         age_s: since the mode last ran; inf if it never has.
         doubt_s: one standard deviation of ``latency_s`` as a mean; it grows while the mode does not run.
@@ -74,7 +71,6 @@ class Forecast:
     error_s: float = math.inf
     energy_j: float = math.nan
     unavailable_reason: str = ""
-    late_s: float = math.inf
     floor_s: float = 0.0
     age_s: float = math.inf
     doubt_s: float = 0.0
@@ -177,13 +173,6 @@ class _ModeHistory:
             return self.plan_key, 1.0
         return self.mode, self.levels.mean(self.mode) / latency_s if latency_s > 0 else 0.0
 
-    def tail_s(self) -> float:
-        """How much later than forecast the slowest frames in fifty were."""
-        if len(self.errors) < 8:
-            return math.inf
-        ordered = sorted(self.errors)
-        return ordered[min(len(ordered) - 1, math.ceil(0.98 * len(ordered)) - 1)]
-
 
 class Forecaster:
     """Learns from reports, answers with a :class:`Forecast` per mode. One thread at a time.
@@ -192,11 +181,6 @@ class Forecaster:
         powers: the robot's power by state, for the energy; None: that is unknown, nan.
         planned: what a planner expects of a mode on such a link; None for modes without a plan.
     """
-
-    #: A remote frame is late when its delay exceeds what happens once in fifty frames by this (seconds), ...
-    SLACK_S = 0.01
-    #: ... and this multiple of the standard deviation.
-    LATE_SIGMAS = 3.0
 
     def __init__(
         self,
@@ -211,8 +195,8 @@ class Forecaster:
         self.trials: Dict[Mode, int] = {}
         self._before: Optional[LinkReading] = None
         self._levels = Levels()
+        self._disturbed = False
         self._modes: Dict[Mode, _ModeHistory] = {}
-        self._hedges: Deque[bool] = deque(maxlen=HEDGES)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
@@ -243,13 +227,9 @@ class Forecaster:
         if Mode.LOCAL in self._levels and ran_s > self._levels.mean(Mode.LOCAL):
             self._levels.observe(now, Mode.LOCAL, ran_s, shares=False)
 
-    def hedged(self, in_vain: bool) -> None:
-        """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
-        self._hedges.append(in_vain)
-
     def disturb(self) -> None:
-        """What else this machine does has changed: each mode may take another time from now on."""
-        self._levels.disturb(DISTURBED)
+        """Expect each mode to take another time from now on, since this machine does something else; from any thread."""
+        self._disturbed = True
 
     def frames(self, mode: Mode) -> int:
         """How many frames have run in ``mode``."""
@@ -277,17 +257,6 @@ class Forecaster:
         planned_s = 0.0 if expected is None else expected.seconds
         latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
         error_s = history.error_s(latency_s, reading)
-        tail_s = history.tail_s()
-        late_s = max(
-            self.LATE_SIGMAS * error_s, self.SLACK_S + max(0.0, tail_s if math.isfinite(tail_s) else latency_s)
-        )
-        if self._hedges:
-            # every local computation in vain makes it more patient
-            late_s *= 1.0 + 20.0 * sum(self._hedges) / HEDGES
-        local = self._modes.get(Mode.LOCAL)
-        if local is not None and local.frames:
-            # by then the robot could have had its own result: whoever waits longer has chosen the wrong mode
-            late_s = min(late_s, max(self.SLACK_S, self._levels.mean(Mode.LOCAL)))
         floor_s = history.transfer_s(reading) if remote and not planned_s else 0.0
         energy_j = self._energy_j(history, latency_s, reading)
         age_s = max(0.0, now - history.updated_s)
@@ -295,7 +264,7 @@ class Forecaster:
         level_s = latency_s * share * math.sqrt(self._levels.covariance(now, key, key)) if key in self._levels else 0.0
         doubt_s = math.hypot(level_s, history.link_doubt_s(reading))
         return Forecast(
-            mode, latency_s, error_s, energy_j, unavailable_reason, late_s, floor_s, age_s, doubt_s,
+            mode, latency_s, error_s, energy_j, unavailable_reason, floor_s, age_s, doubt_s,
             round(history.bytes_up), round(history.bytes_down)
         )  # fmt: skip
 
@@ -303,6 +272,9 @@ class Forecaster:
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
     ) -> Dict[Mode, Forecast]:
         """The next frame in each of ``modes``; a plan that divides nothing is left to the mode that does the same."""
+        if self._disturbed:
+            self._disturbed = False
+            self._levels.disturb(DISTURBED)
         found = {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
         found = {mode: replace(forecast, covariance=self._covariances(now, mode, found, reading))
                  for mode, forecast in found.items()}  # fmt: skip

@@ -52,12 +52,12 @@ from visualization_msgs.msg import MarkerArray
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
 from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
 from edge_offload.models.sconet.baselines import nothing
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid, around
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread, Task
