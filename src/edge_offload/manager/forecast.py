@@ -228,7 +228,7 @@ class Forecaster:
             self._levels.observe(now, Mode.LOCAL, ran_s, shares=False)
 
     def disturb(self) -> None:
-        """Expect each mode to take another time from now on, since this machine does something else; from any thread."""
+        """Expect each mode to take another time from now on, since the machine does something else; from any thread."""
         self._disturbed = True
 
     def frames(self, mode: Mode) -> int:
