@@ -387,8 +387,8 @@ EXAMPLES = {
     "edge_offload_msgs/Forecast": (
         forecast,
         [
-            Forecast(HEADER, "people", ["local"], *([value] for value in seconds(1, 2, 3)), [4.0], [5], [6], [""],
-                     ["split"], ["no plan"], rospy.Duration(1), 0.5, 100.0, 50.0, 0.25, rospy.Duration(2))
+            Forecast(HEADER, "people", ["local"], *([value] for value in seconds(1, 2, 3)), [0.5], [4.0], [5], [6],
+                     [""], ["split"], ["no plan"], rospy.Duration(1), 0.5, 100.0, 50.0, 0.25, rospy.Duration(2))
         ],
         {"mode": ["server"], "absent": ["lazy"], "remedy": ["another"], "obstacle": ["no link"]},
     ),
@@ -547,7 +547,8 @@ def published_examples():
     pose = Transform.from_quaternion((1, 2, 3), (0.5, 0.5, 0.5, 0.5))
     transform = transform_message(pose, HEADER.stamp, "map", "lidar")
     absent = {Mode.SPLIT: "no plan"}
-    expected = ModeForecast(Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6)
+    expected = ModeForecast(Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6,
+                            covariance={Mode.SERVER: 0.5})
     link = link_of(Forecast(uplink=100.0, downlink=50.0, link_error=0.25, link_age=rospy.Duration(2)))
     situation = Situation(1.0, {Mode.SERVER: expected}, 0.5, 0.75, absent=absent, link=link)
     person = TrackedPerson(3, np.arange(1.0, 5), 0.5, np.full((17, 3), 0.5), np.ones(2), 1.0, 0.0, False)

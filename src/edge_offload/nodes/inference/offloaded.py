@@ -206,7 +206,7 @@ class OffloadedNode(Node):
             # nothing goes to the server without a turn, not even to see how it is
             mode, refresh = Mode.LOCAL, False
         elif mode is Mode.LOCAL and frame.claim is not None:
-            self._network.module.refresher.may_ask()
+            self._network.module.explorer.allow()
         try:
             return self._network.module.run(inputs, mode, left, told, refresh=refresh, place=frame.place)
         finally:
