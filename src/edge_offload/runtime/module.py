@@ -165,13 +165,14 @@ class OffloadedModule:
     def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         inputs = as_inputs(inputs)
+        if mode is Mode.LOCAL:
+            return None  # nothing ever keeps the robot from computing by itself
         if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
             self.add_runner(self._make_split())  # tracing and planning are costly: only for who asks for it
         runner = self._runners.get(mode)
         if runner is None:
             return f"mode {mode} is not available for model {self.name!r}"
-        out = None if mode is Mode.LOCAL else self._hedge.unavailable_reason()
-        return runner.unavailable_reason(inputs) if out is None else out
+        return self._hedge.unavailable_reason() or runner.unavailable_reason(inputs)
 
     def aim(self, objective: Objective) -> None:
         """What plans of mode ``split`` are made for from now on; returns at once."""
@@ -312,8 +313,10 @@ class OffloadedModule:
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
         runner = self._runners.get(mode)
-        planned = None if runner is None or not self._inputs else runner.planned(self._inputs)
-        return None if planned is None or reading.uplink <= 0 else planned.expected(reading.uplink)
+        if runner is None or not runner.has_plans or not self._inputs or reading.uplink <= 0:
+            return None
+        planned = runner.planned(self._inputs)
+        return None if planned is None else planned.expected(reading.uplink)
 
     def _run_remotely(
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
@@ -324,15 +327,15 @@ class OffloadedModule:
         ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
         is seen to have stopped.
         """
-        runner, local_s = self._runners[mode], self._local.expected_s()
+        runner = self._runners[mode]
 
         def local(enough: threading.Event) -> Attempt:
             self.pace.begun(place, -math.inf)
             return self._local.run(inputs, enough=enough)
 
-        if not beside and runner.stays_local(inputs):
+        if not beside and runner.has_plans and runner.stays_local(inputs):
             self.pace.begun(place, -math.inf)
-            budget = self._lateness.alone(mode, local_s, deadline_s)
+            budget = self._lateness.alone(mode, self._local.expected_s(), deadline_s)
             return self._hedge.here(lambda: runner.run(inputs, meta, budget), local)
         late = self._late(mode, deadline_s, place, beside, watched)
         self.pace.begun(place, -math.inf if beside else late.doubtful_at)
