@@ -11,10 +11,10 @@ from typing import Any, Callable, Dict, Mapping, Tuple, Union
 from torch import nn
 
 from edge_offload import places
+from edge_offload.cache import tensors_hash
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models import checkpoint, torchscript
 from edge_offload.models.base import Estimator, PersonEstimator
-from edge_offload.models.cache import tensors_hash
 from edge_offload.models.entry import Entry, Scalar
 
 #: Option of every factory of the user's own: a safetensors file whose tensors are loaded into what it makes.
