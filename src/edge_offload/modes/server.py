@@ -145,7 +145,7 @@ class ServerRunner:
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
         engine = self._engine()
-        if reason is None and self._exact and engine != EAGER:
+        if reason is None and self._exact and engine != self._own_fingerprint.get(ENGINE, EAGER):
             return f"exact results were asked for, and {engine} computes there; start it with --engine eager"
         if reason is None and self._overdue is not None:
             return f"the server has not answered for {time.monotonic() - self._overdue_s:.2f} s"
