@@ -91,8 +91,8 @@ class Boxes(Detector):
         if len(outputs) != 3:
             raise BadInput(
                 f"model {self.name!r} returns {len(outputs)} tensors, not boxes, scores and classes",
-                remedy="name a class with an interpret() of its own: detector:=package.module:Class; outputs of an ONNX "
-                "file are decoded by themselves",
+                remedy="name a class with an interpret() of its own: detector:=package.module:Class; outputs of "
+                "an ONNX file are decoded by themselves",
             )
         boxes, scores, classes = (output.numpy() for output in outputs)
         kept = scores >= self.least_score

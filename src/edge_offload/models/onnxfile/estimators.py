@@ -67,8 +67,8 @@ class OnnxModule(PeopleModule):
         known = f"{len(self.labels)} names of classes" if self.labels else "classes without names"
         return (
             f"{self.name}: {recognition.size_words(plan.size)}, {self.network.values} values, "
-            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {found}{known}; "
-            f"{facts(self.backend(CPU))}"
+            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {found}{known}"
+            f"; {facts(self.backend(CPU))}"
         )
 
 

@@ -68,8 +68,8 @@ def plan_of(
         raise BadInput(f"no decoder {decoder!r}", remedy=f"use one of: {', '.join((AUTO, *NAMES))}")
     task = graph.metadata.get("task", "")
     if decoder == AUTO and task not in TASKS:
-        raise BadInput(f"{graph.name} was exported for {task[:40]!r}", remedy="networks that are decoded: "
-                       "boxes, keypoints, masks and segmentation; of others detector:=package.module:Class")  # fmt: skip
+        remedy = "boxes, keypoints, masks and segmentation are decoded; of others detector:=package.module:Class"
+        raise BadInput(f"{graph.name} was exported for {task[:40]!r}", remedy)
     name = _recognised(graph, size, outputs) if decoder == AUTO else decoder
     plan = _plan(name, graph, size, outputs)
     if plan is None:
