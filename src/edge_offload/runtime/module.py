@@ -17,7 +17,7 @@ from edge_offload.companion.process import ExecutorProcess
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
-from edge_offload.execute.module import Inputs, as_inputs, canonical_input
+from edge_offload.execute.module import ByEngine, Inputs, as_inputs, canonical_input
 from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
@@ -71,6 +71,7 @@ class OffloadedModule:
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
         beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
+        built_from: what builds the module in another process of the robot, where that is not ``name``: a file's path.
 
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
@@ -101,6 +102,7 @@ class OffloadedModule:
         powers: Optional[StatePowers] = None,
         in_flight: int = 1,
         beside: Optional[ExecutorProcess] = None,
+        built_from: str = "",
     ) -> None:
         self.name = name
         self.row, self.pace = Row(), Pace(in_flight)
@@ -110,7 +112,8 @@ class OffloadedModule:
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
+        model = (built_from or name, options or {}, EAGER if exact else chosen(engine, name))
+        executor = executor_of(module, device, beside, *model)
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
@@ -132,7 +135,8 @@ class OffloadedModule:
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, hashed, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "power": powers}
-            self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
+            if not isinstance(module, ByEngine):
+                self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
         background.when_learnt(self.forecaster.disturb)
