@@ -55,11 +55,10 @@ class OffloadedModule:
     Args:
         name: of the model in the registry (also the server's), or ``package.module:factory``.
         module: the robot's own copy; put in eval mode. A GPU computes with a copy of it.
-        client: the link, or None for a robot without a server. Its owner starts and closes it. Wire
-            :meth:`link_changed` to its ``on_state``, and the model is open again before the next frame asks.
+        client: the link, started and closed by its owner; None: no server. Wire :meth:`link_changed` to ``on_state``.
         options: what ``module`` was built with, for the server to build the same.
         device: where the robot computes; ``engine``: by what, as :func:`.table.chosen` takes it.
-        exact: no result may have other bits than torch's: neither here nor on a server is an engine used.
+        exact: no result may have other bits than torch's: no engine is used, here or on a server.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
         patience: bounds on the wait for a reply of which there is no forecast.
@@ -67,11 +66,10 @@ class OffloadedModule:
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
-            ``server`` stands in for ``replay`` until that is ready, and while it is slower.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
-        beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
-        built_from: what builds the module in another process of the robot, where that is not ``name``: a file's path.
+        beside: computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
+        built_from: the file that another process of the robot builds the module from, if any.
 
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
@@ -112,8 +110,8 @@ class OffloadedModule:
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        model = (built_from or name, options or {}, EAGER if exact else chosen(engine, name))
-        executor = executor_of(module, device, beside, *model)
+        by = EAGER if exact else chosen(engine, name)
+        executor = executor_of(module, device, beside, built_from or name, options or {}, by)
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
@@ -248,14 +246,12 @@ class OffloadedModule:
         """One inference: exactly one result, in ``mode`` or locally.
 
         Args:
-            inputs: what the module takes: a tensor, or a tuple or list of tensors; one that is not contiguous is copied
-                first, so that modes agree bit for bit.
+            inputs: a tensor, or a tuple or list of them; copied first where not contiguous, so that modes agree to the bit.
             mode: where to run.
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
             meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
-            refresh: now and then another candidate may be asked, beside a local call (the first result is used) or
-                instead of one that is about as good, so that a policy's forecasts do not go stale.
+            refresh: the call may explore another candidate, instead of ``mode`` or beside a local computation.
             place: in :attr:`row`, which is given up; none: behind all calls that are under way.
 
         Returns:
@@ -288,7 +284,7 @@ class OffloadedModule:
         self, inputs: Sequence[torch.Tensor], mode: Mode, beside: Optional[Mode], deadline_s: Optional[float],
         meta: Mapping[str, Any], refresh: bool, place: int,
     ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
-        """The mode that was asked in the end, what came of it, and why the robot had to help out."""
+        """Return the mode that was asked in the end, its outcome, and why the robot had to help out."""
         if beside is not None:
             return beside, self._run_remotely(beside, inputs, deadline_s, meta, place, beside=True), ""
         reason = ""
