@@ -246,7 +246,7 @@ class OffloadedModule:
         """One inference: exactly one result, in ``mode`` or locally.
 
         Args:
-            inputs: a tensor, or a tuple or list of them; copied first where not contiguous, so that modes agree to the bit.
+            inputs: a tensor, or a tuple or list of them; copied where not contiguous, so that modes agree to the bit.
             mode: where to run.
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
