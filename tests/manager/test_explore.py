@@ -66,6 +66,17 @@ def test_a_mode_that_cannot_pay_for_a_frame_is_left_alone_until_it_is_uncertain(
         assert Explorer().choose(Mode.SERVER, 0.0, {**slow, Mode.SPLIT: split})[0] is expected
 
 
+def test_frames_that_explore_are_explained_once(capsys):
+    """Who sees slow frames in mode local, while server is in force, is told why."""
+    explorer = Explorer()
+    assert count_explored(explorer, Mode.SERVER, 2000, server_s=0.21) > 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("edge_offload: mode local is tried by one frame in fifty")
+    assert line.endswith("mode server stays in force")
+    count_explored(Explorer(), Mode.LOCAL, 2000, server_s=0.21)
+    assert capsys.readouterr().err == "", "nobody sees those that explore beside the robot's own computation"
+
+
 def test_a_frame_that_the_robot_computes_explores_beside_its_computation():
     assert Explorer().choose(Mode.LOCAL, 0.0, forecasts()) == (Mode.LOCAL, Mode.SERVER)
     assert Explorer().choose(Mode.LOCAL, 0.0, forecasts(), beside=False) == (Mode.LOCAL, None)

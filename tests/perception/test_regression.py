@@ -186,13 +186,15 @@ def test_missing_and_broken_files_name_the_cause(tmp_path):
 @pytest.mark.process
 def test_a_node_that_cannot_start_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     roslaunch = tmp_path / "roslaunch"
-    said = r"\033[31m[CRITICAL] [1]: cannot start: no weights; apt install npm\033[0m\ndone\n"
+    said = r"progress movenet: 7 results in 3 s: local, 90 ms\n"
+    said += r"\033[31m[CRITICAL] [1]: cannot start: no weights; apt install npm\033[0m\ndone\n"
     roslaunch.write_text(f"#!/bin/sh\nprintf '{said}'\n")
     roslaunch.chmod(0o755)
     bag = tmp_path / "walk.bag"
     bag.write_bytes(b"#ROSBAG V2.0\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert cli.main(["regress", str(bag), "--golden", str(tmp_path / "walk.json"), "--update"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    progress, line = capsys.readouterr().err.splitlines()
+    assert progress == "edge-offload regress: movenet: 7 results in 3 s: local, 90 ms"
     assert "a node cannot start: no weights; apt install npm" in line
     assert "\x1b" not in line

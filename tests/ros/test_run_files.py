@@ -144,7 +144,7 @@ def test_a_launch_without_a_recorder_says_how_far_each_network_is(graph):
     assert "Traceback" not in node.output
 
 
-@pytest.mark.parametrize("name", ["agrnav", "kapao_tracking", "patrol", "robot"])
+@pytest.mark.parametrize("name", ["agrnav", "kapao_tracking", "patrol", "regress", "robot"])
 def test_every_launch_file_of_a_robot_says_how_far_it_is_unless_told_not_to(name):
     tree = ElementTree.parse(ROOT / "launch" / f"{name}.launch").getroot()
     assert [

@@ -27,9 +27,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict
+from typing import Any, Dict, Mapping, Sequence
 
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.monitor.progress import PROGRESS
 from edge_offload.outputs import check_output, write_text
 
 SHOWN = 20
@@ -102,9 +103,8 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
             "PWD": os.getcwd(),
             "EDGE_OFFLOAD_PYTHON": os.environ.get("EDGE_OFFLOAD_PYTHON") or sys.executable,
         }
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        text = _told(command, environment)
         if not out.is_file():
-            text = done.stdout.decode(errors="replace")
             causes = CANNOT_START.findall(text)
             if causes:
                 verb, cause = causes[0]
@@ -112,6 +112,20 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
             sys.stderr.write("\n".join(text.splitlines()[-30:]) + "\n")
             raise EdgeOffloadError("the run wrote no outcome", remedy="its last lines are above")
         return regression.load(out)
+
+
+def _told(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run ``command`` to its end, pass its lines of progress on, and return the others."""
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as running:
+        lines = []
+        for line in running.stdout or ():
+            if line.startswith(PROGRESS):
+                print(f"edge-offload regress: {line[len(PROGRESS) :].rstrip()}", file=sys.stderr, flush=True)
+            else:
+                lines.append(line)
+    return "".join(lines)
 
 
 def free_port() -> int:

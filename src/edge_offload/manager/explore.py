@@ -14,6 +14,7 @@ from typing import Mapping, Optional, Tuple
 
 from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
+from edge_offload.notices import Once
 
 #: Largest share of frames that explore, and how many may follow each other when none did for long.
 BUDGET, BURST = 0.02, 10
@@ -48,6 +49,7 @@ class Explorer:
         self._frames_due = float(BURST)
         self._mode: Optional[Mode] = None
         self._asked_s = -math.inf
+        self._notices = Once()
 
     def allow(self) -> None:
         """Let the next frame explore, whatever the budget: a network that waits for turns has few frames that may."""
@@ -69,6 +71,10 @@ class Explorer:
             return mode, None
         if mode is Mode.LOCAL:
             return (mode, explored) if beside else (mode, None)
+        self._notices.notify(
+            f"mode {explored} is tried by one frame in fifty (up to {BURST} in a row after the start), "
+            f"so that it is known what frames take there; mode {mode} stays in force"
+        )
         return explored, None
 
     def _explore(self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
