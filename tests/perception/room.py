@@ -69,7 +69,7 @@ class Room:
 
     def depth(self) -> np.ndarray:
         """The depth image around the object, float32 [h, w] m, with noise and holes."""
-        left, top, right, bottom = np.clip(self.box + [-9, -9, 9, 9], 0, [WIDTH, HEIGHT] * 2).astype(int)
+        left, top, right, bottom = np.clip(self.box + np.array([-9, -9, 9, 9]), 0, [WIDTH, HEIGHT] * 2).astype(int)
         across, down = np.meshgrid(np.arange(left, right), np.arange(top, bottom))
         rays = self.camera.rays(np.stack([across.ravel(), down.ravel()], axis=1))
         depth = cast(self.solids, self.pose.translation, rays @ self.pose.rotation.T)
@@ -80,8 +80,8 @@ class Room:
         return image
 
     def sweep(self) -> np.ndarray:
-        """Points [n, 3] in the LiDAR's own frame: 40 rings of 900 beams, with noise and beams lost."""
-        turn, rise = np.meshgrid(np.linspace(-np.pi, np.pi, 900, False), np.linspace(-0.45, 0.45, 40))
+        """Points [n, 3] in the LiDAR's own frame: 54 rings of 900 beams, with noise and beams lost."""
+        turn, rise = np.meshgrid(np.linspace(-np.pi, np.pi, 900, False), np.linspace(-0.8, 0.4, 54))
         across = np.cos(rise)
         beams = np.stack([np.cos(turn) * across, np.sin(turn) * across, np.sin(rise)], axis=-1).reshape(-1, 3)
         rotation = self.pose.rotation @ self.lidar.rotation
@@ -98,7 +98,7 @@ class Room:
 def looking(yaw: float, tilt: float, roll: float) -> np.ndarray:
     """Rotation of an optical frame that looks along x of the world turned by yaw, ``tilt`` below the horizon."""
     forward = Rotation.from_matrix([[0, 0, 1], [-1, 0, 0], [0, -1, 0]])  # optical axes in a frame x ahead, z up
-    return (Rotation.from_euler("zyx", [yaw, tilt, roll]) * forward).as_matrix()
+    return (Rotation.from_euler("ZYX", [yaw, tilt, roll]) * forward).as_matrix()
 
 
 def make_room(seed: int) -> Room:
@@ -113,14 +113,15 @@ def make_room(seed: int) -> Room:
         matrix = np.array([[focal, 0, random.uniform(140, 180)], [0, other, 120], [0, 0, 1]])
         distortion = [random.uniform(-0.2, 0.05), random.uniform(-0.02, 0.05), *random.uniform(-1e-3, 1e-3, 2), 0.0]
         camera = PinholeCamera(WIDTH, HEIGHT, matrix, np.array(distortion))
-        distance, aside = random.uniform(2.0, 15.0), random.uniform(-0.35, 0.35)
+        distance, aside = random.uniform(2.5, 15.0), random.uniform(-0.35, 0.35)
         size = random.uniform([0.6, 0.6, 0.5], [1.2, 1.2, 1.8])
         way = yaw + aside
         foot = pose.translation[:2] + distance * np.array([np.cos(way), np.sin(way)])
         target = Cuboid(np.array([*foot, size[2] / 2]), size, random.uniform(-np.pi, np.pi))
         pixels = camera.project(pose.inverse().points(target.corners()))
         box = np.array([*pixels.min(axis=0), *pixels.max(axis=0)])
-        if np.isfinite(box).all() and (box[:2] > 2).all() and box[2] < WIDTH - 3 and box[3] < HEIGHT - 3:
+        inside = np.isfinite(box).all() and (box[:2] > 2).all() and (box[2:] < [WIDTH - 3, HEIGHT - 3]).all()
+        if inside and min(box[2:] - box[:2]) > 20:
             break
     behind = foot + random.uniform(2.0, 5.0) * np.array([np.cos(way), np.sin(way)])
     wall = Cuboid(np.array([*behind, 1.5]), np.array([0.2, 30.0, 3.0]), way + random.uniform(-0.5, 0.5))
@@ -130,10 +131,8 @@ def make_room(seed: int) -> Room:
         place = pose.translation[:2] + 0.6 * distance * np.array([np.cos(way), np.sin(way)])
         solids.append(Cuboid(np.array([*place, 1.0]), np.array([0.03, 0.03, 2.0])))
     # any LiDAR on the robot: beside, above or below the camera, turned as it may be, tilted a little
-    upright = Rotation.from_matrix([[0, -1, 0], [0, 0, -1], [1, 0, 0]])  # from x ahead, z up into the optical frame
-    level = Rotation.from_euler("x", tilt)
-    turned = Rotation.from_euler("zyx", [random.uniform(-np.pi, np.pi), *random.normal(0, 0.05, 2)])
-    lidar = Transform((level * upright * turned).as_matrix(), random.uniform(-0.4, 0.4, 3))
+    turned = Rotation.from_euler("ZYX", [random.uniform(-np.pi, np.pi), *random.normal(0, 0.05, 2)]).as_matrix()
+    lidar = Transform(pose.rotation.T @ turned, random.uniform(-0.4, 0.4, 3))
     return Room(camera, pose, lidar, target, solids, box, random)
 
 

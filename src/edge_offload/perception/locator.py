@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -26,14 +26,14 @@ SOURCES = (DEPTH, LIDAR, GROUND)
 _TORSO = (5, 6, 11, 12)  # shoulders, hips
 _ANKLES = (15, 16)
 
-_INNER, _TORSO_SHARE, _BOX_SHARE = 0.5, 0.5, 1 / 3
+_INNER, _TORSO_SHARE, _BOX_SHARE = 0.5, 0.5, 0.4
 """Side of a box's middle, of its whole; share of the samples that a surface has to have, in a torso and in a box."""
 
 _THINNEST_M, _DEEPEST_M = 0.3, 2.0
 """Bounds on how far the visible surface of one object extends in depth."""
 
-_LEAST_DEPTHS, _LEAST_POINTS, _LEAST_INNER = 5, 3, 6
-"""Samples below which nothing is concluded: pixels with a depth, points, and points in a part of the box."""
+_LEAST_DEPTHS, _LEAST_POINTS = 5, 3
+"""Samples below which nothing is concluded: pixels with a depth, points of a cloud."""
 
 _ERRORS = {DEPTH: (0.01, 0.0025), LIDAR: (0.03, 0.0)}
 """Error of a depth (one sigma): m, and 1/m with the square of the depth."""
@@ -119,7 +119,10 @@ class Locator:
             raise BadInput(f"cloud has shape {self.cloud.shape}, not [n, 3]")
 
     def locate(
-        self, boxes: Array, keypoints: Optional[Sequence[Array]] = None, measured: Optional[Sequence[bool]] = None
+        self,
+        boxes: Union[Array, Sequence[Array]],
+        keypoints: Optional[Sequence[Array]] = None,
+        measured: Optional[Sequence[bool]] = None,
     ) -> List[Optional[Position]]:
         """Positions of detections in the optical frame, each by the most trusted source that has one; None: none has.
 
@@ -167,7 +170,6 @@ class Locator:
             yield Region(*torso, _TORSO_SHARE, _SIDEWAYS * (torso[2] - torso[0]))
         across, down = (1 - _INNER) / 2 * width, (1 - _INNER) / 2 * height
         yield Region(x1 + across, y1 + down, x2 - across, y2 - down, _BOX_SHARE, _SIDEWAYS * width)
-        yield Region(x1, y1, x2, y2, _BOX_SHARE, _SIDEWAYS * width)
 
     def _by_depth(self, region: Region, scale: float) -> Optional[Position]:
         """From the depth image; None where too little of the surface is seen."""
@@ -183,14 +185,16 @@ class Locator:
         return self._on_surface(region, values, scale, least, DEPTH)
 
     def _by_lidar(self, parts: Sequence[Region], scale: float) -> Optional[Position]:
-        """From the points in the box, those in its middle if there are enough; None where there are too few."""
+        """From the points in the middle of the box; None where there are too few.
+
+        What is nearer to its edges is often behind the object, all the more since a LiDAR looks from another place.
+        """
         if self.cloud is None:
             return None
         pixels, depths = self._view
         for region in parts:
             inside = ((pixels >= region[:2]) & (pixels <= region[2:4])).all(axis=1)
-            least = _LEAST_POINTS if region is parts[-1] else _LEAST_INNER
-            position = self._on_surface(region, depths[inside], scale, least, LIDAR)
+            position = self._on_surface(region, depths[inside], scale, _LEAST_POINTS, LIDAR)
             if position is not None:
                 return position
         return None
