@@ -165,13 +165,17 @@ def test_the_age_of_a_cloud_is_in_the_uncertainty() -> None:
 
 def test_the_extent_of_an_object_is_that_of_its_box_at_its_distance() -> None:
     room = make_room(12)
-    locator = Locator(room.camera, depth=room.depth())
+    locator = Locator(room.camera, room.pose, "eye", "map", depth=room.depth())
     (position,) = locator.locate([room.box])
-    centre, width, height = locator.extent(room.box, position)
-    assert centre == pytest.approx(position.xyz, abs=1e-6)
-    assert 0.8 * room.target.size[:2].min() < width < 1.2 * np.hypot(*room.target.size[:2])
-    assert height == pytest.approx(room.target.size[2], rel=0.5)
-    assert np.isfinite(locator.extent(np.array([-50.0, -40.0, 400.0, 300.0]), position)[0]).all()
+    extent = locator.extent(room.box, position)
+    assert extent.centre == pytest.approx(locator.placed(position).xyz, abs=1e-6)
+    assert 0.8 * room.target.size[:2].min() < extent.width < 1.2 * np.hypot(*room.target.size[:2])
+    assert extent.height == pytest.approx(room.target.size[2], rel=0.5)
+    assert extent.rotation == pytest.approx(room.pose.rotation)
+    across = room.pose.points(position.xyz + np.array([0.5, 0, 0])) - room.pose.points(position.xyz)
+    assert extent.rotation @ [0.5, 0, 0] == pytest.approx(across), "its width is along the rows of the image"
+    beyond = locator.extent(np.array([-500.0, -400.0, 900.0, 300.0]), position)
+    assert np.isfinite([*beyond.centre, beyond.width, beyond.height]).all()
 
 
 def test_depth_or_a_cloud_of_another_shape_is_refused() -> None:

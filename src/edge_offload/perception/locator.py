@@ -64,6 +64,19 @@ class Region(NamedTuple):
         return (self.x1 + self.x2) / 2, (self.y1 + self.y2) / 2
 
 
+class Extent(NamedTuple):
+    """The rectangle of a detection in space, facing the camera; how deep the object is, is not known.
+
+    ``centre``: [3], m. ``rotation``: [3, 3], its axes as columns: along the width, along the height, away from the
+    camera. ``width`` and ``height``: m.
+    """
+
+    centre: Array
+    rotation: Array
+    width: float
+    height: float
+
+
 class Surface(NamedTuple):
     """Depth of a surface along the optical axis and its error (one sigma), metres."""
 
@@ -82,7 +95,7 @@ class Locator:
     Attributes:
         camera: of the image.
         pose: maps the optical frame into a frame whose ground is z = 0; None: no ground plane is used.
-        frame: name of the optical frame.
+        optical: name of the optical frame.
         world: name of the frame that ``pose`` maps into.
         depth: float32 [h, w], metres, aligned with the image pixel by pixel, NaN where unknown; None: no depth image.
         cloud: float [n, 3], points of a LiDAR in the optical frame at the time of the image, metres; None: no LiDAR.
@@ -98,7 +111,7 @@ class Locator:
 
     camera: PinholeCamera
     pose: Optional[Transform] = None
-    frame: str = ""
+    optical: str = ""
     world: str = ""
     depth: Optional[Array] = None
     cloud: Optional[Array] = None
@@ -146,20 +159,26 @@ class Locator:
     def placed(self, position: Position) -> Position:
         """A position of :meth:`locate` in the world where the pose is given, else in the optical frame, as it says."""
         if self.pose is None:
-            return replace(position, frame=self.frame)
+            return replace(position, frame=self.optical)
         return self.pose.position(position, self.world)
 
-    def extent(self, box: Array, position: Position) -> Tuple[Array, float, float]:
-        """The box at the depth of its detection: centre [3] in the optical frame, width and height; metres."""
+    def extent(self, box: Array, position: Position) -> Extent:
+        """The box of a detection at its depth, in the frame of :meth:`placed`.
+
+        Args:
+            box: [4], px.
+            position: of :meth:`locate`.
+        """
         depth, (x1, y1, x2, y2) = float(position.xyz[2]), (float(value) for value in box)
-        corners = [((x1 + x2) / 2, (y1 + y2) / 2), (x1, (y1 + y2) / 2), (x2, (y1 + y2) / 2), ((x1 + x2) / 2, y1),
-                   ((x1 + x2) / 2, y2)]  # fmt: skip
-        rays = self.camera.rays(np.asarray(corners)) * depth
-        if not np.isfinite(rays).all():
-            # the edge of the box is beyond what the calibration covers
-            size = np.array([x2 - x1, y2 - y1]) * depth / np.diag(self.camera.matrix)[:2]
-            return position.xyz, float(size[0]), float(size[1])
-        return rays[0], float(np.linalg.norm(rays[2] - rays[1])), float(np.linalg.norm(rays[4] - rays[3]))
+        x, y = (x1 + x2) / 2, (y1 + y2) / 2
+        pixels = np.array([(x, y), (x1, y), (x2, y), (x, y1), (x, y2)])
+        centre, left, right, top, bottom = depth * self.camera.rays(pixels)
+        sides = np.array([np.linalg.norm(right - left), np.linalg.norm(bottom - top)])
+        if not np.isfinite([*centre, *sides]).all():
+            # an edge of the box is beyond what the calibration covers
+            centre, sides = position.xyz, np.array([x2 - x1, y2 - y1]) * depth / np.diag(self.camera.matrix)[:2]
+        pose = self.pose or Transform(np.eye(3), np.zeros(3))
+        return Extent(pose.points(centre), pose.rotation, float(sides[0]), float(sides[1]))
 
     def _regions(self, box: Array, keypoints: Optional[Array]) -> Iterator[Region]:
         """Parts of a detection, the one that shows the object most surely first."""

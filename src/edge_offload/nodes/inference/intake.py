@@ -21,7 +21,8 @@ from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import depth_pixels, transform_of
 from edge_offload.nodes.common.health import Health
 from edge_offload.perception import timeline
-from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
+from edge_offload.perception.geometry import PinholeCamera, Transform
+from edge_offload.perception.locator import Locator
 from edge_offload.perception.timeline import UNKNOWN, Instant, Timeline
 
 BUFFER_BYTES = 2**24
@@ -257,16 +258,21 @@ class DepthIntake:
 
 
 class CameraIntake:
-    """The camera behind the images: its calibration by ``CameraInfo``, its place by tf2."""
+    """The camera behind the images: its calibration by ``CameraInfo``, its place by tf2.
+
+    Attributes:
+        world: tf frame of the positions.
+        buffer: of tf.
+    """
 
     def __init__(self, node: Node, topic: str, world_frame: str) -> None:
         self._node = node
-        self._world = world_frame
+        self.world = world_frame
         self._info: Optional[Any] = None
         self._came = threading.Event()
         self._cached: Optional[Tuple[Any, PinholeCamera]] = None
-        self._buffer = tf2_ros.Buffer()
-        self._listener = tf2_ros.TransformListener(self._buffer)
+        self.buffer = tf2_ros.Buffer()
+        self._listener = tf2_ros.TransformListener(self.buffer)
         rospy.Subscriber(topic, CameraInfo, node.callback(self._on_info), queue_size=4)
 
     def _on_info(self, message: Any) -> None:
@@ -282,7 +288,9 @@ class CameraIntake:
     def locator(self, frame: Frame, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
         """A locator for an image of this size; None while the camera is not calibrated."""
         camera = self._camera(width, height)
-        return None if camera is None else make(camera=camera, pose=self.pose(frame))
+        if camera is None:
+            return None
+        return make(camera=camera, pose=self.pose(frame), optical=frame.message.header.frame_id, world=self.world)
 
     def _camera(self, width: int, height: int) -> Optional[PinholeCamera]:
         info = self._info
@@ -303,10 +311,10 @@ class CameraIntake:
         header = frame.message.header
         try:
             found = transform_of(
-                self._buffer.lookup_transform(self._world, header.frame_id, tf_time(header, frame.instant))
+                self.buffer.lookup_transform(self.world, header.frame_id, tf_time(header, frame.instant))
             )
         except (tf2_ros.TransformException, BadInput, ValueError) as error:
-            self._node.health.value("positions", f"no pose of {header.frame_id!r} in {self._world!r}: {error}")
+            self._node.health.value("positions", f"no pose of {header.frame_id!r} in {self.world!r}: {error}")
             return None
-        self._node.health.value("positions", f"in {self._world}")
+        self._node.health.value("positions", f"in {self.world}")
         return found
