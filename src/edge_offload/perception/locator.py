@@ -152,7 +152,7 @@ class Locator:
             if measured is None or measured[index]:
                 parts = list(self._regions(box, None if keypoints is None else keypoints[index]))
                 scale = min((box[2:] - box[:2]) / np.diag(self.camera.matrix)[:2])
-                position = self._by_depth(parts[0], scale) or self._by_lidar(parts, scale) or position
+                position = self._by_depth(parts[0], scale) or self._by_lidar(box, parts, scale) or position
             found.append(position)
         return found
 
@@ -203,30 +203,47 @@ class Locator:
         least = max(_LEAST_DEPTHS, math.ceil(0.1 * sampled.size))
         return self._on_surface(region, values, scale, least, DEPTH)
 
-    def _by_lidar(self, parts: Sequence[Region], scale: float) -> Optional[Position]:
+    def _by_lidar(self, box: Array, parts: Sequence[Region], scale: float) -> Optional[Position]:
         """From the points in the middle of the box; None where there are too few.
 
         What is nearer to its edges is often behind the object, all the more since a LiDAR looks from another place.
         """
         if self.cloud is None:
             return None
-        pixels, depths = self._view
+        points = self._points_in(box)
+        pixels = self.camera.project(points)
         for region in parts:
             inside = ((pixels >= region[:2]) & (pixels <= region[2:4])).all(axis=1)
-            position = self._on_surface(region, depths[inside], scale, _LEAST_POINTS, LIDAR)
+            position = self._on_surface(region, points[inside, 2], scale, _LEAST_POINTS, LIDAR)
             if position is not None:
                 return position
         return None
 
+    def _points_in(self, box: Array) -> Array:
+        """Points [m, 3] of the cloud, float64, of which some are in a box and none far outside of it."""
+        across, down, points = self._view
+        x1, y1, x2, y2 = box
+        edge = np.stack(np.meshgrid([x1, (x1 + x2) / 2, x2], [y1, (y1 + y2) / 2, y2]), axis=-1).reshape(-1, 2)
+        rays = self.camera.rays(edge)[:, :2]
+        low, high = rays.min(axis=0), rays.max(axis=0)
+        if not np.isfinite(rays).all():
+            # an edge of the box is beyond what the calibration covers
+            low, high = np.full(2, -widest_view(self.camera)), np.full(2, widest_view(self.camera))
+        low, high = low - 0.1 * (high - low), high + 0.1 * (high - low)
+        columns = slice(*np.searchsorted(across, [low[0], high[0]]))
+        near: Array = points[columns][(down[columns] >= low[1]) & (down[columns] <= high[1])]
+        return near.astype(np.float64)
+
     @functools.cached_property
-    def _view(self) -> Tuple[Array, Array]:
-        """Pixels [m, 2] and depths [m] of those points of the cloud that are within the camera's view."""
+    def _view(self) -> Tuple[Array, Array, Array]:
+        """Points within the camera's view, by x / z: x / z [m], y / z [m] and x y z [m, 3]."""
         assert self.cloud is not None
-        ahead = (self.cloud[:, 2] > self.depth_range[0]) & (self.cloud[:, 2] < self.max_range)
-        points = self.cloud[ahead].astype(np.float64)
+        ahead = self.cloud[(self.cloud[:, 2] > self.depth_range[0]) & (self.cloud[:, 2] < self.max_range)]
+        across, down = ahead[:, 0] / ahead[:, 2], ahead[:, 1] / ahead[:, 2]
         # far outside of the view the polynomial of a lens folds back into the image
-        viewed = points[np.hypot(points[:, 0], points[:, 1]) <= widest_view(self.camera) * points[:, 2]]
-        return self.camera.project(viewed), viewed[:, 2]
+        viewed = np.flatnonzero(across * across + down * down <= widest_view(self.camera) ** 2)
+        order = viewed[np.argsort(across[viewed])]
+        return across[order], down[order], ahead[order]
 
     def _on_surface(self, region: Region, depths: Array, scale: float, least: int, source: str) -> Optional[Position]:
         """Where the ray through the middle of a region meets the nearest surface there.

@@ -157,7 +157,8 @@ class CloudIntake:
         try:
             message, apart_s = self._nearest(frame)
             transform, cause = self._transform(frame, message)
-            points = transform.points(self._points(message))
+            points = self._points(message) @ transform.rotation.T.astype(np.float32)
+            points += transform.translation.astype(np.float32)
         except BadInput as error:
             self._node.health.warn("cloud", str(error))
             return None, 0.0
