@@ -12,6 +12,8 @@ from typing import List, Tuple
 
 import pytest
 
+from edge_offload.beside import FOLDERS, LIBRARIES
+
 pytestmark = pytest.mark.process
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -76,6 +78,16 @@ def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path)
     settings.read(ROOT / "setup.cfg")
     (numpy,) = [line for line in settings["options"]["install_requires"].split() if line.startswith("numpy")]
     assert "<" not in numpy
+
+
+def test_the_extra_for_tests_has_what_benches_and_training_need_beside_the_package() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    installed = settings["options.extras_require"]["test"]
+    for package, distribution in LIBRARIES.items():
+        (line,) = [line for line in installed.splitlines() if line.startswith(package)]
+        settings.read(ROOT / FOLDERS[distribution] / "setup.cfg")
+        assert line in settings["options"]["install_requires"].splitlines(), "the same bounds"
 
 
 def test_a_venv_that_is_a_link_is_another_checkouts_and_kept(tmp_path: pathlib.Path) -> None:

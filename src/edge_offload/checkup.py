@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import stat
 import statistics
@@ -71,7 +72,8 @@ def _packages() -> Iterator[Finding]:
         yield Finding(OK, "packages", "all that the library needs, in versions that fit")
         return
     wanted = " ".join(f"'{one.name}{one.bounds}'" for one in wrong)
-    yield Finding(MISSING, "packages", ", ".join(map(str, wrong)), f"{sys.executable} -m pip install {wanted}")
+    remedy = f"{shlex.quote(sys.executable)} -m pip install {wanted}"
+    yield Finding(MISSING, "packages", ", ".join(map(str, wrong)), remedy)
 
 
 def _devices() -> Iterator[Finding]:

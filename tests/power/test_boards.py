@@ -92,7 +92,20 @@ EXAMPLES = {
         },
         3.325,
     ),
-    "Jetson Orin NX or Orin Nano": Example(
+    "Jetson Xavier NX, JetPack 5": Example(
+        f"11-21-2026 11:40:00 RAM 2100/6854MB (lfb 900x4MB) SWAP 0/3427MB (cached 0MB) {CPU} EMC_FREQ 0% GR3D_FREQ 0% "
+        "CV0@-256C AO@41.5C VDD_IN 4181mW/4205mW VDD_CPU_GPU_CV 823mW/830mW VDD_SOC 1112mW/1112mW",
+        {"7-0040": [("VDD_IN", 4181), ("VDD_CPU_GPU_CV", 823), ("VDD_SOC", 1112)]},
+        4.181,
+    ),
+    "Jetson Orin Nano": Example(
+        f"11-21-2026 11:40:00 RAM 2800/7620MB (lfb 2x4MB) SWAP 0/3810MB (cached 0MB) {CPU} EMC_FREQ 0%@2133 "
+        "GR3D_FREQ 0%@[305] VIC_FREQ 115 APE 174 cpu@49.2C soc2@48C tj@49.2C soc0@47.5C gpu@48.9C soc1@48.1C "
+        "VDD_IN 4717mW/4717mW VDD_CPU_GPU_CV 510mW/510mW VDD_SOC 1451mW/1451mW",
+        {"1-0040": [("VDD_IN", 4717), ("VDD_CPU_GPU_CV", 510), ("VDD_SOC", 1451)]},
+        4.717,
+    ),
+    "Jetson Orin NX": Example(
         f"11-21-2026 11:40:00 RAM 2462/7850MB (lfb 4x4MB) {CPU} GR3D_FREQ 0% cpu@46.5C tj@47C VDD_IN 5200mW/5210mW "
         "VDD_CPU_GPU_CV 800mW/830mW VDD_SOC 1400mW/1400mW",
         {"1-0040": ORIN_NX},
@@ -184,6 +197,16 @@ def test_every_board_of_the_table_has_an_example() -> None:
     assert {board.name for board in BOARDS} <= set(EXAMPLES)
 
 
+@pytest.mark.process
+def test_a_board_without_a_monitor_is_unknown_and_says_so(tmp_path: pathlib.Path) -> None:
+    """The developer kit of the Jetson Nano with 2 GB has none."""
+    line = f"RAM 1403/1979MB (lfb 2x4MB) SWAP 0/989MB (cached 0MB) {CPU} EMC_FREQ 1%@1600 GR3D_FREQ 0%@76 PLL@25.5C"
+    assert parse_line(line) == {}
+    found = detect(root=tmp_path, nvml=fake_nvml([None]), tegrastats=str(tmp_path / "none"))
+    assert found.sources == []
+    assert "no INA3221" in found.absent["ina3221"]
+
+
 def test_an_ina238_without_labels_is_the_input_of_a_thor(tmp_path: pathlib.Path) -> None:
     sysfs_of(tmp_path, EXAMPLES["Jetson AGX Thor"])
     hwmon = tmp_path / "sys/bus/i2c/drivers/ina238/2-0044/hwmon/hwmon5"
@@ -194,7 +217,7 @@ def test_an_ina238_without_labels_is_the_input_of_a_thor(tmp_path: pathlib.Path)
 
 
 def test_an_ina238_on_another_board_is_no_part_of_the_total(tmp_path: pathlib.Path) -> None:
-    sysfs_of(tmp_path, EXAMPLES["Jetson Orin NX or Orin Nano"]._replace(input_mw=90000))
+    sysfs_of(tmp_path, EXAMPLES["Jetson Orin NX"]._replace(input_mw=90000))
     assert Ina3221(tmp_path).watts() == pytest.approx(5.2)
 
 

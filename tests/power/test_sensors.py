@@ -261,6 +261,31 @@ def test_detect_adds_up_processor_and_gpu(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.process
+def test_a_gpu_without_its_processor_is_no_total(tmp_path: pathlib.Path) -> None:
+    """The counters of RAPL are root's; or there are none."""
+    found = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
+    assert found.sources == []
+    assert "the GPU alone can be measured: no RAPL" in found.parts
+    (rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0) / "energy_uj").unlink()
+    found = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
+    assert found.sources == []
+    assert "the GPU alone can be measured: RAPL cannot be read" in found.parts
+    assert "run as root" in found.parts
+    assert "choose the source nvml" in found.absent["nvml"]
+    assert detect("nvml", root=tmp_path, nvml=fake_nvml([30_000])).sources[0].watts() == pytest.approx(30)
+
+
+@pytest.mark.process
+def test_a_processor_without_its_gpu_is_no_total(tmp_path: pathlib.Path) -> None:
+    rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    assert [source.name for source in detect(root=tmp_path, nvml=fake_nvml([])).sources] == ["rapl package-0"]
+    write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: GPU")
+    found = detect(root=tmp_path, nvml=fake_nvml([None]))
+    assert found.sources == []
+    assert "the processor alone can be measured: NVML: no board reports its power" in found.parts
+
+
+@pytest.mark.process
 def test_detect_on_a_bare_machine_finds_nothing_and_says_why(tmp_path: pathlib.Path) -> None:
     found = detect(root=tmp_path, nvml=fake_nvml([]), tegrastats=str(tmp_path / "none"))
     assert found.sources == []

@@ -75,6 +75,7 @@ def test_a_program_is_told_of_another_torch_on_the_server(capsys: pytest.Capture
     assert f"torch=={str(torch.__version__).split('+')[0]} on the server" in line
     connect.say_differences({"fingerprint": {**theirs, "threads": 77}})
     assert "77 there" in capsys.readouterr().err
+    connect.say_differences({"fingerprint": {**fingerprint("cpu"), "threads": 3}}, threads=3)
     connect.say_differences({"fingerprint": fingerprint("cpu")})
     assert capsys.readouterr().err == ""
 

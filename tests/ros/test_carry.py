@@ -50,6 +50,30 @@ def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_it
     assert told == [0, "frame", "0 taken in", 3, "3 taken in"]
 
 
+def test_a_frame_that_cannot_be_used_is_told_on_diagnostics_until_one_can():
+    pytest.importorskip("rospy", reason="no ROS here")
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.common.health import WARN, Health
+    from edge_offload.nodes.inference.carry import CarryThread, Task
+    from edge_offload.nodes.inference.intake import Frame
+
+    def see(frame):
+        if frame.message is None:
+            raise BadInput("16 bits")
+        return True
+
+    still = SimpleNamespace(degraded="", carry=lambda result, *_: result, steps=lambda *_: iter(()))
+    health, reports = Health(), []
+    task = Task(still, see, lambda *_: None, lambda *_: reports.append(health.report()), lambda *_: 0.0)
+    thread = CarryThread(task, 1.0, health, lambda *_: None)
+    thread.start(lambda *_: None)
+    thread.put(Frame(None, time.monotonic()))
+    thread.put(Frame("seen", time.monotonic()))
+    assert thread.drain(10.0)
+    assert (reports[0].level, reports[0].message, reports[0].values["bad frames"]) == (WARN, "16 bits", "1")
+    assert "16 bits" not in health.report().message
+
+
 def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, images):
     """Images that change size, cannot be read, or come with old stamps are among them."""
     node, people, latency = start(graph, images, carry=True, model_options={"seconds": 0.25})

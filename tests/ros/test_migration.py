@@ -25,6 +25,8 @@ BEFORE_NOTE = BEFORE.with_name("before_note.bag")
 
 #: Written with the messages as they were before objects had positions and positions came from a LiDAR, too.
 BEFORE_POSITIONS = BEFORE.with_name("before_positions.bag")
+#: Written with the messages as they were before people had the covariance of their position.
+BEFORE_COVARIANCE = BEFORE.with_name("before_covariance.bag")
 
 
 @pytest.fixture
@@ -137,3 +139,16 @@ def test_a_bag_of_before_objects_had_positions_is_migrated(migrated):
     assert (thing.class_id, thing.label, thing.score, thing.y_max) == (2, "chair", 0.5, 4.0)
     assert (thing.position_source, thing.position_frame) == (Object.UNKNOWN, ""), "what was not recorded is unknown"
     assert not any(thing.position_covariance)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_positions_had_a_covariance_is_migrated(migrated):
+    from edge_offload_msgs.msg import Person, PersonArray
+
+    (message,) = migrated(BEFORE_COVARIANCE)
+    assert message._md5sum == PersonArray._md5sum
+    (person,) = message.people
+    assert list(person.position_covariance) == [0.0] * 9, "what was not recorded is unknown"
+    assert (person.id, person.target, person.position_frame, person.position_source) == (3, True, "map", Person.DEPTH)
+    assert (person.position.y, person.velocity.z, person.keypoints[16].y) == (-2.0, -0.25, 32.0)
+    assert (message.result.origin, message.result.expected_drop, message.frame_seq) == ("carried", 0.125, 7)

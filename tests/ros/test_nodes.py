@@ -44,6 +44,26 @@ def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
     wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran")
 
 
+def test_a_killed_manager_goes_on_with_the_mode_that_was_asked_for(graph):
+    import rospy
+
+    from edge_offload_msgs.msg import OffloadMode
+    from edge_offload_msgs.srv import SetMode
+
+    node = graph.node("offload_manager_node", mode="server")
+    rospy.wait_for_service(f"{graph.ns}/offload/set_mode", 60)
+    assert rospy.ServiceProxy(f"{graph.ns}/offload/set_mode", SetMode)("local").ok
+    node.signal(signal.SIGKILL)
+    node.wait()
+    modes = graph.listen("offload/mode", OffloadMode)
+    node = graph.node("offload_manager_node", **rospy.get_param(f"/{node.name}"))
+    wait_for(lambda: len(modes), "the mode of the manager that was started again")
+    newest = modes.messages[-1]
+    assert (newest.mode, newest.policy) == ("local", "service")
+    assert "tests" in newest.reason
+    wait_for(lambda: graph.says(node, 0), "a manager that complains about nothing")
+
+
 def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     import rospy
     from dynamic_reconfigure.client import Client

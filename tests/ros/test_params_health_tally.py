@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from edge_offload import records
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.nodes.common import params as parameters
-from edge_offload.nodes.common.health import ERROR, OK, WARN, Health
+from edge_offload.nodes.common.health import ERROR, OK, WARN, Awaited, Health, Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.nodes.monitor.tally import Tally, table
@@ -55,6 +57,25 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(raw, words):
 
 def test_misspelt_parameters_are_found():
     assert parameters.unknown(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
+
+
+def test_what_nodes_write_themselves_is_not_misspelt_for_those_that_are_started_again():
+    """A respawned node reads the parameters that the one before it wrote."""
+    pytest.importorskip("rospy")
+    from edge_offload.nodes.detector.detector_node import DetectorNode
+    from edge_offload.nodes.manager.offload_manager_node import OffloadManagerNode
+    from edge_offload.nodes.monitor.dashboard_node import DashboardNode
+    from edge_offload.nodes.people.kapao_node import KapaoNode
+    from edge_offload.nodes.scene.agrnav_node import AgrnavNode
+
+    nodes = (DetectorNode, OffloadManagerNode, DashboardNode, KapaoNode, AgrnavNode)
+    allowed = {name for node in nodes for name in (*node.written, *(param.name for param in node.declared))}
+    folder = pathlib.Path(parameters.__file__).parents[1]
+    found = set()
+    for file in folder.rglob("*.py"):
+        found |= set(re.findall(r"""(?:set_param|resolve_name)\("~(\w+)""", file.read_text(encoding="utf-8")))
+    assert found >= {"weights_sha256", "labels", "url", "mode"}
+    assert found <= allowed
 
 
 def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_name():
@@ -102,6 +123,43 @@ def tally_of(published, results, latencies, mode=Mode.SERVER) -> Tally:
     for stamp in latencies:
         tally.latency(stamp, InferenceReport(mode, "movenet", 0.1, bytes_up=100, round_trips=1), 0.5, False)
     return tally
+
+
+def test_what_results_lack_is_told_as_a_share_until_it_is_long_ago():
+    clock = SimpleNamespace(now=0.0)
+    health, losses = Health(), Losses("results without a place", lambda: clock.now)
+    health.watch("place", losses.words)
+    for number in range(20):
+        clock.now = 0.5 * number
+        losses.note(f"cause {number}; remedy" if number % 5 == 0 else "")
+    report = health.report()
+    assert (report.level, report.message) == (WARN, "4 of the last 20 results without a place: cause 15; remedy")
+    clock.now = 17.7
+    losses.note()
+    assert health.report().level == OK, "10 s after the last that lacked something"
+    losses.note(lambda: "asked when it is told")
+    clock.now += 30.0
+    assert "1 of the last 1" in health.report().message, "results are rare: the newest counts for longer"
+    assert "asked when it is told" in health.report().message
+    clock.now += 31.0
+    assert health.report().level == OK
+    losses.note("no more of this")
+    losses.clear()
+    assert health.report().level == OK
+
+
+def test_what_is_awaited_is_told_when_it_stays_away():
+    clock = SimpleNamespace(now=100.0)
+    awaited = Awaited("cloud on /points", lambda: "check the driver", 3.0, lambda: clock.now)
+    clock.now = 102.0
+    assert awaited.words() == ""
+    clock.now = 104.0
+    assert awaited.words() == "no cloud on /points yet; check the driver"
+    awaited.came()
+    clock.now = 106.5
+    assert awaited.words() == ""
+    clock.now = 109.0
+    assert awaited.words() == "no cloud on /points for 5 s; check the driver"
 
 
 def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():

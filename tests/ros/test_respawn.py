@@ -39,6 +39,7 @@ def launch(master, tmp_path):
 
 def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_the_rest_goes_on(launch):
     import rosgraph
+    from diagnostic_msgs.msg import DiagnosticArray
 
     from edge_offload_msgs.msg import Latency
 
@@ -49,14 +50,20 @@ def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_th
     def from_server() -> int:
         return sum(message.mode == "server" for message in list(results.messages))
 
+    def health(diagnostics: Listener):
+        told = [status for message in diagnostics.messages for status in message.status]
+        return next((status.level for status in reversed(told) if status.name.startswith("kapao_node:")), None)
+
     results = Listener("/offload/latency", Latency)
     try:
         process = launch("model:=own_people:make", "mode:=server")
         wait_for(lambda: from_server() >= 2, "results of the server", 120)
         others = {name: pid_of(name) for name in ("/camera_node", "/offload_manager_node", "/offload_server_node")}
         os.kill(pid_of("/kapao_node"), signal.SIGKILL)
-        before = from_server()
+        before, diagnostics = from_server(), Listener("/diagnostics", DiagnosticArray)
         wait_for(lambda: from_server() >= before + 3, "results of the node that was started again", 120)
+        wait_for(lambda: health(diagnostics) == 0, "a node that is well, and knows the parameters that it has written")
+        diagnostics.close()
         assert process.poll() is None
         assert {name: pid_of(name) for name in others} == others
     finally:

@@ -2,19 +2,19 @@
 
 on the server:
   edge-offload keys new                      make this machine's key pairs; prints what to run on the other machine
-  edge-offload keys trust robot1 'KEY'       let the robot with this client key in (quote the key)
+  edge-offload keys trust -- robot1 'KEY'    let the robot with this client key in (quote the key)
   edge-offload keys revoke robot1            shut it out; a running server cuts its connection at once
 on the robot:
   edge-offload keys new
-  edge-offload keys trust --server 10.0.0.5:5700 'KEY'      believe only a server that has this server key
+  edge-offload keys trust --server -- 10.0.0.5:5700 'KEY'   believe only a server that has this server key
 on both:
   edge-offload keys list                     public keys of this machine, trusted robots, known servers
 
 to replace a robot's key without an interruption:
   edge-offload keys rotate client            on the robot: makes and prints the next key; the present one stays in use
-  edge-offload keys trust --also robot1 'KEY'    on the server: both keys are good
+  edge-offload keys trust --also -- robot1 'KEY'   on the server: both keys are good
   edge-offload keys rotate client --finish   on the robot: from its next connection on it uses the new key
-  edge-offload keys trust robot1 'KEY'       on the server: the old key is shut out
+  edge-offload keys trust -- robot1 'KEY'    on the server: the old key is shut out
 A server's key is replaced with 'rotate server', '--finish', a restart, and 'trust --server' on every robot, which are
 without the server (and compute locally) in between.
 
@@ -26,20 +26,11 @@ from __future__ import annotations
 
 import argparse
 import platform
-import shlex
 
 OTHER_SIDE = {
     "client": "if this is a robot, run on its server",
     "server": "if this is a server, run on every robot (with the host:port by which the robot reaches it)",
 }
-
-
-def trust_command(role: str, public: str) -> str:
-    """What makes another machine trust this one as ``role``: a line for its shell."""
-    host = platform.node() or "robot"
-    # a name for the other side to say; keys may begin with a dash, and what follows -- is no option
-    words = ["--", host, public] if role == "client" else ["--server", "--", f"{host}:5700", public]
-    return " ".join(["edge-offload", "keys", "trust", *map(shlex.quote, words)])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,16 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action on the default key directory."""
     from edge_offload.errors import BadInput
-    from edge_offload.link.security.keys import ROLES, KeyStore
+    from edge_offload.link.security.keys import ROLES, KeyStore, trust_command
 
-    store = KeyStore()
+    store, host = KeyStore(), platform.node() or "robot"
     if args.action == "new":
         pairs = {role: store.new_pair(role, force=args.force) for role in ([args.role] if args.role else ROLES)}
         for role, pair in pairs.items():
             print(f"{role:7s} {pair.public}")
         print(f"kept in {store.directory}\n")
         for role, pair in pairs.items():
-            print(f"{OTHER_SIDE[role]}:\n  {trust_command(role, pair.public)}")
+            # a name for the other side to say
+            name, server = (f"{host}:5700", True) if role == "server" else (host, False)
+            print(f"{OTHER_SIDE[role]}:\n  {trust_command(name, pair.public, server)}")
     elif args.action == "trust":
         if args.server:
             store.trust_server(args.name, args.key)

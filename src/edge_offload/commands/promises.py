@@ -9,7 +9,8 @@ A problem, or one of a list of them:
 All times are in frame intervals. lat: of a batch of 1, 2, …; interval: frames between two requests of a robot; batch:
 the largest that its promise allows; frame: the last one it asked for, which came at arrival; t0: when the server is
 free. Requests that would come up to t0 + horizon are packed back to back, and each robot's frame is moved to the
-batch's start (ARISE, Algorithm 2). grace (0): share of a batch's time that is left open for late members.
+batch's start (ARISE, Algorithm 2). Where no robot has a new frame, the server waits for the next one. grace (0): share
+of a batch's time that is left open for late members.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any, Dict, List, Tuple
 MAX_ROBOTS = 10_000
 MAX_REQUESTS = 1_000_000
 MOST_FRAME = 1 << 53
+MOST_TIME = 1e12
+"""Of times farther off, sums do not tell an interval from the next."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +119,8 @@ def _number(of: Dict[str, Any], key: str, least: float = -math.inf, where: str =
     from edge_offload.errors import BadInput
 
     value = of.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
-        wanted = "a finite number" + (f" of at least {least:g}" if math.isfinite(least) else "")
+    least = max(least, -MOST_TIME)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= MOST_TIME:
+        wanted = f"a number from {least:g} to {MOST_TIME:g}"
         raise BadInput(f"{where}{key} is {value!r}", remedy=f"give {wanted}")
     return float(value)

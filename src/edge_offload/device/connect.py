@@ -117,7 +117,7 @@ def connect(settings: Settings) -> LinkRemote:
     except EdgeOffloadError:
         client.close()
         raise
-    say_differences(welcome)
+    say_differences(welcome, settings.threads)
     try:
         refused = other_operators(client)
     except (EdgeOffloadError, FutureTimeout):
@@ -126,11 +126,18 @@ def connect(settings: Settings) -> LinkRemote:
     return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
 
 
-def say_differences(welcome: Mapping[str, Any]) -> None:
-    """Say why results of this server may not be those of this machine, and what to do about it; nothing if they are."""
+def say_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:
+    """Say why results of this server may not be those of this machine, and what to do about it; nothing if they are.
+
+    Args:
+        welcome: of the server.
+        threads: with which an executor of this machine computes; 0: as this process does.
+    """
     from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
 
     ours, theirs = fingerprint("cpu"), welcome.get("fingerprint", {})
+    if threads:
+        ours["threads"] = threads
     torches = two_torches(ours, theirs)
     if torches:
         notify(torches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from shlex import quote
 from typing import Dict, Tuple
 
 import torch
@@ -26,7 +27,8 @@ def read(path: pathlib.Path) -> Tuple[Dict[str, torch.Tensor], Dict[str, str]]:
     if path.suffix in PICKLES:
         raise BadInput(
             f"checkpoint {path} is a pickle, which is not read here",
-            remedy=f"convert it once, on a workstation: edge-offload convert {path} {path.with_suffix('.safetensors')}",
+            remedy=f"convert it once, on a workstation: edge-offload convert {quote(str(path))} "
+            f"{quote(str(path.with_suffix('.safetensors')))}",
         )
     if path.stat().st_size > MAX_BYTES:
         raise BadInput(f"checkpoint {path} is over {MAX_BYTES >> 30} GB")

@@ -175,7 +175,7 @@ _RULES = (
     (truth, "batched carry dashboard every_frame exact follow headless loop promises record respawn rviz"),
     (truth, "turns virtual_device"),
     (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
-    (number(0), "deadline duration progress record_limit runs_limit server_wait"),
+    (number(0), "deadline duration progress record_limit runs_limit server_wait tf_wait"),
     (number(0, 1), "accuracy"),
     (number(0, 1000), "rate"),
     (number(0.01, 1000), "sweep_rate"),

@@ -49,8 +49,10 @@ BOARDS: Tuple[Board, ...] = (
     Board("Jetson TX2 NX", ("VDD_IN",), ("VDD_CPU_GPU", "VDD_SOC")),
     # NVIDIA forum 200883: VDD_IN is the total power of the module; L4T 35 Developer Guide, Jetson Xavier NX
     Board("Jetson Xavier NX", ("VDD_IN",), ("VDD_CPU_GPU_CV", "VDD_SOC")),
-    # L4T 35 and 36 Developer Guide, "Jetson Orin Nano, Orin NX and AGX Orin": VDD_IN is the module; forum 242804
-    Board("Jetson Orin NX or Orin Nano", ("VDD_IN",), ("VDD_CPU_GPU_CV", "VDD_SOC")),
+    # L4T 35 and 36 Developer Guide, "Jetson Orin Nano, Orin NX and AGX Orin": VDD_IN is the module; forum 242804. The
+    # device tree of the kernel (tegra234-p3767.dtsi, power-sensor@40) has these three for both modules
+    Board("Jetson Orin NX", ("VDD_IN",), ("VDD_CPU_GPU_CV", "VDD_SOC")),
+    Board("Jetson Orin Nano", ("VDD_IN",), ("VDD_CPU_GPU_CV", "VDD_SOC")),
     # AGX Xavier Product Design Guide DG-09840, figure 5-14: six supplies, side by side; NVIDIA forums 75574 and 81016:
     # the sum of all is the module's total, as in jetson-stats issue 51
     Board("Jetson AGX Xavier", ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V")),

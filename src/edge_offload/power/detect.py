@@ -27,7 +27,7 @@ class Detection:
     Attributes:
         sources: measured sources that add up to this machine's power; empty means that only a model remains, if any.
         absent: for each source not used, why.
-        parts: why the rails of this board are not what it draws; empty where they are, or where there are none.
+        parts: why what is measured here is a part of what the machine draws; empty where it is not, or nothing is.
     """
 
     sources: List[PowerSource] = field(default_factory=list)
@@ -46,7 +46,8 @@ def detect(
 
     A board's own input rail (INA3221, or tegrastats where sysfs is closed) is the whole robot computer, so it is used
     alone. Without one, processor (RAPL) and GPU (NVML) are added up, unless there are rails of a board: then these two
-    are parts of it, too. ``choice`` picks one source by name instead.
+    are parts of it, too. One of them alone is no total where there is the other: the processor's counters are often
+    root's. ``choice`` picks one source by name instead.
 
     Args:
         choice: one of :data:`CHOICES`.
@@ -85,7 +86,24 @@ def detect(
             found.absent[name] = "a part of what the board draws, as are its rails"
         else:
             _open(found, name, openers[name])
+    _drop_parts(found, pathlib.Path(root))
     return found
+
+
+def _drop_parts(found: Detection, root: pathlib.Path) -> None:
+    """Use neither the GPU without the processor, nor the processor without an NVIDIA GPU that is there."""
+    opened = {name for name in ("rapl", "nvml") if name not in found.absent}
+    if opened == {"nvml"}:
+        part, lacking = "the GPU", "rapl"
+    elif opened == {"rapl"} and any(root.glob("proc/driver/nvidia/gpus/*")):
+        part, lacking = "the processor", "nvml"
+    else:
+        return
+    (source,) = found.sources
+    source.close()
+    found.sources, name = [], opened.pop()
+    found.absent[name] = f"{source.name} measures {part} alone (to read it nevertheless, choose the source {name})"
+    found.parts = f"{part} alone can be measured: {found.absent[lacking]}"
 
 
 def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> None:

@@ -1,5 +1,6 @@
 """Keys: private files, no ceremony on loopback, ceremony everywhere else."""
 
+import json
 import os
 import pathlib
 import shlex
@@ -8,9 +9,15 @@ import stat
 import pytest
 
 from edge_offload import cli
-from edge_offload.commands.keys import trust_command
 from edge_offload.errors import BadInput
-from edge_offload.link.security.keys import KeyStore, default_directory, is_loopback, split_address
+from edge_offload.link.security.keys import (
+    KeyStore,
+    default_directory,
+    is_loopback,
+    join_address,
+    split_address,
+    trust_command,
+)
 from edge_offload.link.transport.listener import Listener
 
 
@@ -65,11 +72,22 @@ def test_public_bind_without_keys_made_on_purpose_is_refused(keys, bind):
 
 
 def test_robot_without_the_servers_key_is_told_what_to_do(keys):
-    with pytest.raises(BadInput, match=r"keys trust --server 192.0.2.1:5700"):
+    with pytest.raises(BadInput, match=r"keys trust --server -- 192.0.2.1:5700"):
         keys.server_public("tcp://192.0.2.1:5700")
     key = KeyStore(keys.directory / "server").new_pair("server").public
     keys.trust_server("192.0.2.1:5700", key)
     assert keys.server_public("tcp://192.0.2.1:5700") == key
+
+
+def test_servers_by_their_ipv6_address_are_kept_and_printed_in_brackets(keys):
+    with pytest.raises(BadInput, match=r"keys trust --server -- '\[2001:db8::1\]:5700' KEY"):
+        keys.server_public("tcp://[2001:db8::1]:5700")
+    key = KeyStore(keys.directory / "server").new_pair("server").public
+    keys.trust_server("[2001:db8::1]:5700", key)
+    assert keys.servers() == {"[2001:db8::1]:5700": key}
+    # as it was written before
+    (keys.directory / "servers.json").write_text(json.dumps({"2001:db8::1:5700": key}))
+    assert keys.server_public("[2001:db8::1]:5700") == key
 
 
 def test_known_server_outranks_the_loopback_default(keys):
@@ -88,7 +106,13 @@ def test_damaged_key_file_is_named(keys, damage):
         keys.pair("client")
 
 
-@pytest.mark.parametrize("address", ["5700", "host", "host:", ":5700", "host:x", "udp://host:1", "host:70000"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("5700", "host", "host:", ":5700", "host:x", "udp://host:1", "host:70000"),
+        *("::1:5700", "fe80::1", "[::1]", "[::1:5700", "::1]:5700"),
+    ],
+)
 def test_bad_addresses_are_named(address):
     with pytest.raises(BadInput, match="host:port"):
         split_address(address)
@@ -96,9 +120,13 @@ def test_bad_addresses_are_named(address):
 
 def test_addresses():
     assert split_address("tcp://[::1]:5700") == ("::1", 5700)
+    assert split_address("[fe80::1%eth0]:5700") == ("fe80::1%eth0", 5700)
     assert split_address("gpu:5700") == ("gpu", 5700)
+    assert join_address("::1", 5700) == "[::1]:5700"
+    assert join_address("gpu", 5700) == "gpu:5700"
     assert is_loopback("127.0.0.1")
     assert is_loopback("::1")
+    assert is_loopback("::1%lo")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("gpu")
 
@@ -138,4 +166,4 @@ def test_new_keys_say_what_to_run_on_the_other_machine_ready_to_paste(tmp_path, 
     assert list(KeyStore(server).clients()) == [KeyStore(robot).pair("client").public]
     assert list(KeyStore(robot).servers().values()) == [KeyStore(server).pair("server").public]
     # a key is made of 85 characters, and the dash is one of them
-    assert cli.main(shlex.split(trust_command("client", "-" + "a" * 39))[1:]) == 0
+    assert cli.main(shlex.split(trust_command("robot", "-" + "a" * 39))[1:]) == 0

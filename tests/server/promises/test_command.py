@@ -45,6 +45,7 @@ def test_plan_answers_a_problem_and_a_list(tmp_path: pathlib.Path, capsys: pytes
         ({"t0": "now"}, "t0 is 'now'"),
         ({"horizon": -1}, "horizon is -1"),
         ({"horizon": 1e12}, "requests in the horizon"),
+        ({"t0": 1e300, "robots": [{**PROBLEM["robots"][0], "arrival": 1e300}]}, "1e+12"),  # type: ignore[index]
         ({"grace": float("nan")}, "grace is nan"),
         ({"robots": [{"id": 1, "interval": 0, "batch": 1, "frame": 0, "arrival": 0}]}, "robot 1: interval is 0"),
         ({"robots": [{"id": 1, "interval": 1.5, "batch": 1, "frame": 0, "arrival": 0}]}, "whole number"),

@@ -96,7 +96,12 @@ def check(
     start = begin
     for batch in plan:
         places = [place for place, _ in batch.members]
-        assert batch.start == pytest.approx(start, abs=1e-9), "back to back"
+        if batch.start != pytest.approx(start, abs=1e-9):
+            assert batch.start > start, "back to back"
+            assert all(paces[place].frame_at(start) <= newest[place] for place in places), "idle for want of a frame"
+            comes = [pace.arrival_of(newest[place] + 1) for place, pace in enumerate(paces)]
+            assert batch.start <= min(comes[place] for place in places) + 1e-9, "no longer than until the next one"
+            assert any(batch.start == pytest.approx(one, abs=1e-9) for one in comes), "until a frame comes"
         assert 1 <= len(places) == len(set(places)), "a robot at most once"
         assert len(places) <= min([len(latencies.of)] + [paces[place].batch for place in places]), (
             "the strictest member"
@@ -120,6 +125,7 @@ def test_plans_of_random_problems_hold_together() -> None:
         paces, latencies, begin, horizon, grace = a_problem(source)
         plan = plan_of(paces, latencies, begin, horizon, grace)
         check(paces, latencies, begin, horizon, grace, plan)
+        assert bool(plan) == bool(simulate(paces, begin + horizon)), "a server does not stall for want of a new frame"
         batches += len(plan)
         larger += sum(len(batch.members) > 1 for batch in plan)
         if all(
@@ -131,15 +137,35 @@ def test_plans_of_random_problems_hold_together() -> None:
     assert larger > 3_000, "and of batches"
 
 
+def test_a_server_without_a_new_frame_waits_for_the_next_one() -> None:
+    paces = [Pace("r0", 2, 1, 48, 14.6)]
+    plan = plan_of(paces, Latencies((1.4,)), 14.9, 60)
+    assert named(paces, plan)[:2] == [(pytest.approx(15.6), [("r0", 49)]), (pytest.approx(17.0), [("r0", 50)])]
+    assert len(plan) == len(simulate(paces, 14.9 + 60)) == 30
+
+
+def test_a_faster_server_than_its_robots_does_not_end_its_plan_with_the_first_frames() -> None:
+    paces = [Pace("a", 2, 2, 0, 0.0), Pace("b", 3, 2, 0, 0.5)]
+    plan = plan_of(paces, Latencies((0.1, 0.15)), 1.0, 12)
+    assert sum(len(batch.members) for batch in plan) >= 8
+    check(paces, Latencies((0.1, 0.15)), 1.0, 12, 0.0, plan)
+
+
+@pytest.mark.parametrize("arrival", [1e17, -1e17])
+def test_times_so_large_that_none_passes_end_the_plan(arrival: float) -> None:
+    assert plan_of([Pace("a", 1, 1, 0, arrival)], Latencies((1.0,)), arrival, 10) == []
+
+
 def test_a_batch_ends_where_a_member_would_not_allow_it() -> None:
     paces = [Pace("tolerant", 1, 4, 0, 0), Pace("another", 1, 4, 0, 0), Pace("strict", 1, 1, 0, 0)]
     plan = plan_of(paces, Latencies((1.0, 1.5, 2.0, 2.5)), 1, 0)
     assert named(paces, plan) == [(1, [("tolerant", 1), ("another", 1)]), (2.5, [("strict", 3)])]
 
 
-def test_packing_takes_time_in_proportion_to_the_requests() -> None:
+@pytest.mark.parametrize("speed", [1.0, 100.0], ids=["busy", "idle"])
+def test_packing_takes_time_in_proportion_to_the_requests(speed: float) -> None:
     paces = [Pace(str(n), 3 + n % 4, 1 + n % 5, 0, -(n % 3)) for n in range(16)]
-    latencies = Latencies((1.0, 1.4, 1.8, 2.2, 2.6))
+    latencies = Latencies(tuple(takes / speed for takes in (1.0, 1.4, 1.8, 2.2, 2.6)))
 
     def spent(horizon: float) -> float:
         begin = time.thread_time()

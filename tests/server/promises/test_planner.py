@@ -103,6 +103,19 @@ def test_a_schedule_that_holds_keeps_every_bound_and_tells_who_had_to_go() -> No
     assert not schedule(clients, GPU, Moment(0.05, 1.0)).holds
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_servers_plan_waits_for_the_next_frame_where_nobody_has_a_new_one(whole: bool) -> None:
+    """The last frame came 0.3 intervals ago, and the device is free."""
+    latencies = Latencies((0.14,))
+    wishes = [Wish(bound, 0.02, 0.1) for bound in (0.01, 0.05, 0.3)]
+    for wish in wishes:
+        for age in (-0.05, 0.0, 0.03, 0.09):
+            plan = schedule([Client("r0", wish, 48, 14.6)], latencies, Moment(14.6 + age, 6.0, whole=whole))
+            assert plan.batches
+            assert plan.batches[0].start <= 14.6 + age + wish.frame_interval * MAX_INTERVAL / 2
+            assert all(frame > 48 for batch in plan.batches for _, frame in batch.members)
+
+
 def test_a_full_server_says_what_it_could_promise() -> None:
     clients = hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients
 

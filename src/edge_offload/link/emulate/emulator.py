@@ -22,8 +22,9 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.lane import Flow, Lane
 from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
-from edge_offload.link.security.keys import split_address
+from edge_offload.link.security.keys import join_address, split_address
 from edge_offload.link.sockets.descriptors import Wakeup
+from edge_offload.link.sockets.lookup import socket_addresses
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +61,23 @@ class Emulator:
         self.link_name = link.name
         self._to = split_address(to)
         host, port = split_address(listen)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            family, here = socket_addresses(host, port)[0]
+        except OSError as error:
+            remedy = "give an address of this machine"
+            raise BadInput(f"cannot listen on {listen}: {error.strerror}", remedy=remedy) from error
         self._listening = socket.socket(family, socket.SOCK_STREAM)
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._shrink(self._listening)
         try:
-            self._listening.bind((host, port))
+            self._listening.bind(here)
         except OSError as error:
             self._listening.close()
             raise BadInput(f"cannot listen on {listen}: {error.strerror}", remedy="choose another port") from error
         self._listening.listen(64)
         self._listening.setblocking(False)
         bound = self._listening.getsockname()
-        self.address = f"tcp://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+        self.address = f"tcp://{join_address(bound[0], bound[1])}"
         now = time.monotonic()
         extra: Dict[str, Any] = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
         self._up = Lane(link.up, link.up_delay_s, now, seed=seed, **extra)
@@ -284,18 +289,23 @@ class Emulator:
             return
         robot.setblocking(False)
         robot.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        host, port = self._to
-        server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            family, there = socket_addresses(*self._to)[0]
+        except OSError as error:
+            log.warning("link emulator: cannot reach %s: %s", join_address(*self._to), error.strerror)
+            _reset(robot)
+            return
+        server = socket.socket(family, socket.SOCK_STREAM)
         server.setblocking(False)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._shrink(server)
         with contextlib.suppress(BlockingIOError):
             try:
-                server.connect((host, port))
+                server.connect(there)
             except BlockingIOError:
                 raise
             except OSError as error:
-                log.warning("link emulator: cannot reach %s:%d: %s", host, port, error)
+                log.warning("link emulator: cannot reach %s: %s", join_address(*self._to), error)
                 _reset(robot)
                 server.close()
                 return

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,16 +50,45 @@ def default_directory() -> pathlib.Path:
 
 
 def split_address(address: str) -> Tuple[str, int]:
-    """Host and port of ``tcp://host:port`` or ``host:port`` (IPv6 hosts in brackets).
+    """Host and port of ``tcp://host:port`` or ``host:port`` (IPv6 hosts in brackets, such as ``[fe80::1%eth0]:5700``).
 
     Raises:
         BadInput: it is neither.
     """
     rest = address[len("tcp://") :] if address.startswith("tcp://") else address
     host, colon, port = rest.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535 or "://" in rest:
-        raise BadInput(f"{address!r} is not an address", remedy="write host:port or tcp://host:port")
-    return host.strip("[]"), int(port)
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    bare = ":" in host and inner == host
+    if bare or not colon or not inner or not port.isdigit() or int(port) > 65535 or set(inner) & set("[]/"):
+        remedy = "write host:port or tcp://host:port, an IPv6 address in brackets: [::1]:5700"
+        raise BadInput(f"{address!r} is not an address", remedy=remedy)
+    return inner, int(port)
+
+
+def join_address(host: str, port: Union[int, str]) -> str:
+    """``host:port``; brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bracketed(address: str) -> str:
+    """``::1:5700``, as files of earlier versions have it, as ``[::1]:5700``."""
+    host, _, port = address.rpartition(":")
+    return address if host.startswith("[") else join_address(host, port)
+
+
+def trust_command(name: str, public: str, server: bool = False) -> str:
+    """A line for the shell of a machine that is to trust ``public`` under a robot's ``name``, or a server's address.
+
+    Keys may begin with a dash: what follows ``--`` is no option.
+    """
+    words = ["edge-offload", "keys", "trust", *(["--server"] if server else []), "--", name, public]
+    return " ".join(map(shlex.quote, words))
+
+
+def trust_remedy(address: str) -> str:
+    """What to do where the key of the server at ``address`` is not known."""
+    command = trust_command(join_address(*split_address(address)), "KEY", server=True)
+    return f"{command} (there, 'edge-offload keys list' prints the key; quote it)"
 
 
 def is_loopback(host: str) -> bool:
@@ -66,7 +96,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
 
@@ -150,7 +180,7 @@ class KeyStore:
         if pair is None or pair.automatic:
             raise BadInput(
                 f"refusing to listen on {host} without keys made on purpose",
-                remedy="run 'edge-offload keys new', then 'edge-offload keys trust NAME KEY' for every robot",
+                remedy="run 'edge-offload keys new', then 'edge-offload keys trust -- NAME KEY' for every robot",
             )
         return pair
 
@@ -161,23 +191,20 @@ class KeyStore:
             BadInput: none is known.
         """
         host, port = split_address(address)
-        known = self.servers().get(f"{host}:{port}")
+        known = self.servers().get(join_address(host, port))
         if known is not None:
             return known
         if is_loopback(host):
             return self.ensure_pair("server").public
-        raise BadInput(
-            f"no key is known for the server {host}:{port}",
-            remedy=f"edge-offload keys trust --server {host}:{port} KEY (there, 'edge-offload keys list' prints it)",
-        )
+        raise BadInput(f"no key is known for the server {join_address(host, port)}", remedy=trust_remedy(address))
 
     def clients(self) -> Dict[str, str]:
         """The allow-list: name by client public key."""
         return {str(key): str(name) for key, name in self._load("clients.json").items()}
 
     def servers(self) -> Dict[str, str]:
-        """Known servers: public key by ``host:port``."""
-        return {str(address): str(key) for address, key in self._load("servers.json").items()}
+        """Known servers: public key by ``host:port``, IPv6 hosts in brackets."""
+        return {_bracketed(str(address)): str(key) for address, key in self._load("servers.json").items()}
 
     def next_pair(self, role: str) -> KeyPair:
         """Make the pair that :meth:`adopt_next` will put in the place of the present one; made already, it is returned.
@@ -232,7 +259,7 @@ class KeyStore:
         check_public(public)
         host, port = split_address(address)
         with self._locked():
-            self._store("servers.json", {**self.servers(), f"{host}:{port}": public})
+            self._store("servers.json", {**self.servers(), join_address(host, port): public})
 
     def allow_list_stamp(self) -> Tuple[Any, ...]:
         """Changes whenever :meth:`clients` or the own client pair may have changed."""

@@ -23,7 +23,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
 from edge_offload.link.estimate.clock import ClockReading
 from edge_offload.link.estimate.estimator import LinkEstimator
 from edge_offload.link.estimate.scheduling import BothEnds
-from edge_offload.link.security.keys import KeyStore, split_address
+from edge_offload.link.security.keys import KeyStore, trust_remedy
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.attention import Attention
@@ -317,10 +317,9 @@ class Client:
             self._on_notify(kind, body, buffers)
 
     def _other_key(self) -> Refused:
-        host, port = split_address(self.address)
         return Refused(
             f"{self.address} hangs up in the key exchange: it is not the server whose key is known here",
-            remedy=f"edge-offload keys trust --server {host}:{port} KEY (there, 'edge-offload keys list' prints it)",
+            remedy=trust_remedy(self.address),
         )
 
     def _serve(self, context: zmq.Context[Any]) -> None:
@@ -329,6 +328,7 @@ class Client:
         dialled = Dialled(
             context,
             self.address,
+            self._fronts.endpoint,
             pair=self._keys.ensure_pair("client"),
             server_public=self._keys.server_public(self.address),
             hello={"app": hello, "session": self.session},

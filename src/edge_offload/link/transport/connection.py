@@ -12,7 +12,7 @@ import math
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import zmq
 import zmq.utils.garbage  # its exit handler must be the older one, which runs later than those that close links
@@ -20,7 +20,7 @@ import zmq.utils.garbage  # its exit handler must be the older one, which runs l
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
-from edge_offload.link.security.keys import KeyPair
+from edge_offload.link.security.keys import KeyPair, trust_command
 from edge_offload.link.sockets import descriptors
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
@@ -109,12 +109,16 @@ class _Ping:
 
 
 class Dialled:
-    """A fresh DEALER socket on its way to, or in conversation with, a server. Used by one thread only."""
+    """A fresh DEALER socket on its way to, or in conversation with, a server. Used by one thread only.
+
+    ``endpoint`` looks up the numeric address of the server at ``address``.
+    """
 
     def __init__(
         self,
         context: zmq.Context[Any],
         address: str,
+        endpoint: Callable[[], str],
         *,
         pair: KeyPair,
         server_public: str,
@@ -124,7 +128,7 @@ class Dialled:
         limits: Limits,
         far: Waits,
     ) -> None:
-        self.address = address
+        self.address, self._endpoint = address, endpoint
         self.ready = False
         self.welcome: Dict[str, Any] = {}
         self.terms = Terms()
@@ -155,7 +159,6 @@ class Dialled:
         socket.maxmsgsize = limits.max_message_bytes
         socket.handshake_ivl = max(1, int(timings.handshake_s * 1e3))
         socket.connect_timeout = max(1, int(timings.connect_s * 1e3))
-        socket.ipv6 = "[" in address
         socket.curve_serverkey = server_public.encode("ascii")
         socket.curve_publickey = pair.public.encode("ascii")
         socket.curve_secretkey = pair.secret.encode("ascii")
@@ -166,11 +169,13 @@ class Dialled:
 
     def __enter__(self) -> Dialled:
         try:
-            self._socket.connect(self.address)
+            endpoint = self._endpoint()
+            self._socket.ipv6 = "[" in endpoint
+            self._socket.connect(endpoint)
             # fits the empty queue and leaves as soon as the handshake is through; NOBLOCK, because an attempt that has
             # failed already leaves no queue behind
             self._socket.send(self._greeting, zmq.NOBLOCK)
-        except zmq.ZMQError as error:
+        except (OSError, zmq.ZMQError) as error:
             self.__exit__()
             raise ConnectionLost(f"cannot connect: {error.strerror}") from error
         return self
@@ -360,7 +365,7 @@ class Dialled:
                     "key refused",
                     refused=Refused(
                         f"the server at {self.address} does not know this robot's key",
-                        remedy=f"on the server run: edge-offload keys trust NAME '{self._pair.public}'",
+                        remedy=f"on the server run: {trust_command('NAME', self._pair.public)}",
                     ),
                 )
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):

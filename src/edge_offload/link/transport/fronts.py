@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, List, Optional
 
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.link.security.keys import split_address
+from edge_offload.link.security.keys import join_address, split_address
+from edge_offload.link.sockets.lookup import endpoints
 
 #: Notification: the server is being taken away; what has been asked is still answered.
 DRAIN = "drain"
@@ -22,7 +24,7 @@ def addresses(text: str) -> List[str]:
     found = []
     for part in text.split(","):
         host, port = split_address(part.strip())
-        found.append(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        found.append(f"tcp://{join_address(host, port)}")
     if len(set(found)) < len(found):
         raise BadInput(f"{text!r} names an address twice", remedy="name each server once")
     if len(found) > MOST:
@@ -42,6 +44,8 @@ class Fronts:
         self.all = addresses(text)
         self._place = begin % len(self.all)
         self._failed = 0
+        #: Attempts at each that have not been answered: which of the addresses of a name is next.
+        self._attempts: Counter[str] = Counter()
         self._refusals: Dict[str, EdgeOffloadError] = {}
 
     @property
@@ -54,9 +58,21 @@ class Fronts:
         """Whether there is another one to go on with."""
         return len(self.all) > 1
 
+    def endpoint(self) -> str:
+        """``tcp://number:port`` to dial now: of a name that has several addresses one after the other.
+
+        Raises:
+            OSError: the name has none.
+        """
+        attempt = self._attempts[self.current]
+        self._attempts[self.current] += 1
+        found = endpoints(*split_address(self.current))
+        return found[attempt % len(found)]
+
     def connected(self) -> None:
-        """The current one answers: it is kept."""
+        """The current one answers: it is kept, and so is the address that its name has."""
         self._failed = 0
+        self._attempts[self.current] -= 1
         self._refusals.clear()
 
     def lost(self, refused: Optional[EdgeOffloadError], again: bool) -> bool:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import threading
@@ -17,8 +19,9 @@ import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.estimate.scheduling import ThreadCounts
-from edge_offload.link.security.keys import KeyStore, is_loopback, split_address
+from edge_offload.link.security.keys import KeyStore, is_loopback, join_address, split_address
 from edge_offload.link.sockets.descriptors import Wakeup
+from edge_offload.link.sockets.lookup import endpoints
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.fronts import DRAIN
 from edge_offload.link.transport.gate import Gate
@@ -120,7 +123,8 @@ class Listener:
         self._socket.maxmsgsize = self._limits.max_message_bytes
         self._socket.handshake_ivl = int(self._hello_timeout_s * 1e3)
         self._socket.backlog = 128
-        self._socket.ipv6 = ":" in host
+        where = _endpoint(host, port)
+        self._socket.ipv6 = "[" in where
         self._gate = Gate(
             self._context,
             self._socket,
@@ -136,14 +140,14 @@ class Listener:
         self._roster = Roster(self._gate, self._gone, self._peer_timeout_s, self._hello_timeout_s, self.counters)
         self._outgoing.open(self._socket, self._roster)
         try:
-            self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port if port else '*'}")
+            self._socket.bind(where)
         except zmq.ZMQError as error:
             self._socket.disable_monitor()
             self._gate.close()
             self._context.destroy(linger=0)
-            raise BadInput(
-                f"cannot listen on {self._bind}: {error.strerror}", remedy="choose another port, or stop who uses it"
-            ) from error
+            here = error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL)
+            remedy = "give an address of this machine" if here else "choose another port, or stop who uses it"
+            raise BadInput(f"cannot listen on {self._bind}: {error.strerror}", remedy=remedy) from error
         endpoint = self._socket.last_endpoint
         self._address = endpoint.decode("ascii") if isinstance(endpoint, bytes) else str(endpoint)
         self._gate.start()
@@ -362,3 +366,13 @@ def _property(frame: zmq.Frame, name: str) -> str:
         return str(frame.get(name))
     except zmq.ZMQError:
         return ""
+
+
+def _endpoint(host: str, port: int) -> str:
+    """What ZeroMQ binds to: a name that has IPv6 addresses alone as a number, and all else as it stands."""
+    with contextlib.suppress(OSError):
+        # it may also be the name of an interface, or *
+        number = endpoints(host, port or 1)[0].rpartition(":")[0]
+        if "[" in number:
+            return f"{number}:{port or '*'}"
+    return f"tcp://{join_address(host, port or '*')}"

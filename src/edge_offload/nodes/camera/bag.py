@@ -28,6 +28,7 @@ class BagImages(FrameSource):
 
     Attributes:
         info: the calibration in the bag; None when there is none.
+        topic: of the images.
 
     Raises:
         BadInput: no bag, or not exactly one topic to take.
@@ -35,22 +36,22 @@ class BagImages(FrameSource):
 
     def __init__(self, path: str, topic: str = "", info_topic: str = "") -> None:
         self._bag = open_bag(path)
-        self._topic, _ = image_topic(self._bag, topic)
-        self.name = f"images on {self._topic} in {self._bag.filename}"
+        self.topic, _ = image_topic(self._bag, topic)
+        self.name = f"images on {self.topic} in {self._bag.filename}"
         # the median of the index; none for a single image
-        frequency = self._bag.get_type_and_topic_info([self._topic]).topics[self._topic].frequency
+        frequency = self._bag.get_type_and_topic_info([self.topic]).topics[self.topic].frequency
         self.rate = min(1000.0, float(frequency)) if frequency else 0.0
         self.info = self._calibration(info_topic)
         self._messages = self._read()
 
     def _calibration(self, topic: str) -> Optional[CameraInfo]:
-        beside = self._topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
+        beside = self.topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
         for _, message, _ in self._bag.read_messages(topics=[topic or beside, f"/{(topic or beside).strip('/')}"]):
             return message if message._type == "sensor_msgs/CameraInfo" else None
         return None
 
     def _read(self) -> Iterator[Any]:
-        return (message for _, message, _ in self._bag.read_messages(topics=[self._topic]))
+        return (message for _, message, _ in self._bag.read_messages(topics=[self.topic]))
 
     def read(self) -> Optional[Array]:
         message = next(self._messages, None)

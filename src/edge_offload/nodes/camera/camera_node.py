@@ -30,12 +30,13 @@ from std_msgs.msg import Header
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.bag import BagImages
-from edge_offload.nodes.camera.calibration import fitted, load_calibration
+from edge_offload.nodes.camera.calibration import fitted, is_rectified, load_calibration, rectified
 from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, transform_message
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import frame_name
 from edge_offload.perception.geometry import load_camera
 from edge_offload_msgs.msg import PersonArray
 
@@ -82,6 +83,8 @@ class CameraNode(Node):
             self._announce_pose()
         elif isinstance(self._source, BagImages) and self._source.info is not None:
             self._info = self._source.info
+        if isinstance(self._source, BagImages) and is_rectified(self._source.topic) and self._info.width:
+            self._info = rectified(self._info)
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
         self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)
@@ -130,7 +133,9 @@ class CameraNode(Node):
             return
         self._tf = tf2_ros.StaticTransformBroadcaster()
         self._tf.sendTransform(
-            transform_message(camera.pose, rospy.Time.now(), camera.pose_frame, self.params["frame_id"])
+            transform_message(
+                camera.pose, rospy.Time.now(), frame_name(camera.pose_frame), frame_name(self.params["frame_id"])
+            )
         )
 
     def _on_result(self, message: Any) -> None:
@@ -269,7 +274,7 @@ def _video_path(video: str) -> str:
 
 
 def _header(stamp: rospy.Time, frame_id: str) -> Header:
-    return Header(stamp=stamp, frame_id=frame_id)
+    return Header(stamp=stamp, frame_id=frame_name(frame_id))
 
 
 NODE = CameraNode

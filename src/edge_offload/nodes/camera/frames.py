@@ -121,9 +121,12 @@ class ImageFolder(FrameSource):
             return None
         file = self._files[self._next]
         self._next += 1
-        frame = cv2.imread(str(file), cv2.IMREAD_COLOR)
+        frame = cv2.imread(str(file), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
         if frame is None:
             raise BadInput(f"{file} is no image that OpenCV can read")
+        if frame.dtype != "uint8":
+            cause = f"{file} has samples of {8 * frame.itemsize} bits, and which of them hold the picture is not stated"
+            raise BadInput(cause, remedy="convert it to 8 bits")
         image: Array = frame
         return image
 

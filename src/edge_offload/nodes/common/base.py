@@ -34,6 +34,7 @@ class Node:
     Attributes:
         name: default name of the node.
         declared: its private parameters.
+        written: names of those that it sets itself. A node that is started again finds what the one before it wrote.
         computes: whether a network is computed in its process, which then keeps the memory that tensors give back.
         params: their values, checked.
         health: what it says on /diagnostics.
@@ -43,6 +44,7 @@ class Node:
 
     name: ClassVar[str]
     declared: ClassVar[Tuple[Param, ...]] = ()
+    written: ClassVar[Tuple[str, ...]] = ()
     computes: ClassVar[bool] = False
 
     def __init__(self, params: Dict[str, Any], health: Health) -> None:
@@ -188,7 +190,7 @@ def _run(node_class: Type[Node]) -> int:
         raw = rospy.get_param("~", {})
         declared = (*node_class.declared, *COMMON)
         node.params = parameters.read(declared, raw)
-        misspelt = parameters.unknown(declared, raw)
+        misspelt = parameters.unknown(declared, set(raw) - set(node_class.written))
         if misspelt:
             health.warn("parameters", f"unknown parameters: {', '.join('~' + name for name in misspelt)}")
             rospy.logwarn(f"unknown parameters {', '.join('~' + name for name in misspelt)} (see --help)")

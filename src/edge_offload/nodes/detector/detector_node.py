@@ -99,7 +99,6 @@ class DetectorNode(ImageNode):
         *OffloadedNode.shared,
         *ImageNode.looks,
         *POSITIONS,
-        Param("world_frame", "map", "tf frame of the positions, its ground at z = 0"),
     )
 
     def open(self) -> Network:
@@ -108,8 +107,7 @@ class DetectorNode(ImageNode):
         self._objects = rospy.Publisher("detector/objects", ObjectArray, queue_size=100)
         self._mask = rospy.Publisher("detector/mask", Image, queue_size=4)
         self._markers = rospy.Publisher("detector/markers", MarkerArray, queue_size=4)
-        ranges = self.params["depth"] or self.params["cloud"]
-        self._ranges = RangeIntake(self, self._camera.buffer, self._camera.world) if ranges else None
+        self._ranges = RangeIntake.of(self, self._camera)
         labels = list(self._detector.labels)
         self._detections = DetectionPublisher("detector/detections", labels, self._detector.name, self.health)
         return network

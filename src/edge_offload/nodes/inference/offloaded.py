@@ -61,6 +61,7 @@ class OffloadedNode(Node):
     carry: Optional[CarryThread[Any]] = None
     #: Seconds that a frame may still take after the end was asked for.
     drain_s: ClassVar[float] = 10.0
+    written: ClassVar[Tuple[str, ...]] = ("weights_sha256",)
     shared: ClassVar[Tuple[Param, ...]] = (
         Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
         Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
@@ -307,6 +308,7 @@ class ImageNode(OffloadedNode):
 
     #: Topic of the pictures.
     overlay: ClassVar[str]
+    written = (*OffloadedNode.written, "labels")
     looks: ClassVar[Tuple[Param, ...]] = (
         Param("every_frame", False, "work on every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
@@ -335,7 +337,7 @@ class ImageNode(OffloadedNode):
 
     def start(self) -> None:
         params = self.params
-        self._camera = CameraIntake(self, "camera/camera_info", params.get("world_frame", ""))
+        self._camera = CameraIntake(self, "camera/camera_info", "camera/image_raw", params.get("world_frame", ""))
         self.begin(self.open())
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)

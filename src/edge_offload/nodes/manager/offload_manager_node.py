@@ -16,7 +16,8 @@ Subscribes:
   offload/mode       to find out whether another manager publishes it, too
 
 Services:
-  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force; one that cannot run is refused
+  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force; one that cannot run is refused.
+                     It is written to ~mode: a manager that is started again goes on with it, a new launch does not
 
 With ~mode auto (the same as latency) the mode that is expected to finish first is chosen, frame by frame; with energy
 the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
@@ -69,6 +70,7 @@ from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.nodes.inference.turns import task_name
 from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
@@ -78,6 +80,9 @@ from edge_offload_msgs.srv import SetMode, SetModeResponse
 
 #: Seconds between two looks at the temperature.
 TEMPERATURE_S = 1.0
+
+#: Seconds of silence of a battery that are too long.
+BATTERY_S = 30.0
 
 
 #: Tasks for which modes are decided.
@@ -143,6 +148,7 @@ class OffloadManagerNode(Node):
         Param("in_flight", 1, "frames of all tasks that may be under way at the server at once", low=1, high=8),
         *knobs,
     )
+    written = ("asked",)
 
     def start(self) -> None:
         self._lock = threading.Lock()
@@ -151,6 +157,9 @@ class OffloadManagerNode(Node):
         self._began_s = time.monotonic()
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
         self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
+        asked = rospy.get_param("~asked", {})
+        if isinstance(asked, dict) and asked.get("mode") == self._wanted:
+            self._why, self._service_asked = str(asked.get("reason")), True
         self._tasks: Dict[str, _Deciding] = {}
         self._battery = BatteryReader()
         self._of("")
@@ -159,7 +168,9 @@ class OffloadManagerNode(Node):
         self._turns = TurnGiving(self, rules, self._taken)
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
-        rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
+        self._battery_news = awaited("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
+        self.health.watch("battery", self._battery_words)
+        self._batteries = rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
@@ -218,7 +229,14 @@ class OffloadManagerNode(Node):
         except BadInput as error:
             self.health.warn("weights", f"{error}; those of before hold")
 
+    def _battery_words(self) -> str:
+        """Whether the battery is silent; where nobody publishes its topic, or remapped it, there is none."""
+        default = rospy.names.ns_join(rospy.get_namespace(), "battery")
+        there = self._battery_news.ever or self._batteries.get_num_connections() > 0
+        return self._battery_news.words() if there or rospy.resolve_name("battery") != default else ""
+
     def _on_battery(self, message: Any) -> None:
+        self._battery_news.came()
         fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
         battery = self._battery.read(*map(float, fields))
         with self._lock:
@@ -313,7 +331,16 @@ class OffloadManagerNode(Node):
                     words = f"{wanted} was asked for by {caller}"
                     self._announce(deciding, Decision(held, words, deciding.manager.policy.name))
             doubt = self._doubt(policy, asked)
+        self._write_down()
         return SetModeResponse(True, f"{wanted} is in force; it was {before}{doubt}")
+
+    def _write_down(self) -> None:
+        """Set the parameter ~mode, so that a manager that is started again goes on with what was asked for."""
+        try:
+            rospy.set_param("~asked", {"mode": self._wanted, "reason": self._why})
+            rospy.set_param("~mode", self._wanted)
+        except OSError as error:
+            self.health.warn("master", f"ROS master: {error}; this manager forgets mode {self._wanted} when it ends")
 
     def _doubt(self, policy: Any, asked: Sequence[_Deciding]) -> str:
         """What is to be added when a mode is in force and frames do not run in it now."""

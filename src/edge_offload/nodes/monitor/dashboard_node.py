@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Dict, Optional
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import rosgraph
 import rospy
@@ -50,6 +50,7 @@ class DashboardNode(Node, Source):
         Param("names", "", "host names that visitors use for this machine, separated by commas"),
         Param("picture_rate", 10.0, "camera pictures per second at most", low=0.1, high=60.0),
     )
+    written: ClassVar[Tuple[str, ...]] = ("url",)
 
     def start(self) -> None:
         params = self.params

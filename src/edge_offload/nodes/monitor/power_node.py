@@ -11,8 +11,8 @@ The state model has to be told what machine this is: ~inference_watts, ~communic
 three (config/power.yaml has those of a Jetson Xavier NX).
 
 Sensors: INA3221 rails in sysfs and tegrastats (Jetson), RAPL (processor), NVML (NVIDIA GPU). Those that are absent
-are listed on /diagnostics with the reason. A board whose rails do not add up to what it draws is UNKNOWN, and
-/diagnostics warns.
+are listed on /diagnostics with the reason. A machine of which only a part is measured (rails that do not add up, the
+GPU without the processor) is UNKNOWN, and /diagnostics warns. A ~source that is named is read, whatever it measures.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PowerNode(Node):
         for name, why in found.absent.items():
             self.health.value(f"{name} absent", why)
         if found.parts and powers is None:
-            self.health.warn("rails", f"what this board draws is not known: {found.parts}")
+            self.health.warn("rails", f"what this machine draws is not known: {found.parts}")
         model = None if powers is None else StateModel(self._timeline, powers)
         self._meter = EnergyMeter(found.sources, model).start()
         self.health.value("source", self._meter.name or "unknown: no sensor, and no table of watts for this machine")

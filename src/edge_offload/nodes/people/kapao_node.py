@@ -41,6 +41,7 @@ Sets the parameter ~weights_sha256 to the checksum of the model's weights.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -104,7 +105,6 @@ class KapaoNode(ImageNode):
         Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
         Param("local", "", "with ~carry: a smaller network that runs here and stands in where it is the better one"),
         Param("local_options", {}, "options of that network, such as {size: 320}"),
-        Param("world_frame", "map", "tf frame of the positions, its ground at z = 0"),
     )
 
     def open(self) -> Network:
@@ -115,13 +115,15 @@ class KapaoNode(ImageNode):
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
         self._recording = 0
-        if params["carry"]:
-            self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
         self._detections = DetectionPublisher("kapao/detections", ["person"], network.estimator.name, self.health)
-        ranges = params["depth"] or params["cloud"]
-        self._ranges = RangeIntake(self, self._camera.buffer, self._camera.world) if ranges else None
+        self._ranges = RangeIntake.of(self, self._camera)
+        if params["carry"]:
+            self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
+            self._camera.poses.tell(self.carry.wake)
+            if self._ranges is not None:
+                self._ranges.tell(self.carry.wake)
         return network
 
     def _carried(self) -> Task[List[TrackedPerson]]:
@@ -130,7 +132,9 @@ class KapaoNode(ImageNode):
         if params["every_frame"]:
             raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
         self._flow = FlowCarrier()
-        task: Task[List[TrackedPerson]] = Task(self._flow, self._see, self._leave, self._publish_failure, people_drop)
+        task: Task[List[TrackedPerson]] = Task(
+            self._flow, self._see, self._leave, self._publish_failure, people_drop, waits=self._waits_s
+        )
         if not params["local"]:
             return task
         local = self._local = build_estimator(params["local"], **params["local_options"])
@@ -170,6 +174,10 @@ class KapaoNode(ImageNode):
         self._pipeline.tracker.reset()
         self._selector.reset()
         return True
+
+    def _waits_s(self, frame: Frame) -> float:
+        """Until when the result of an image may wait for its pose, its depth image and its cloud."""
+        return max(self._camera.waits_s(frame), -math.inf if self._ranges is None else self._ranges.waits_s(frame))
 
     def _locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
         make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)

@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 import pathlib
+import shlex
 import socket
 from typing import Any, Set
 
@@ -42,7 +43,7 @@ def prepare(folder: pathlib.Path, head: bool) -> None:
             )
         _make_authority(folder)
     if authority.stat().st_mode & 0o077:
-        raise BadInput(f"others can read {authority}", remedy=f"chmod 600 {authority}")
+        raise BadInput(f"others can read {authority}", remedy=f"chmod 600 {shlex.quote(str(authority))}")
     if not _fits(folder):
         _make_own(folder)
     _check_clock(folder)

@@ -13,6 +13,7 @@ import logging
 import os
 import pathlib
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -106,7 +107,8 @@ def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) 
             remedy="on the head, 'edge-offload pool head' makes it; copy it from there, with mode 0600",
         ) from None
     if mode & 0o077:
-        raise BadInput(f"others can read {token}", remedy=f"chmod 600 {token}, or make a new one: it may be known")
+        remedy = f"chmod 600 {shlex.quote(str(token))}, or make a new one: it may be known"
+        raise BadInput(f"others can read {token}", remedy=remedy)
     found = dict(os.environ if base is None else base)
     found.update(
         RAY_AUTH_MODE="token",

@@ -2,7 +2,8 @@
 
 What the text leaves open is decided so: a robot is in a batch at most once; a batch is no larger than the strictest of
 its members allows; a robot's frames rise, so a request whose frame has been asked for already falls away; the order of
-arrivals is kept. The time is linear in the requests, but for their merging by arrival.
+arrivals is kept; where nobody who has requests left has a new frame, the device waits for the next one. The time is
+linear in the requests, but for their merging by arrival, and for such looks at all robots.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def adjust(
     wait: bool = False,
     until: float = math.inf,
 ) -> List[Batch]:
-    """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2).
+    """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2), as long as there are frames.
 
     Args:
         paces: the robots.
@@ -122,7 +123,9 @@ def adjust(
     newest = [pace.frame for pace in paces]
     inside = [-1] * len(paces)
     floor = math.floor
-    at, start, number = 0, begin, 0
+    #: Of each robot, which of the requests is its last.
+    last = {} if wait else {place: at for at, place in enumerate(requests)}
+    at, start, number, looked = 0, begin, 0, math.nan
     while at < count:
         members: List[Tuple[int, int]] = []
         size, limit = 0, largest
@@ -137,6 +140,11 @@ def adjust(
                 frame = newest[place] + later
                 start = max(start, arrival + (frame - first) * frame_interval - min(0.0, late))
                 frame = max(frame, first + floor((start - arrival + late) / frame_interval + _NEAR))
+            elif not wait and not size and frame <= newest[place] and looked != start:
+                looked = max(start, _next_frame_s(paces, [one for one in last if last[one] >= at], newest, start))
+                if looked > start:
+                    start = looked
+                    continue
             if frame > newest[place]:
                 members.append((place, frame))
                 size += 1
@@ -152,3 +160,10 @@ def adjust(
             start += takes[size - 1]
             number += 1
     return plan
+
+
+def _next_frame_s(paces: Sequence[Pace], places: Sequence[int], newest: Sequence[int], start: float) -> float:
+    """When the first of the robots at ``places`` has a frame after its ``newest`` one; ``start``: it has one then."""
+    if any(paces[place].frame_at(start) > newest[place] for place in places):
+        return start
+    return min(paces[place].arrival_of(newest[place] + 1) - min(0.0, paces[place].late or 0.0) for place in places)
