@@ -47,8 +47,8 @@ def places_of(
 
 def rectangle_pose(extent: Extent) -> Pose:
     """The pose of a detection's rectangle: x along its width, y along its height, z away from the camera."""
-    turn = Quaternion(*Rotation.from_matrix(extent.rotation).as_quat().tolist())
-    return Pose(Point(*extent.centre.tolist()), turn)
+    x, y, z, w = Rotation.from_matrix(extent.rotation).as_quat().tolist()
+    return Pose(Point(*extent.centre.tolist()), Quaternion(x=x, y=y, z=z, w=w))
 
 
 class DetectionPublisher:
@@ -115,23 +115,27 @@ class DetectionPublisher:
             scores: float [n].
             classes: int [n].
         """
-        if self.space is None or not self.space.get_num_connections():
-            return
-        stamped = copy_header(header)
-        message = vision.Detection3DArray(header=stamped)
-        for place, score, number in zip(places, scores.tolist(), classes.tolist()):
-            if place is None:
-                continue
-            position, extent = place
-            stamped.frame_id = position.frame
-            one = vision.Detection3D(header=stamped)
-            one.bbox.center = rectangle_pose(extent)
-            one.bbox.size = Vector3(extent.width, extent.height, 0.0)
-            result = vision.ObjectHypothesisWithPose(id=number, score=score)
-            result.pose.pose = Pose(Point(*position.xyz.tolist()), Quaternion(w=1.0))
-            covariance = np.diag([0.0] * 3 + [ANY_TURN] * 3)
-            covariance[:3, :3] = position.covariance
-            result.pose.covariance = covariance.ravel().tolist()
-            one.results = [result]
-            message.detections.append(one)
-        self.space.publish(message)
+        if self.space is not None and self.space.get_num_connections():
+            self.space.publish(places_message(header, places, scores, classes))
+
+
+def places_message(header: Any, places: Sequence[Optional[Place]], scores: Array, classes: Array) -> Any:
+    """The ``Detection3DArray`` of a frame, as :meth:`DetectionPublisher.publish_places` takes it."""
+    stamped = copy_header(header)
+    message = vision.Detection3DArray(header=stamped)
+    for place, score, number in zip(places, scores.tolist(), classes.tolist()):
+        if place is None:
+            continue
+        position, extent = place
+        stamped.frame_id = position.frame
+        one = vision.Detection3D(header=stamped)
+        one.bbox.center = rectangle_pose(extent)
+        one.bbox.size = Vector3(extent.width, extent.height, 0.0)
+        result = vision.ObjectHypothesisWithPose(id=number, score=score)
+        result.pose.pose = Pose(Point(*position.xyz.tolist()), Quaternion(w=1.0))
+        covariance = np.diag([0.0] * 3 + [ANY_TURN] * 3)
+        covariance[:3, :3] = position.covariance
+        result.pose.covariance = covariance.ravel().tolist()
+        one.results = [result]
+        message.detections.append(one)
+    return message
