@@ -81,7 +81,7 @@ RECEIVED: Dict[str, str] = {
     "edge_offload_msgs/Forecast": f"""
         {_NO_HEADER}
         task | used in nodes/manager/offload_manager_node.py
-        mode latency error doubt energy bytes_up bytes_down obstacle absent remedy | used
+        mode latency error doubt covariance energy bytes_up bytes_down obstacle absent remedy | used
         deadline server_load uplink downlink link_error link_age | used
     """,
     "edge_offload_msgs/OffloadMode": f"""
@@ -289,7 +289,7 @@ PUBLISHED: Dict[str, str] = {
     """,
     "edge_offload_msgs/Forecast": f"""
         {_OF_FRAME}
-        task mode latency error doubt energy bytes_up bytes_down obstacle absent remedy | set
+        task mode latency error doubt covariance energy bytes_up bytes_down obstacle absent remedy | set
         deadline server_load uplink downlink link_error link_age | set
     """,
     "edge_offload_msgs/OffloadMode": f"""

@@ -272,14 +272,13 @@ def intake(monkeypatch):
 
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: None)
     monkeypatch.setattr(intake.rospy, "resolve_name", lambda name: name)
-    monkeypatch.setattr(intake.tf2_ros, "Buffer", lambda: None)
-    monkeypatch.setattr(intake.tf2_ros, "TransformListener", lambda _: None)
-    monkeypatch.setattr(intake.CameraIntake, "pose", lambda *_: None)
+    monkeypatch.setattr(intake, "Poses", lambda: types.SimpleNamespace(frames=lambda: [], tell=lambda call: None))
+    monkeypatch.setattr(intake, "others_of", lambda *_: "")
     health = Health()
-    node = types.SimpleNamespace(callback=lambda call: call, health=health)
+    node = types.SimpleNamespace(callback=lambda call: call, health=health, params={})
 
     def make(images="/camera/image_raw"):
-        made = intake.CameraIntake(node, "/camera/camera_info", images, "map")
+        made = intake.CameraIntake(node, "/camera/camera_info", images, "none")
 
         def see(info, second):
             info.header.stamp = rospy.Time(second)
@@ -288,7 +287,7 @@ def intake(monkeypatch):
         def ray(second, pixel, width=640, height=480, placeable=True):
             message = types.SimpleNamespace(header=types.SimpleNamespace(stamp=rospy.Time(second), frame_id="c"))
             frame = intake.Frame(message, 0.0, Instant(10**9, fault="" if placeable else ZERO))
-            camera = made.locator(frame, width, height, lambda camera, pose: camera)
+            camera = made.locator(frame, width, height, lambda camera, **_: camera)
             return None if camera is None else camera.rays(np.array([pixel], dtype=float))[0].tolist()
 
         return made, see, ray, health

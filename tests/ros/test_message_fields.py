@@ -20,6 +20,7 @@ import genpy
 import roslib.message
 import rospy
 import tf2_py
+import tf2_ros
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion
 from sensor_msgs.msg import BatteryState, CameraInfo, CompressedImage, Image, RegionOfInterest
@@ -225,7 +226,10 @@ def battery(message):
     from edge_offload.nodes.manager.offload_manager_node import OffloadManagerNode
 
     health = Health()
-    node = types.SimpleNamespace(_battery=BatteryReader(), _lock=threading.Lock(), _tasks={}, health=health)
+    news = types.SimpleNamespace(came=lambda: None)
+    node = types.SimpleNamespace(
+        _battery=BatteryReader(), _battery_news=news, _lock=threading.Lock(), _tasks={}, health=health
+    )
     OffloadManagerNode._on_battery(node, message)
     return health.report().values["battery"]
 
@@ -243,20 +247,20 @@ def pose(message):
 
 
 def goal(message):
+    from edge_offload.nodes.common.poses import Poses
     from edge_offload.nodes.inference.intake import Frame
-    from edge_offload.nodes.scene.agrnav_node import AgrnavNode
+    from edge_offload.nodes.scene.goal import GoalIntake
     from edge_offload.perception.timeline import Instant
 
-    turned = transform_message(Transform.from_quaternion((1, 2, 0), (0.5, 0.5, 0.5, 0.5)), rospy.Time(9), "b", "map")
-    buffer = types.SimpleNamespace(lookup_transform=lambda _, source, *__: turned if source == "map" else {}[source])
-    node = types.SimpleNamespace(
-        _goal=message, _goal_lock=threading.Lock(), _buffer=buffer, health=Health(), params={}, _grid=GRID
-    )
+    buffer = tf2_ros.Buffer(debug=False)
+    pose = Transform.from_quaternion((1, 2, 0), (0.5, 0.5, 0.5, 0.5))
+    turned = transform_message(pose, rospy.Time(9), "lidar", "map")
+    buffer.set_transform_static(turned, "test")
+    node = types.SimpleNamespace(params={}, health=Health(), callback=lambda call: call)
+    made = GoalIntake(node, Poses(buffer))
+    made._on_goal(copy.deepcopy(message))
     frame = Frame(types.SimpleNamespace(header=HEADER), 0.0, Instant(9 * 10**9))
-    try:
-        return AgrnavNode._goal_cell(node, frame), node.health.report()
-    except KeyError as error:
-        return str(error)
+    return made.place(frame, wait=False), node.health.report()
 
 
 def diagnostics(message):
@@ -386,8 +390,8 @@ EXAMPLES = {
     "edge_offload_msgs/Forecast": (
         forecast,
         [
-            Forecast(HEADER, "people", ["local"], *([value] for value in seconds(1, 2, 3)), [4.0], [5], [6], [""],
-                     ["split"], ["no plan"], rospy.Duration(1), 0.5, 100.0, 50.0, 0.25, rospy.Duration(2))
+            Forecast(HEADER, "people", ["local"], *([value] for value in seconds(1, 2, 3)), [0.5], [4.0], [5], [6],
+                     [""], ["split"], ["no plan"], rospy.Duration(1), 0.5, 100.0, 50.0, 0.25, rospy.Duration(2))
         ],
         {"mode": ["server"], "absent": ["lazy"], "remedy": ["another"], "obstacle": ["no link"]},
     ),
@@ -547,7 +551,8 @@ def published_examples():
     pose = Transform.from_quaternion((1, 2, 3), (0.5, 0.5, 0.5, 0.5))
     transform = transform_message(pose, HEADER.stamp, "map", "lidar")
     absent = {Mode.SPLIT: "no plan"}
-    expected = ModeForecast(Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6)
+    expected = ModeForecast(Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6,
+                            covariance={Mode.SERVER: 0.5})
     link = link_of(Forecast(uplink=100.0, downlink=50.0, link_error=0.25, link_age=rospy.Duration(2)))
     situation = Situation(1.0, {Mode.SERVER: expected}, 0.5, 0.75, absent=absent, link=link)
     person = TrackedPerson(3, np.arange(1.0, 5), 0.5, np.full((17, 3), 0.5), np.ones(2), 1.0, 0.0, False)

@@ -27,6 +27,8 @@ BEFORE_NOTE = BEFORE.with_name("before_note.bag")
 BEFORE_POSITIONS = BEFORE.with_name("before_positions.bag")
 #: Written with the messages as they were before people had the covariance of their position.
 BEFORE_COVARIANCE = BEFORE.with_name("before_covariance.bag")
+#: Written with the messages as they were before forecasts carried a covariance.
+BEFORE_MODE_COVARIANCE = BEFORE.with_name("before_mode_covariance.bag")
 
 
 @pytest.fixture
@@ -139,6 +141,16 @@ def test_a_bag_of_before_objects_had_positions_is_migrated(migrated):
     assert (thing.class_id, thing.label, thing.score, thing.y_max) == (2, "chair", 0.5, 4.0)
     assert (thing.position_source, thing.position_frame) == (Object.UNKNOWN, ""), "what was not recorded is unknown"
     assert not any(thing.position_covariance)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_forecasts_carried_a_covariance_is_migrated(migrated):
+    from edge_offload_msgs.msg import Forecast
+
+    (forecast,) = migrated(BEFORE_MODE_COVARIANCE)
+    assert forecast._md5sum == Forecast._md5sum
+    assert list(forecast.covariance) == [], "modes are independent where nothing is known"
+    assert (forecast.task, list(forecast.bytes_up), forecast.doubt[0].to_nsec()) == ("people", [0, 245_000], 2_000_000)
 
 
 @pytest.mark.ros

@@ -35,7 +35,7 @@ def camera(monkeypatch, poses, world="auto", info=True, calibrated=True, **param
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: None)
     monkeypatch.setattr(intake, "others_of", lambda *_: " (there are some on /front/camera_info)")
     node = Quiet(**params)
-    made = intake.CameraIntake(node, "info", "image", world)
+    made = intake.CameraIntake(node, "info", "image_raw", world)
     if info:
         k = [100.0, 0, 64, 0, 100, 48, 0, 0, 1] if calibrated else [0.0] * 9
         made._on_info(CameraInfo(width=128, height=96, distortion_model="plumb_bob", D=[0.0] * 5, K=k))
@@ -310,3 +310,26 @@ def test_a_goal_in_a_frame_with_a_slash_is_placed_and_an_unknown_one_told(monkey
     report = node.health.report()
     assert report.level == WARN
     assert "no frame 'odom': tf has these: lidar, map; publish where 'odom' is" in report.message
+
+
+def test_a_lidar_that_falls_silent_is_told(monkeypatch):
+    from sensor_msgs.msg import PointCloud2
+
+    from edge_offload.nodes.common import topic_types
+    from edge_offload.nodes.lidar import lidar_node
+
+    monkeypatch.setattr(topic_types, "others_of", lambda *_: " (there are some on /velodyne_points)")
+    monkeypatch.setattr(lidar_node.rospy, "Publisher", lambda *_, **__: types.SimpleNamespace(publish=lambda _: None))
+    monkeypatch.setattr(lidar_node.rospy, "Subscriber", lambda *_, **__: None)
+    monkeypatch.setattr(lidar_node, "cloud_to_points", lambda _: [])
+    monkeypatch.setattr(lidar_node, "points_to_cloud", lambda *_: None)
+    params = {param.name: param.default for param in lidar_node.LidarNode.declared}
+    node = lidar_node.LidarNode({**params, "input": "/points"}, Health())
+    node.start()
+    node._on_cloud(PointCloud2())
+    assert node.health.report().level == OK
+    node._input._came_s -= 10.0
+    report = node.health.report()
+    assert report.level == WARN
+    assert "no cloud on /points for 10 s" in report.message
+    assert "/velodyne_points" in report.message

@@ -51,6 +51,27 @@ def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
         CameraNode(params.read(CameraNode.declared, raw), Health()).start()
 
 
+@pytest.mark.parametrize("kind", ["camera", "lidar"])
+def test_a_bag_without_an_index_is_refused_with_the_command_that_makes_one(master, tmp_path, kind):
+    """What is left of a recording whose power failed."""
+    import shutil
+
+    import rosbag
+    from std_msgs.msg import String
+
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.camera.bag import BagImages
+    from edge_offload.nodes.lidar.sweeps import BagSweeps
+
+    whole, cut = tmp_path / "whole.bag", tmp_path / "cut.bag"
+    with rosbag.Bag(str(whole), "w") as bag:
+        bag.write("/x", String("x"))
+        bag.flush()
+        shutil.copy(whole, cut)
+    with pytest.raises(BadInput, match=r"has no index; run: rosbag reindex .*cut\.bag"):
+        (BagImages if kind == "camera" else BagSweeps)(str(cut))
+
+
 def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
     from sensor_msgs.msg import CameraInfo, Image
 

@@ -194,7 +194,7 @@ class ImageIntake:
             ):
                 rospy.logwarn(f"no image on {topic} yet{self._others(topic)}")
         else:
-            health.warn("images", f"no image on {topic} for {silent:.0f} s")
+            health.warn("images", f"no image on {topic} for {silent:.0f} s; check its driver and the network")
 
     def _follow_publisher(self) -> None:
         raw = self._raw is not None and self._raw.get_num_connections() > 0

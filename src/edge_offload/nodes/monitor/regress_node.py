@@ -35,8 +35,9 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, PointCloud2
 
 from edge_offload import records
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.nodes.camera.bag import image_topic, open_bag
+from edge_offload.nodes.camera.bag import image_topic
 from edge_offload.nodes.camera.calibration import is_rectified, rectified
+from edge_offload.nodes.common.bags import open_bag
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.lidar.sweeps import cloud_topic

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Tuple
 
 from edge_offload.errors import BadInput
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.models.sconet.completer import SceneCompleter
 from edge_offload.models.voxels import around
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.network import Network
 
