@@ -11,7 +11,8 @@ import torch
 from edge_offload.errors import BadInput, LinkLost
 from edge_offload.mode import Mode
 from edge_offload.models.people import People
-from edge_offload.perception.geometry import Locator, PinholeCamera
+from edge_offload.perception.geometry import PinholeCamera
+from edge_offload.perception.locator import Locator
 from edge_offload.perception.pipeline import PeoplePipeline
 from edge_offload.timing import InferenceReport
 from tests.perception.scenes import box_at, people
@@ -93,11 +94,11 @@ def test_positions_come_from_depth_but_not_for_guesses() -> None:
     estimator = Estimator(clock)
     pipeline = PeoplePipeline(estimator, clock=clock)
     depth = np.full((480, 640), 3.0, np.float32)
-    (seen,) = pipeline.process(frame(), 0.0, runner(clock), locator=Locator(view), depth=depth).people
+    (seen,) = pipeline.process(frame(), 0.0, runner(clock), locator=Locator(view, depth=depth)).people
     assert seen.position is not None
     assert seen.position.xyz[2] == pytest.approx(3.0)
     estimator.interpret = lambda outputs, placement: People.empty()  # type: ignore[method-assign]
-    (guess,) = pipeline.process(frame(), 0.1, runner(clock), locator=Locator(view), depth=depth).people
+    (guess,) = pipeline.process(frame(), 0.1, runner(clock), locator=Locator(view, depth=depth)).people
     assert guess.coasting
     assert guess.position is None
 

@@ -38,8 +38,8 @@ RECEIVED: Dict[str, str] = {
         roi.do_rectify | ignored: image_geometry and image_proc do not read it; P is moved by the region as it is
     """,
     "sensor_msgs/PointCloud2": """
-        header.seq | ignored: of sweeps only the newest counts
-        header.stamp header.frame_id | used in nodes/scene/agrnav_node.py
+        header.seq | ignored: sweeps are told apart by their stamps and arrivals
+        header.stamp header.frame_id | used in nodes/scene/agrnav_node.py nodes/inference/ranges.py
         height width fields.name fields.offset fields.datatype is_bigendian point_step row_step data | used
         fields.count | ignored: of a field with several values the first is at its offset
         is_dense | ignored: points that are no returns are told by their values
@@ -126,6 +126,8 @@ RECEIVED: Dict[str, str] = {
         frame_seq model mode image_width image_height | ignored: Latency says the same of the frame
         objects.class_id objects.label objects.score | ignored: a run counts the objects
         objects.x_min objects.y_min objects.x_max objects.y_max | ignored: a run counts the objects
+        objects.position_source objects.position_frame objects.position_covariance | ignored: for other nodes
+        objects.position.x objects.position.y objects.position.z | ignored: for other nodes
     """,
     "edge_offload_msgs/SemanticGrid": """
         header.seq header.frame_id | ignored: a run counts labels, not places
@@ -222,7 +224,7 @@ PUBLISHED: Dict[str, str] = {
         markers.header.stamp markers.header.frame_id markers.ns markers.id markers.type | set
         markers.action | default: ADD is 0; DELETEALL comes before
         markers.pose.position.x markers.pose.position.y markers.pose.position.z markers.pose.orientation.w | set
-        markers.pose.orientation.x markers.pose.orientation.y markers.pose.orientation.z | default: upright
+        markers.pose.orientation.x markers.pose.orientation.y markers.pose.orientation.z | set
         markers.scale.x markers.scale.y markers.scale.z markers.lifetime markers.text | set
         markers.color.r markers.color.g markers.color.b markers.color.a | set
         markers.points.x markers.points.y markers.points.z | set
@@ -248,6 +250,28 @@ PUBLISHED: Dict[str, str] = {
         detections.source_img.width detections.source_img.encoding | default: the frame has its own topic
         detections.source_img.is_bigendian detections.source_img.step | default: the frame has its own topic
         detections.source_img.data | default: the frame has its own topic
+    """,
+    "vision_msgs/Detection3DArray": f"""
+        {_OF_FRAME}
+        detections.header.seq | default: rospy counts it itself
+        detections.header.stamp detections.header.frame_id detections.results.id detections.results.score | set
+        detections.results.pose.pose.position.x detections.results.pose.pose.position.y | set
+        detections.results.pose.pose.position.z detections.results.pose.covariance | set
+        detections.results.pose.pose.orientation.x detections.results.pose.pose.orientation.y | default: unknown
+        detections.results.pose.pose.orientation.z | default: unknown, as the covariance says
+        detections.results.pose.pose.orientation.w | set
+        detections.bbox.center.position.x detections.bbox.center.position.y detections.bbox.center.position.z | set
+        detections.bbox.center.orientation.x detections.bbox.center.orientation.y | set
+        detections.bbox.center.orientation.z detections.bbox.center.orientation.w | set
+        detections.bbox.size.x detections.bbox.size.y | set
+        detections.bbox.size.z | default: how deep an object is, is not measured
+        detections.source_cloud.header.seq detections.source_cloud.header.stamp | default: clouds have their own topic
+        detections.source_cloud.header.frame_id detections.source_cloud.height | default: clouds have their own topic
+        detections.source_cloud.width detections.source_cloud.fields.name | default: clouds have their own topic
+        detections.source_cloud.fields.offset detections.source_cloud.fields.datatype | default: likewise
+        detections.source_cloud.fields.count detections.source_cloud.is_bigendian | default: likewise
+        detections.source_cloud.point_step detections.source_cloud.row_step | default: likewise
+        detections.source_cloud.data detections.source_cloud.is_dense | default: likewise
     """,
     "vision_msgs/VisionInfo": """
         header.seq header.stamp header.frame_id | default: it is about every frame
@@ -307,6 +331,8 @@ PUBLISHED: Dict[str, str] = {
         frame_seq model mode image_width image_height | set
         objects.class_id objects.label objects.score | set
         objects.x_min objects.y_min objects.x_max objects.y_max | set
+        objects.position_source objects.position_frame objects.position_covariance | set
+        objects.position.x objects.position.y objects.position.z | set
     """,
     "edge_offload_msgs/SemanticGrid": f"""
         {_OF_FRAME}
@@ -331,6 +357,7 @@ PUBLISHED: Dict[str, str] = {
 }
 
 DYNAMIC: Dict[str, Dict[str, str]] = {
+    "nodes/inference/depth.py": {"Subscriber self.kind": "sensor_msgs/Image sensor_msgs/PointCloud2"},
     "nodes/inference/intake.py": {"Subscriber kind": "sensor_msgs/Image sensor_msgs/CompressedImage"},
     "nodes/monitor/run_recorder.py": {
         "Subscriber self._kind.message": "edge_offload_msgs/PersonArray edge_offload_msgs/ObjectArray "

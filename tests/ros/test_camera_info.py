@@ -287,7 +287,7 @@ def intake(monkeypatch):
         def ray(second, pixel, width=640, height=480, placeable=True):
             message = types.SimpleNamespace(header=types.SimpleNamespace(stamp=rospy.Time(second), frame_id="c"))
             frame = intake.Frame(message, 0.0, Instant(10**9, fault="" if placeable else ZERO))
-            camera = made.locator(frame, width, height, lambda camera, pose: camera)
+            camera = made.locator(frame, width, height, lambda camera, **_: camera)
             return None if camera is None else camera.rays(np.array([pixel], dtype=float))[0].tolist()
 
         return made, see, ray, health

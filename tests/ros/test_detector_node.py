@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.ros.ros_rig import free_port, wait_for
+from tests.ros.ros_rig import free_port, wait_for, wait_for_readers
 
 OWN = {"model": "tiny_detector:make", "detector": "tiny_detector:Spot", "threads": 1}
 
@@ -82,6 +84,135 @@ def test_detections_are_told_in_the_words_of_the_field(graph, images):
     assert one.bbox.center.x == pytest.approx((spot.x_min + spot.x_max) / 2)
     assert one.bbox.size_y == pytest.approx(spot.y_max - spot.y_min)
     assert rospy.get_param(info.messages[0].database_location) == {"0": "none", "1": "spot"}
+
+
+@pytest.fixture
+def robot():
+    """Static tf of a robot, with frames that no other test has: the map, an eye 1 m above it, a LiDAR above the eye."""
+    import numpy as np
+    import tf2_ros
+
+    from edge_offload.nodes.common.convert import transform_message
+    from edge_offload.perception.geometry import Transform
+
+    class Robot:
+        eye = Transform(np.array([[0.0, 0, 1], [-1, 0, 0], [0, -1, 0]]), np.array([3.0, -2.0, 1.0]))
+        lidar = Transform(np.eye(3), np.array([3.0, -2.0, 1.3]))
+
+        def publish(self):
+            import rospy
+
+            self.broadcaster = tf2_ros.StaticTransformBroadcaster()
+            poses = {"eye_of_robot": self.eye, "lidar_of_robot": self.lidar}
+            self.broadcaster.sendTransform(
+                [transform_message(pose, rospy.Time(1), "map_of_robot", name) for name, pose in poses.items()]
+            )
+
+        def cloud(self, stamp):
+            """A plate 5 m before the eye, a wall behind it and the floor, as the LiDAR sees them."""
+            from std_msgs.msg import Header
+
+            from edge_offload.nodes.common.convert import points_to_cloud
+
+            across, up = (each.ravel() for each in np.meshgrid(np.linspace(-1, 1, 41), np.linspace(-1, 1, 41)))
+            solids = [
+                np.stack([np.full(across.size, 5.0), 0.6 * across, 0.6 * up], axis=1),
+                np.stack([np.full(across.size, 12.0), 9 * across, 4 * up], axis=1),
+                np.stack([6 + 5 * across, 5 * up, np.full(across.size, -1.0)], axis=1),
+            ]
+            seen = np.concatenate(solids) + self.eye.translation - self.lidar.translation
+            points = np.concatenate([seen, np.zeros((len(seen), 1))], axis=1)
+            return points_to_cloud(points, Header(stamp=stamp, frame_id="lidar_of_robot"))
+
+    made = Robot()
+    yield made
+    made.broadcaster.pub_tf.unregister()
+
+
+def test_an_object_has_its_position_from_the_points_of_a_lidar_in_its_box(graph, images, robot):
+    """Cloud, calibration and tf of a made-up robot: in our message, in the field's, and as markers."""
+    import rospy
+    from sensor_msgs.msg import CameraInfo, PointCloud2
+    from std_msgs.msg import Header
+    from visualization_msgs.msg import MarkerArray
+
+    from edge_offload_msgs.msg import Object
+
+    vision = pytest.importorskip("vision_msgs.msg", reason="vision_msgs is not installed (scripts/setup --vision-msgs)")
+    node, objects, _ = start(graph, images, every_frame=True, cloud=True, world_frame="map_of_robot")
+    space, markers = (
+        graph.listen("detector/detections_3d", vision.Detection3DArray), graph.listen("detector/markers", MarkerArray)
+    )  # fmt: skip
+    info = graph.publisher("camera/camera_info", CameraInfo, latch=True)
+    clouds = graph.publisher("lidar/points", PointCloud2)
+    info.publish(CameraInfo(width=128, height=96, K=[100, 0, 64, 0, 100, 48, 0, 0, 1], distortion_model="plumb_bob"))
+    wait_for_readers(clouds, info)
+    wait_for(lambda: space.connected and markers.connected, "the topics")
+
+    def send(cloud):
+        stamp = rospy.Time(1_700_000_000 + len(images.stamps))
+        if cloud:
+            clouds.publish(robot.cloud(stamp - rospy.Duration(0, 40_000_000)))
+            time.sleep(0.3)
+        count = len(objects)
+        images.send(x=70, y=40, header=Header(stamp=stamp, frame_id="eye_of_robot"))
+        return wait_for(lambda: len(objects) > count and objects.messages[-1], "the answer").objects[0]
+
+    lost = send(cloud=False)
+    assert lost.position_source == Object.UNKNOWN
+    wait_for(lambda: graph.says(node, 1, "name its topic (cloud_topic:=)"), "the word of the silent LiDAR")
+    robot.publish()
+
+    def placed():
+        """On a busy machine tf or the cloud may come after the image."""
+        spot = send(cloud=True)
+        return spot if spot.position_source == Object.LIDAR else None
+
+    spot = wait_for(placed, "a position")
+    assert spot.position_frame == "map_of_robot"
+    # 5 m ahead of the eye; left and up as the middle of the box is
+    u, v = (spot.x_min + spot.x_max) / 2, (spot.y_min + spot.y_max) / 2
+    where = [3.0 + 5.0, -2.0 - 5.0 * (u - 64) / 100, 1.0 - 5.0 * (v - 48) / 100]
+    assert [spot.position.x, spot.position.y, spot.position.z] == pytest.approx(where, abs=0.02)
+    assert 0 < spot.position_covariance[0] < 0.02
+    wait_for(lambda: graph.says(node, 0), "a green light")
+    wait_for(lambda: len(space) and space.messages[-1].detections and len(markers), "the other messages")
+    (one,) = space.messages[-1].detections
+    assert (one.header.frame_id, one.results[0].id) == ("map_of_robot", 1)
+    point = one.results[0].pose.pose.position
+    assert [point.x, point.y, point.z] == pytest.approx(where, abs=0.02)
+    assert one.bbox.size.x == pytest.approx(5.0 * (spot.x_max - spot.x_min) / 100, rel=0.02)
+    label = next(marker for marker in markers.messages[-1].markers if marker.ns == "labels")
+    assert (label.text, label.header.frame_id) == ("spot (lidar)", "map_of_robot")
+
+
+def test_a_person_has_a_position_from_a_lidar_too(graph, images, robot):
+    import rospy
+    from sensor_msgs.msg import CameraInfo, PointCloud2
+    from std_msgs.msg import Header
+
+    from edge_offload_msgs.msg import Person, PersonArray
+
+    people = graph.listen("kapao/people", PersonArray)
+    graph.node("kapao_node", model="tiny_people:make", threads=1, cloud=True, world_frame="map_of_robot")
+    info = graph.publisher("camera/camera_info", CameraInfo, latch=True)
+    clouds = graph.publisher("lidar/points", PointCloud2)
+    info.publish(CameraInfo(width=128, height=96, K=[100, 0, 64, 0, 100, 48, 0, 0, 1], distortion_model="plumb_bob"))
+    robot.publish()
+    wait_for_readers(clouds, info, images.publisher)
+
+    def person():
+        stamp = rospy.Time(1_700_000_000 + len(images.stamps))
+        clouds.publish(robot.cloud(stamp))
+        time.sleep(0.3)
+        count = len(people)
+        images.send(header=Header(stamp=stamp, frame_id="eye_of_robot"))
+        (found,) = wait_for(lambda: len(people) > count and people.messages[-1], "the answer").people
+        return found if found.position_source == Person.LIDAR else None
+
+    found = wait_for(person, "a position")
+    assert found.position_frame == "map_of_robot"
+    assert found.position.x == pytest.approx(3.0 + 5.0, abs=0.02)
 
 
 def test_without_those_messages_the_node_says_where_they_are_to_be_had(graph, images):

@@ -23,6 +23,8 @@ BEFORE_OVERLAP = BEFORE.with_name("before_overlap.bag")
 #: Written with the messages as they were before a server's status told what it does not believe of robots.
 BEFORE_NOTE = BEFORE.with_name("before_note.bag")
 
+#: Written with the messages as they were before objects had positions and positions came from a LiDAR, too.
+BEFORE_POSITIONS = BEFORE.with_name("before_positions.bag")
 #: Written with the messages as they were before people had the covariance of their position.
 BEFORE_COVARIANCE = BEFORE.with_name("before_covariance.bag")
 #: Written with the messages as they were before forecasts carried a covariance.
@@ -124,6 +126,21 @@ def test_a_bag_of_before_a_status_told_what_is_not_believed_is_migrated(migrated
     assert (promise.robot, promise.model, promise.turns) == ("patrol", "movenet", 11)
     assert (promise.drop, promise.interval, promise.batch, promise.late_share) == (0.03125, 2.5, 1.5, 0.125)
     assert (status.idle, status.batches, status.inferences, status.models[0].name) == (0.25, 3, 7, "movenet")
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_objects_had_positions_is_migrated(migrated):
+    from edge_offload_msgs.msg import Object, ObjectArray, Person, PersonArray
+
+    people, objects = migrated(BEFORE_POSITIONS)
+    assert (people._md5sum, objects._md5sum) == (PersonArray._md5sum, ObjectArray._md5sum)
+    (person,), (thing,) = people.people, objects.objects
+    assert (person.id, person.position_source, person.position_frame) == (4, Person.GROUND, "map")
+    assert (person.position.x, person.position.y, person.velocity.x) == (1.0, 2.0, 0.5)
+    assert (people.result.origin, person.keypoints[16].score, people.frame_seq) == ("fresh", 0.5, 3)
+    assert (thing.class_id, thing.label, thing.score, thing.y_max) == (2, "chair", 0.5, 4.0)
+    assert (thing.position_source, thing.position_frame) == (Object.UNKNOWN, ""), "what was not recorded is unknown"
+    assert not any(thing.position_covariance)
 
 
 @pytest.mark.ros

@@ -46,7 +46,7 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
     from std_msgs.msg import Header
 
     from edge_offload.nodes.inference.intake import Frame
-    from edge_offload.perception.geometry import Locator
+    from edge_offload.perception.locator import Locator
     from edge_offload.perception.timeline import Instant
 
     now = time.monotonic()
@@ -78,6 +78,7 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
         ([], "cam", "map", {"info": False}, "no CameraInfo on /info"),
         ([], "cam", "auto", {"depth": True, "info": False}, "no CameraInfo on /info"),
         ([], "cam", "none", {"depth": True, "calibrated": False}, "not calibrated"),
+        ([], "cam", "none", {"cloud": True, "info": False}, "no CameraInfo on /info"),
     ],
 )
 def test_a_position_that_is_missing_is_told_where_it_was_asked_for(
@@ -158,13 +159,13 @@ def depth(monkeypatch):
 
 def test_a_depth_image_that_comes_late_is_waited_for(depth):
     intake, health = depth
-    intake._on_depth(depth_image(0.9))
+    intake._on_message(depth_image(0.9))
     frame, found = depth_frame(1.0, until_s=time.monotonic() + LONG_S), []
     thread = threading.Thread(target=lambda: found.append(intake.at(frame, (4, 4))), daemon=True)
     thread.start()
     assert intake.waits_s(frame) == frame.until_s
     assert not found
-    intake._on_depth(depth_image(1.01))
+    intake._on_message(depth_image(1.01))
     thread.join(30.0)
     assert found[0][0].shape == (4, 4)
     assert health.report().level == OK
@@ -183,12 +184,12 @@ def test_a_depth_image_that_comes_late_is_waited_for(depth):
 def test_depth_that_does_not_match_is_told_with_the_share_and_the_remedy(depth, stamps, side, words):
     intake, health = depth
     for seconds in stamps:
-        intake._on_depth(depth_image(seconds, side))
+        intake._on_message(depth_image(seconds, side))
     for _ in range(2):
         assert intake.at(depth_frame(1.0), (4, 4))[0] is None
     report = health.report()
     assert report.level == WARN
-    assert "2 of the last 2 images without depth" in report.message
+    assert "2 of the last 2 images without depth image" in report.message
     assert words in report.message
 
 
@@ -199,7 +200,7 @@ def test_a_depth_topic_that_is_silent_is_told_with_others_of_its_type(depth):
     assert "no depth image on /depth yet" in message
     assert "depth_topic:=" in message
     assert "/aligned" in message
-    intake._on_depth(depth_image(1.0))
+    intake._on_message(depth_image(1.0))
     assert health.report().level == OK
 
 

@@ -180,7 +180,8 @@ def wait_until_open(unavailable_reason: Callable[[], Optional[str]], timeout_s: 
 
 def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> Work:
     """Work through the video, to its end or until Ctrl-C."""
-    from edge_offload.perception.geometry import Locator, load_camera
+    from edge_offload.perception.geometry import load_camera
+    from edge_offload.perception.locator import Locator
     from edge_offload.perception.overlay import Status, draw
     from edge_offload.perception.pipeline import PeoplePipeline
     from edge_offload.perception.target import TargetSelector

@@ -222,6 +222,7 @@ _RULES = (
     (matching(r"none|[^/,:]+(:\d+)?", "give HOST:PORT as 'edge-offload pool head' prints it, or none"), "pool"),
     (model, "model"),
     (matching(r"none|[A-Za-z_].*", "'edge-offload models list' names those there are"), "local"),
+    (matching(r"[~/A-Za-z][\w/]*", "give the name of a topic, or none"), "cloud_topic depth_topic"),
     (cores, "robot_cores server_cores"),
     (yaml_list, "allow candidates"),
     (yaml_mapping, "local_options model_options options"),

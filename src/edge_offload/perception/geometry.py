@@ -1,4 +1,4 @@
-"""Where people are in space: pinhole cameras, depth images and the ground plane.
+"""Geometry of cameras: positions, transforms, lenses, the ground plane, depth images.
 
 Frames follow REP-103 and REP-105: an optical frame has x right, y down, z forward; a world frame has z up and the
 ground at z = 0. Metres and pixels.
@@ -29,9 +29,6 @@ MODELS: Mapping[str, Tuple[int, ...]] = {
 _SYNONYMS = {"": "plumb_bob", "radtan": "plumb_bob", "brown_conrady": "plumb_bob", "kannala_brandt4": "equidistant"}
 """Names that drivers and calibration programs give to some of them."""
 
-_TORSO = (5, 6, 11, 12)  # shoulders, hips
-_ANKLES = (15, 16)
-
 
 @dataclass(frozen=True, eq=False)
 class Position:
@@ -40,12 +37,14 @@ class Position:
     Attributes:
         xyz: float64 [3], metres.
         covariance: float64 [3, 3], square metres.
-        source: ``depth`` (a point of the torso's surface) or ``ground`` (where the feet stand).
+        source: ``depth`` or ``lidar`` (a point of the visible surface), or ``ground`` (where it stands).
+        frame: name of the frame; empty: that of the camera.
     """
 
     xyz: Array
     covariance: Array
     source: str
+    frame: str = ""
 
     @property
     def distance(self) -> float:
@@ -97,10 +96,14 @@ class Transform:
         """Map points [..., 3]."""
         return np.asarray(points @ self.rotation.T + self.translation)
 
-    def position(self, position: Position) -> Position:
-        """Map a position with its covariance."""
+    def position(self, position: Position, frame: str = "") -> Position:
+        """Map a position with its covariance; ``frame``: name of the frame that it is mapped into."""
         covariance = self.rotation @ position.covariance @ self.rotation.T
-        return Position(self.points(position.xyz), covariance, position.source)
+        return Position(self.points(position.xyz), covariance, position.source, frame)
+
+    def after(self, first: Transform) -> Transform:
+        """The transform that maps as ``first`` does, and then as this one does."""
+        return Transform(self.rotation @ first.rotation, self.points(first.translation))
 
     def inverse(self) -> Transform:
         """The way back."""
@@ -284,110 +287,3 @@ def depth_in_metres(depth: Array, encoding: str) -> Array:
         raise BadInput(f"depth image: {depth.dtype} {depth.shape} is not {encoding}")
     metres = depth.astype(np.float32) * (np.float32(1e-3) if wanted is np.uint16 else np.float32(1.0))
     return np.where(np.isfinite(metres) & (metres > 0), metres, np.float32(np.nan))
-
-
-@dataclass(frozen=True)
-class Locator:
-    """Finds the position of a person, in the camera's optical frame.
-
-    Attributes:
-        camera: of the image in which the person was seen.
-        pose: maps the optical frame into a frame whose ground is z = 0; None: no ground plane is used.
-        keypoint_score: keypoints below this are not relied on.
-        depth_range: nearest and furthest believable depth, metres.
-        max_range: furthest point on the ground, metres.
-        tilt_error: how well the camera's tilt is known, radians (one sigma).
-    """
-
-    camera: PinholeCamera
-    pose: Optional[Transform] = None
-    keypoint_score: float = 0.3
-    depth_range: Tuple[float, float] = (0.2, 20.0)
-    max_range: float = 100.0
-    tilt_error: float = 0.005
-
-    def locate(
-        self, box: Array, keypoints: Array, depth: Optional[Array] = None, encoding: str = "32FC1"
-    ) -> Optional[Position]:
-        """Position by depth where there is a usable depth image, else by the ground plane, else None.
-
-        Args:
-            box: [4], px.
-            keypoints: [17, 3]: x y, px, and score.
-            depth: an image aligned with the camera's, pixel by pixel.
-            encoding: of the depth image, as ROS names it.
-
-        Raises:
-            BadInput: the depth image has another size or encoding.
-        """
-        if depth is not None:
-            metres = depth_in_metres(depth, encoding)
-            if metres.shape != (self.camera.height, self.camera.width):
-                raise BadInput(
-                    f"depth image is {depth.shape[1]}x{depth.shape[0]}, the camera {self.camera.width}x"
-                    f"{self.camera.height}",
-                    remedy="align depth to colour (registered depth)",
-                )
-            position = self.by_depth(box, keypoints, metres)
-            if position is not None:
-                return position
-        return self.by_ground(box, keypoints)
-
-    def by_depth(self, box: Array, keypoints: Array, metres: Array) -> Optional[Position]:
-        """Median depth of the torso, from a depth image in metres; None where too little of it is seen."""
-        x1, y1, x2, y2 = torso_region(box, keypoints, self.keypoint_score)
-        left, top = max(0, int(np.floor(x1))), max(0, int(np.floor(y1)))
-        patch = metres[top : max(top, int(np.ceil(y2))), left : max(left, int(np.ceil(x2)))]
-        step = max(1, int(np.sqrt(patch.size / 4096)))
-        sampled = patch[::step, ::step]
-        low, high = self.depth_range
-        values = sampled[(sampled >= low) & (sampled <= high)]
-        if len(values) < max(5, 0.1 * sampled.size):
-            return None
-        depth = float(np.median(values))
-        near = values[np.abs(values - depth) < 0.5]  # what is behind or before the person is another surface
-        depth = float(np.median(near))
-        spread = 1.4826 * float(np.median(np.abs(near - depth)))
-        sigma = float(np.hypot(spread, 0.01 + 0.0025 * depth * depth))
-        centre = ((x1 + x2) / 2, (y1 + y2) / 2)
-        ray = self.camera.rays(np.asarray([centre]))[0]
-        if not np.isfinite(ray).all():
-            return None
-        wide = 0.15 * (x2 - x1) * depth / self.camera.matrix[0, 0]
-        covariance = sigma**2 * np.outer(ray, ray) + np.diag([wide**2, wide**2, 0.0])
-        return Position(ray * depth, covariance, "depth")
-
-    def by_ground(self, box: Array, keypoints: Array) -> Optional[Position]:
-        """Where the feet stand; None without a pose, with the feet out of the image, or above the horizon."""
-        if self.pose is None or box[3] >= self.camera.height - 1:
-            return None
-        ankles = keypoints[list(_ANKLES)]
-        sure = (ankles[:, 2] >= self.keypoint_score).all()
-        foot = np.array([ankles[:, 0].mean() if sure else (box[0] + box[2]) / 2, box[3]], dtype=np.float64)
-        # below the foot the ray always meets the ground, above it may not
-        pixels = foot + np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        point, right, below = self.camera.ground_points(pixels, self.pose, self.max_range)
-        if not np.isfinite([point, right, below]).all():
-            return None
-        height = float(box[3] - box[1])
-        sideways = max(1.5, 0.03 * height)
-        upright = float(np.hypot(max(1.5, 0.04 * height), self.tilt_error * self.camera.matrix[1, 1]))
-        jacobian = np.stack([(right - point) * sideways, (below - point) * upright], axis=1)
-        covariance = jacobian @ jacobian.T + np.diag([0.0, 0.0, 0.03**2])
-        rotation = self.pose.rotation  # used the other way round: from the world back into the optical frame
-        return Position(rotation.T @ (point - self.pose.translation), rotation.T @ covariance @ rotation, "ground")
-
-
-def torso_region(box: Array, keypoints: Array, min_score: float) -> Tuple[float, float, float, float]:
-    """Rectangle x1 y1 x2 y2 well inside the torso: by shoulders and hips where seen, else by the box's proportions."""
-    points = keypoints[list(_TORSO)]
-    x1, y1, x2, y2 = (float(value) for value in box)
-    if (points[:, 2] >= min_score).sum() >= 3:
-        sure = points[points[:, 2] >= min_score]
-        left, right = float(sure[:, 0].min()), float(sure[:, 0].max())
-        top, bottom = float(sure[:, 1].min()), float(sure[:, 1].max())
-        least = 0.1 * (x2 - x1)  # seen from the side, both shoulders fall on one line
-        middle, half = (left + right) / 2, max((right - left) * 0.4, least)
-        return middle - half, top + 0.1 * (bottom - top), middle + half, bottom - 0.1 * (bottom - top)
-    width, height = x2 - x1, y2 - y1
-    return x1 + 0.35 * width, y1 + 0.2 * height, x2 - 0.35 * width, y1 + 0.5 * height

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
-from edge_offload.perception.geometry import Locator
+from edge_offload.perception.locator import Locator
 from edge_offload.perception.tracking import TrackedPerson, Tracker
 from edge_offload.timing import InferenceReport
 
@@ -165,8 +165,6 @@ class PeoplePipeline:
         run: Run,
         received_s: Optional[float] = None,
         locator: Optional[Locator] = None,
-        depth: Optional[Array] = None,
-        depth_encoding: str = "32FC1",
     ) -> FrameResult:
         """Work on one frame.
 
@@ -176,17 +174,15 @@ class PeoplePipeline:
             run: runs the estimator's module for this frame.
             received_s: when the frame arrived, on the pipeline's clock; by default now.
             locator: finds positions in space; None: positions stay unknown.
-            depth: depth image aligned with ``bgr``, encoded as ``depth_encoding`` says.
-            depth_encoding: as ROS names it.
 
         Raises:
-            BadInput: the image or the depth image cannot be used.
+            BadInput: the image cannot be used.
             EdgeOffloadError: whatever ``run`` raises.
         """
         prepared = self.prepare(bgr, received_s)
         outputs, inference = run(prepared.inputs)
         size = (bgr.shape[1], bgr.shape[0])
-        return self.finish(prepared, outputs, inference, stamp_s, size, locator, depth, depth_encoding)
+        return self.finish(prepared, outputs, inference, stamp_s, size, locator)
 
     def prepare(self, bgr: Array, received_s: Optional[float] = None) -> Prepared:
         """The first step of :meth:`process`, for who runs the network of one frame while another is prepared."""
@@ -200,8 +196,6 @@ class PeoplePipeline:
         stamp_s: float,
         size: Tuple[int, int],
         locator: Optional[Locator] = None,
-        depth: Optional[Array] = None,
-        depth_encoding: str = "32FC1",
     ) -> FrameResult:
         """The last step of :meth:`process`, with what the network made of the prepared frame.
 
@@ -209,20 +203,18 @@ class PeoplePipeline:
             prepared: the frame.
             outputs: of the network.
             inference: what they cost.
-            stamp_s: as in :meth:`process`, like what follows ``size``.
+            stamp_s: as in :meth:`process`.
             size: width and height of the frame, pixels.
-            locator: see there.
-            depth: see there.
-            depth_encoding: see there.
+            locator: as in :meth:`process`.
 
         Raises:
-            BadInput: the outputs or the depth image cannot be used.
+            BadInput: the outputs cannot be used.
         """
         seen = prepared.interpret(self.estimator, outputs, inference)
         detections = seen.found if self.estimator.trained else People.empty()
         people = self.tracker.update(detections, stamp_s, size)
         if locator is not None:
-            people = located(locator, people, depth, depth_encoding)
+            people = located(locator, people)
         tracked_s = self._clock() - seen.done_s
         stages = {**seen.report.stages_s, "compute_robot": seen.report.stages_s["compute_robot"] + tracked_s}
         report = replace(seen.report, total_s=seen.report.total_s + tracked_s, stages_s=stages)
@@ -230,15 +222,12 @@ class PeoplePipeline:
         return FrameResult(stamp_s, prepared.inputs, people, detections, report, inference, host, seen.started_s)
 
 
-def located(
-    locator: Locator, people: Sequence[TrackedPerson], depth: Optional[Array], encoding: str
-) -> List[TrackedPerson]:
+def located(locator: Locator, people: Sequence[TrackedPerson]) -> List[TrackedPerson]:
     """The same people with their positions, where they can be found."""
-    # a coasting person is a guess: what the depth image shows there is whoever stands in front
-    return [
-        person.at(locator.locate(person.box, person.keypoints, None if person.coasting else depth, encoding))
-        for person in people
-    ]
+    # a coasting person is a guess: what depth images and LiDARs show there is whoever stands in front
+    measured = [not person.coasting for person in people]
+    boxes, keypoints = [person.box for person in people], [person.keypoints for person in people]
+    return [person.at(position) for person, position in zip(people, locator.locate(boxes, keypoints, measured))]
 
 
 def run_here(estimator: PersonEstimator) -> Run:

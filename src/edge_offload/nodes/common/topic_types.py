@@ -14,7 +14,7 @@ ARGUMENTS = {
     "sensor_msgs/Image": "image_topic or depth_topic",
     "sensor_msgs/CompressedImage": "image_topic",
     "sensor_msgs/CameraInfo": "info_topic",
-    "sensor_msgs/PointCloud2": "input",
+    "sensor_msgs/PointCloud2": "input or cloud_topic",
 }
 """Arguments of launch files that name topics, by the type of their messages."""
 

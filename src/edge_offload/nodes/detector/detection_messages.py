@@ -1,20 +1,50 @@
-"""Messages about detected objects."""
+"""Messages about detected objects: ``ObjectArray`` and markers, with positions in space."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
+
+import rospy
+from geometry_msgs.msg import Point, Vector3
+from std_msgs.msg import ColorRGBA
+from visualization_msgs.msg import Marker, MarkerArray
 
 from edge_offload.models.detections import Detections
 from edge_offload.nodes.inference.compose import copy_header
+from edge_offload.nodes.inference.vision import Place, rectangle_pose
+from edge_offload.perception.locator import DEPTH, GROUND, LIDAR
+from edge_offload.perception.overlay import colour_of
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Object, ObjectArray
 
+_SOURCES = {DEPTH: Object.DEPTH, LIDAR: Object.LIDAR, GROUND: Object.GROUND}
+
+_SHAPES = (("objects", Marker.CUBE), ("positions", Marker.SPHERE), ("labels", Marker.TEXT_VIEW_FACING))
+"""Namespaces of markers in RViz, and what is in them."""
+
+_PLATE_M, _LETTER_M = 0.04, 0.25
+"""Thickness of a marker, whose depth is not known, and height of its text."""
+
 
 def objects_message(
-    header: Any, report: InferenceReport, size: Tuple[int, int], found: Detections, labels: Sequence[str] = ()
+    header: Any,
+    report: InferenceReport,
+    size: Tuple[int, int],
+    found: Detections,
+    labels: Sequence[str] = (),
+    places: Sequence[Optional[Place]] = (),
 ) -> ObjectArray:
-    """The objects in one frame; ``size`` is width and height of the image in pixels, ``labels`` one per object."""
-    rows = zip(found.classes.tolist(), labels, found.scores.tolist(), found.boxes.tolist())
+    """The objects in one frame.
+
+    Args:
+        header: of the frame.
+        report: of its inference.
+        size: width and height of the image, px.
+        found: the objects.
+        labels: one for each.
+        places: one for each.
+    """
+    rows = zip(found.classes.tolist(), labels, found.scores.tolist(), found.boxes.tolist(), places)
     return ObjectArray(
         header=copy_header(header),
         frame_seq=header.seq,
@@ -22,5 +52,49 @@ def objects_message(
         mode=report.mode.value,
         image_width=size[0],
         image_height=size[1],
-        objects=[Object(number, label, score, *box) for number, label, score, box in rows],
+        objects=[_object(number, label, score, box, place) for number, label, score, box, place in rows],
     )
+
+
+def _object(number: int, label: str, score: float, box: Sequence[float], place: Optional[Place]) -> Object:
+    x_min, y_min, x_max, y_max = box
+    message = Object(
+        class_id=number, label=label, score=score, x_min=x_min, y_min=y_min, x_max=x_max, y_max=y_max
+    )  # fmt: skip
+    if place is not None:
+        position, _ = place
+        message.position_source = _SOURCES[position.source]
+        message.position_frame = position.frame
+        message.position = Point(*position.xyz.tolist())
+        message.position_covariance = position.covariance.ravel().tolist()
+    return message
+
+
+def markers_message(
+    header: Any, found: Detections, labels: Sequence[str], places: Sequence[Optional[Place]]
+) -> MarkerArray:
+    """A plate, a ball and a label for each object whose position is known; what was shown before is removed.
+
+    The plate is the box of the object at its distance, the ball its position; the label says what that comes from.
+    """
+    markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]
+    for index, (number, label, place) in enumerate(zip(found.classes.tolist(), labels, places)):
+        if place is None:
+            continue
+        position, extent = place
+        blue, green, red = colour_of(number)
+        for namespace, kind in _SHAPES:
+            marker = Marker(ns=namespace, id=index, type=kind, action=Marker.ADD, pose=rectangle_pose(extent))
+            marker.header.stamp, marker.header.frame_id = header.stamp, position.frame
+            marker.color = ColorRGBA(red / 255, green / 255, blue / 255, 0.5 if kind == Marker.CUBE else 1.0)
+            marker.lifetime = rospy.Duration(2)
+            if kind == Marker.CUBE:
+                marker.scale = Vector3(extent.width, extent.height, _PLATE_M)
+            elif kind == Marker.SPHERE:
+                marker.pose.position, marker.scale = Point(*position.xyz.tolist()), Vector3(0.1, 0.1, 0.1)
+            else:
+                above = extent.centre - extent.rotation[:, 1] * (extent.height / 2 + _LETTER_M)
+                marker.pose.position, marker.scale = Point(*above.tolist()), Vector3(0.0, 0.0, _LETTER_M)
+                marker.text = f"{label} ({position.source})"
+            markers.append(marker)
+    return MarkerArray(markers=markers)

@@ -7,19 +7,27 @@ segmentation) are decoded by the format that they have, or that ~decoder names.
 
 Subscribes:
   camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage)
-  camera/camera_info            sensor_msgs/CameraInfo: the size of the images, before the first one comes
+  camera/camera_info            sensor_msgs/CameraInfo: needed for positions in space
+  camera/depth/image_raw        sensor_msgs/Image 16UC1 or 32FC1, aligned with the image (only with ~depth)
+  lidar/points                  sensor_msgs/PointCloud2 (only with ~cloud)
   offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
   offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
+  /tf, /tf_static               pose of the camera in ~world_frame, whose ground is z = 0; with ~cloud that of the LiDAR
 
 Publishes, exactly one of each for every frame taken up, with the frame's stamp:
-  detector/objects              edge_offload_msgs/ObjectArray, empty when there is nothing
+  detector/objects              edge_offload_msgs/ObjectArray with positions, empty when there is nothing
   offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
   offload/forecast              edge_offload_msgs/Forecast: what the next frame would cost in each mode
 and while somebody listens:
   detector/detections           vision_msgs/Detection2DArray, where vision_msgs is installed; names of the classes in
                                 ~labels, which detector/detections/info (vision_msgs/VisionInfo) points to
+  detector/detections_3d        vision_msgs/Detection3DArray: those of them whose position is known
+  detector/markers              visualization_msgs/MarkerArray: likewise, for RViz
   detector/mask                 sensor_msgs/Image mono8: class of each pixel plus one, 0: none (segmenters)
   detector/overlay              sensor_msgs/Image, annotated; detector/overlay/compressed (JPEG)
+
+A position comes from the depth image, else from points of the LiDAR in the box, else from where the lower edge of the
+box meets the ground of ~world_frame; each says from which, and in which frame it is.
 
 Only the latest image is worked on, unless ~every_frame says otherwise; modes, carrying on without a server and
 /diagnostics are those of kapao_node. With ~in_flight above 1, prepare() of an image may come before, or beside,
@@ -28,27 +36,31 @@ interpret() of the one before it; neither is called for two images at once, and 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, List, Tuple
+import functools
+from typing import Any, ClassVar, List, Optional, Tuple
 
 import numpy as np
 import rospy
 from sensor_msgs.msg import Image
+from visualization_msgs.msg import MarkerArray
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.detections import Detections
 from edge_offload.models.detector import Detector, build_detector
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.detector.detection_messages import objects_message
+from edge_offload.nodes.detector.detection_messages import markers_message, objects_message
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import DECODER, Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
-from edge_offload.nodes.inference.vision import DetectionPublisher
+from edge_offload.nodes.inference.ranges import POSITIONS, RangeIntake
+from edge_offload.nodes.inference.vision import DetectionPublisher, Place, places_of
 from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.detection_view import draw_detections
+from edge_offload.perception.locator import Locator
 from edge_offload.perception.pipeline import Prepared
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import ObjectArray
@@ -80,13 +92,20 @@ class DetectorNode(ImageNode):
     name = "detector_node"
     task = "objects"
     overlay = "detector/overlay"
-    declared = (*DetectorNetwork.declared, *OffloadedNode.shared, *ImageNode.looks)
+    declared = (
+        *DetectorNetwork.declared,
+        *OffloadedNode.shared,
+        *ImageNode.looks,
+        *POSITIONS,
+    )
 
     def open(self) -> Network:
         network = DetectorNetwork(self.params, self.health)
         self._detector: Detector = network.estimator
         self._objects = rospy.Publisher("detector/objects", ObjectArray, queue_size=100)
         self._mask = rospy.Publisher("detector/mask", Image, queue_size=4)
+        self._markers = rospy.Publisher("detector/markers", MarkerArray, queue_size=4)
+        self._ranges = RangeIntake.of(self, self._camera)
         labels = list(self._detector.labels)
         self._detections = DetectionPublisher("detector/detections", labels, self._detector.name, self.health)
         return network
@@ -104,11 +123,14 @@ class DetectorNode(ImageNode):
             raise BadInput(f"{name}.interpret returned a {type(found).__name__}", remedy="return Detections")
         found.fit(size, len(self._detector.labels))
         energy, measured = self.energy(frame, report)
-        labels = self._labels(found)
-        self._objects.publish(objects_message(header, report, size, found, labels))
+        labels, places = self._labels(found), self._places(frame, size, found)
+        self._objects.publish(objects_message(header, report, size, found, labels, places))
         self.account(header, prepared.inputs, report, energy, measured)
         self.compare(frame, found.boxes, boxes_drop)
         self._detections.publish(header, found.boxes, found.scores, found.classes)
+        self._detections.publish_places(header, places, found.scores, found.classes)
+        if self._markers.get_num_connections():
+            self._markers.publish(markers_message(header, found, labels, places))
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))
         if self.painter.watched:
@@ -116,6 +138,15 @@ class DetectorNode(ImageNode):
 
     def _labels(self, found: Detections) -> List[str]:
         return [self._detector.label(number) for number in found.classes.tolist()]
+
+    def _places(self, frame: Frame, size: Tuple[int, int], found: Detections) -> List[Optional[Place]]:
+        """Where the objects are, each by the most trusted source."""
+        make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)
+        locator = self._camera.locator(frame, *size, make)
+        positions = [None] * len(found) if locator is None else locator.locate(found.boxes)
+        if self._ranges is not None:
+            self._ranges.account(locator, positions)
+        return places_of(locator, found.boxes, positions)
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
         self._objects.publish(objects_message(header, report, size, Detections.empty()))

@@ -1,4 +1,4 @@
-"""Depth images beside the images of a camera: found by their stamps, waited for where they come late."""
+"""Messages of a sensor beside a camera: found by the stamps of its images, waited for where they come late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Optional, Tuple
+from typing import Any, Callable, ClassVar, Deque, Optional, Tuple
 
 import rospy
 from sensor_msgs.msg import Image
@@ -20,26 +20,42 @@ from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, SILENCE_S, Frame
 
 
-class DepthIntake:
-    """Keeps the latest depth images, to be found by the stamp of a colour image, or by its arrival."""
+class MatchedIntake:
+    """Keeps the latest messages of a sensor, to be found by the stamp of an image, or by its arrival.
+
+    Args:
+        node: whose health tells what is missing.
+        topic: of the messages.
+        tolerance_s: between an image and its message.
+
+    Attributes:
+        kind: class of the messages.
+        what: one of them is.
+        remedy: where none comes.
+        unmatched: remedy where they do not match, and the parameter that allows more.
+    """
+
+    kind: ClassVar[Any]
+    what: ClassVar[str]
+    remedy: ClassVar[str]
+    unmatched: ClassVar[str]
 
     def __init__(self, node: Node, topic: str, tolerance_s: float) -> None:
         self._node, self._tolerance_s = node, tolerance_s
         self._changed = threading.Condition()
         self._recent: Deque[Tuple[Any, float]] = deque(maxlen=16)
         self._told: Callable[[], None] = lambda: None
-        remedy = "check the driver, or name the topic of its aligned depth (depth_topic:=)"
-        self._topic = awaited(topic, Image, "depth image", remedy, SILENCE_S)
-        self._losses = Losses("images without depth")
-        node.health.watch("depth", self._losses.words)
-        node.health.watch("depth topic", self._topic.words)
-        rospy.Subscriber(topic, Image, node.callback(self._on_depth), queue_size=4, buff_size=BUFFER_BYTES)
+        self._topic = awaited(topic, self.kind, self.what, self.remedy, SILENCE_S)
+        self._losses = Losses(f"images without {self.what}")
+        node.health.watch(self.what, self._losses.words)
+        node.health.watch(f"{self.what} topic", self._topic.words)
+        rospy.Subscriber(topic, self.kind, node.callback(self._on_message), queue_size=4, buff_size=BUFFER_BYTES)
 
     def tell(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when a depth image has come."""
+        """Have ``call`` called when a message has come."""
         self._told = call
 
-    def _on_depth(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         self._topic.came()
         with self._changed:
             self._recent.append((message, time.monotonic()))
@@ -47,7 +63,7 @@ class DepthIntake:
         self._told()
 
     def waits_s(self, frame: Frame) -> float:
-        """Until when a frame may wait for its depth image (monotonic seconds); -infinity: it is here, or will not come.
+        """Until when a frame may wait for its message (monotonic seconds); -infinity: it is here, or will not come.
 
         It may come as long as those that are here are older than the image.
         """
@@ -57,7 +73,7 @@ class DepthIntake:
         return frame.until_s if off_s < -self._tolerance_s else -math.inf
 
     def _nearest(self, frame: Frame) -> Tuple[Any, float]:
-        """The depth image nearest to a frame, and by how much it is later (seconds).
+        """The message nearest to a frame, and by how much it is later (seconds).
 
         By the stamps where that of the frame is plausible, else by the arrivals.
         """
@@ -69,6 +85,39 @@ class DepthIntake:
                 nearest, off_s = message, apart_s
         return nearest, off_s
 
+    def matched(self, frame: Frame, wait: bool) -> Tuple[Any, float]:
+        """The message of a frame, and seconds between the two.
+
+        Args:
+            frame: it.
+            wait: for a message that comes late.
+
+        Raises:
+            BadInput: none is near.
+        """
+        with self._changed:
+            while wait and self.waits_s(frame) > time.monotonic():
+                self._changed.wait(max(0.0, self.waits_s(frame) - time.monotonic()))
+            nearest, off_s = self._nearest(frame)
+        if nearest is None:
+            raise BadInput("none has come")
+        if abs(off_s) <= self._tolerance_s:
+            return nearest, abs(off_s)
+        cause = f"the nearest {self.what} is {abs(off_s) * 1e3:.0f} ms {'younger' if off_s > 0 else 'older'}"
+        if abs(off_s) > 1.0:
+            raise BadInput(cause, remedy="stamp both by one clock")
+        enough = math.ceil(abs(off_s) * 1.2 / 0.01) * 0.01
+        raise BadInput(cause, remedy=f"{self.unmatched}:={enough:.2g}")
+
+
+class DepthIntake(MatchedIntake):
+    """Takes in depth images."""
+
+    kind = Image
+    what = "depth image"
+    remedy = "check the driver, or name the topic of its aligned depth (depth_topic:=)"
+    unmatched = "have the driver synchronise them, or give ~depth_tolerance"
+
     def at(self, frame: Frame, size: Tuple[int, int], wait: bool = True) -> Tuple[Optional[Array], str]:
         """Pixels and encoding of the depth image of a frame; None when none is near, it is faulty or not aligned.
 
@@ -77,15 +126,8 @@ class DepthIntake:
             size: its width and height, pixels.
             wait: for a depth image that comes late.
         """
-        with self._changed:
-            while wait and self.waits_s(frame) > time.monotonic():
-                self._changed.wait(max(0.0, self.waits_s(frame) - time.monotonic()))
-            nearest, off_s = self._nearest(frame)
         try:
-            if nearest is None:
-                raise BadInput("none has come")
-            if abs(off_s) > self._tolerance_s:
-                raise BadInput(self._unmatched(off_s))
+            nearest, _ = self.matched(frame, wait)
             try:
                 pixels, encoding = depth_pixels(nearest)
             except BadInput:
@@ -99,11 +141,3 @@ class DepthIntake:
             return None, "32FC1"
         self._losses.note()
         return pixels, encoding
-
-    def _unmatched(self, off_s: float) -> str:
-        """Why the nearest depth image is too far off."""
-        cause = f"the nearest depth image is {abs(off_s) * 1e3:.0f} ms {'younger' if off_s > 0 else 'older'}"
-        if abs(off_s) > 1.0:
-            return f"{cause}; stamp both by one clock"
-        enough = math.ceil(abs(off_s) * 1.2 / 0.01) * 0.01
-        return f"{cause}; have the driver synchronise them, or give ~depth_tolerance:={enough:.2g}"

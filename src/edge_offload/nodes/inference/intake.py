@@ -22,7 +22,8 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import Interval, Pose, PoseLookup, Poses, frame_name, waits_until
 from edge_offload.nodes.common.topic_types import others_of
 from edge_offload.perception import timeline
-from edge_offload.perception.geometry import Locator, PinholeCamera
+from edge_offload.perception.geometry import PinholeCamera
+from edge_offload.perception.locator import Locator
 from edge_offload.perception.timeline import UNKNOWN, Instant, Timeline
 
 BUFFER_BYTES = 2**24
@@ -286,13 +287,15 @@ class CameraIntake:
             pose = place.settled(wait=camera is not None and not self._carried)
             unplaced = place.cause
         self._account(uncalibrated, unplaced)
-        return None if camera is None else make(camera=camera, pose=pose)
+        if camera is None:
+            return None
+        return make(camera=camera, pose=pose, optical=frame.message.header.frame_id, world=self.world)
 
     def _account(self, uncalibrated: str, unplaced: str) -> None:
-        """Tell what is missing, where positions were asked for: by name, by depth, or by the other half of it."""
-        depth = bool(self._node.params.get("depth"))
+        """Tell what is missing, where positions were asked for: by name, by a sensor, or by the other half of it."""
+        ranges = any(self._node.params.get(name) for name in ("depth", "cloud"))
         if uncalibrated:
-            asked = self._asked or depth or bool(self.world and not unplaced)
+            asked = self._asked or ranges or bool(self.world and not unplaced)
         else:
             # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are
             asked = self._asked or bool(self.poses.frames())
@@ -300,7 +303,7 @@ class CameraIntake:
             self._losses.clear()
         else:
             self._losses.note(self._remedy if not self._infos else uncalibrated or unplaced)
-        if uncalibrated or (not depth and (unplaced or not self.world)):
+        if uncalibrated or (not ranges and (unplaced or not self.world)):
             words = f"none: {uncalibrated or unplaced or 'no ~world_frame'}"
         elif unplaced or not self.world:
             words = f"in the camera's own frame: {unplaced or 'no ~world_frame'}"

@@ -4,11 +4,12 @@ Subscribes:
   camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage)
   camera/camera_info            sensor_msgs/CameraInfo: needed for positions in space
   camera/depth/image_raw        sensor_msgs/Image 16UC1 or 32FC1, aligned with the image (only with ~depth)
+  lidar/points                  sensor_msgs/PointCloud2 (only with ~cloud)
   offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
   offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
   offload/turn                  edge_offload_msgs/Turn: whose frame goes next (only with ~turns, and offload/mode is
                                 offload/mode/people then)
-  /tf, /tf_static               pose of the camera in ~world_frame, whose ground is z = 0
+  /tf, /tf_static               pose of the camera in ~world_frame, whose ground is z = 0; with ~cloud that of the LiDAR
 
 Publishes, exactly one of each for every frame taken up, with the frame's stamp:
   kapao/people                  edge_offload_msgs/PersonArray, empty when there is nobody
@@ -21,6 +22,7 @@ and while somebody listens:
   kapao/overlay                 sensor_msgs/Image, annotated; kapao/overlay/compressed (JPEG)
   kapao/markers                 visualization_msgs/MarkerArray: people whose position is known
   kapao/detections              vision_msgs/Detection2DArray: the boxes, where vision_msgs is installed
+  kapao/detections_3d           vision_msgs/Detection3DArray: those of them whose position is known
 
 Only the latest image is worked on; older ones that still wait are superseded, and counted on /diagnostics. With
 ~every_frame nothing is superseded: the subscriber's connection is held up instead. While images go to the server, up to
@@ -54,20 +56,19 @@ from edge_offload.models.people import People
 from edge_offload.models.registry import build_estimator
 from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.common.poses import TF_WAIT
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
-from edge_offload.nodes.inference.depth import DepthIntake
-from edge_offload.nodes.inference.intake import WORLD_FRAME, Frame
+from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import DECODER, Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
-from edge_offload.nodes.inference.vision import DetectionPublisher
+from edge_offload.nodes.inference.ranges import POSITIONS, RangeIntake
+from edge_offload.nodes.inference.vision import DetectionPublisher, places_of
 from edge_offload.nodes.people.people_messages import Motion, Placed, marker_message, people_message, place
 from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.carry.flow import FlowCarrier
-from edge_offload.perception.geometry import Locator
+from edge_offload.perception.locator import Locator
 from edge_offload.perception.overlay import draw
 from edge_offload.perception.pipeline import PeoplePipeline, located
 from edge_offload.perception.target import RULES, TargetSelector
@@ -101,13 +102,10 @@ class KapaoNode(ImageNode):
         Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
         Param("keypoint_score", 0.3, "keypoints below this are not relied on for positions", low=0.0, high=1.0),
         Param("target", "largest", "who to follow", choices=tuple(RULES)),
-        Param("depth", False, "use an aligned depth image for positions"),
-        Param("depth_tolerance", 0.05, "s between an image and its depth image", low=0.0),
+        *POSITIONS,
         Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
         Param("local", "", "with ~carry: a smaller network that runs here and stands in where it is the better one"),
         Param("local_options", {}, "options of that network, such as {size: 320}"),
-        WORLD_FRAME,
-        TF_WAIT,
     )
 
     def open(self) -> Network:
@@ -121,14 +119,12 @@ class KapaoNode(ImageNode):
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
         self._detections = DetectionPublisher("kapao/detections", ["person"], network.estimator.name, self.health)
-        self._depth = (
-            DepthIntake(self, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
-        )
+        self._ranges = RangeIntake.of(self, self._camera)
         if params["carry"]:
             self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
             self._camera.poses.tell(self.carry.wake)
-            if self._depth is not None:
-                self._depth.tell(self.carry.wake)
+            if self._ranges is not None:
+                self._ranges.tell(self.carry.wake)
         return network
 
     def _carried(self) -> Task[List[TrackedPerson]]:
@@ -161,15 +157,15 @@ class KapaoNode(ImageNode):
             found = seen.found if self._network.estimator.trained else People.empty()
             self.carry.came(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
             return
-        locator, (depth, encoding) = self._locator(frame, size), self._depth_at(frame, size)
+        locator = self._locator(frame, size)
         self._notice_recording(frame)
         seconds = frame.instant.seconds
-        result = self._pipeline.finish(prepared, outputs, inference, seconds, size, locator, depth, encoding)
+        result = self._pipeline.finish(prepared, outputs, inference, seconds, size, locator)
         energy, measured = self.energy(frame, result.report)
         placed, target = self._publish(frame, size, result.people, result.report, locator)
         self.account(header, prepared.inputs, result.report, energy, measured)
         self.compare(frame, result.people, people_drop)
-        self._show(frame, bgr, result.people, placed, target, result.report, energy)
+        self._show(frame, bgr, result.people, placed, target, result.report, energy, locator)
 
     def _notice_recording(self, frame: Frame) -> bool:
         """Whether the frame is of another recording than those before: everybody is forgotten then."""
@@ -180,17 +176,13 @@ class KapaoNode(ImageNode):
         self._selector.reset()
         return True
 
-    def _depth_at(self, frame: Frame, size: Tuple[int, int]) -> Tuple[Optional[Array], str]:
-        """The depth image that belongs to an image, and its encoding."""
-        return (None, "32FC1") if self._depth is None else self._depth.at(frame, size, wait=self.carry is None)
-
     def _waits_s(self, frame: Frame) -> float:
-        """Until when the result of an image may wait for its pose and its depth image."""
-        return max(self._camera.waits_s(frame), -math.inf if self._depth is None else self._depth.waits_s(frame))
+        """Until when the result of an image may wait for its pose, its depth image and its cloud."""
+        return max(self._camera.waits_s(frame), -math.inf if self._ranges is None else self._ranges.waits_s(frame))
 
     def _locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
-        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
-        return self._camera.locator(frame, *size, make)
+        make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)
+        return self._camera.locator(frame, *size, functools.partial(make, keypoint_score=self.params["keypoint_score"]))
 
     def _see(self, frame: Frame) -> bool:
         """An image has come: the flow sees it, and the network may (in the thread that carries)."""
@@ -236,10 +228,10 @@ class KapaoNode(ImageNode):
         report, energy = along.tag or (InferenceReport(Mode.LOCAL, model), float("nan"))
         locator = self._locator(frame, size)
         if locator is not None:
-            people = located(locator, people, *self._depth_at(frame, size))
+            people = located(locator, people)
         placed, target = self._publish(frame, size, people, report, locator, along)
         age_s = (frame.instant - along.source) / 1e9 if along.origin == CARRIED else None
-        self._show(frame, bgr, people, placed, target, report, energy, age_s)
+        self._show(frame, bgr, people, placed, target, report, energy, locator, age_s)
 
     def _publish(
         self,
@@ -255,8 +247,9 @@ class KapaoNode(ImageNode):
         seconds = frame.instant.seconds
         self._selector.select(people, seconds)
         target = self._selector.target_id
-        pose = None if locator is None else locator.pose
-        placed = place(people, pose, self._camera.world, header.frame_id, self._motion, seconds)
+        if self._ranges is not None:
+            self._ranges.account(locator, [person.position for person in people if not person.coasting])
+        placed = place(people, locator, self._motion, seconds)
         self._people.publish(people_message(header, report, size, people, placed, target, along))
         return placed, target
 
@@ -269,17 +262,19 @@ class KapaoNode(ImageNode):
         target: Optional[int],
         report: InferenceReport,
         energy: float,
+        locator: Optional[Locator],
         carried_s: Optional[float] = None,
     ) -> None:
         """What is published while somebody listens."""
         header = frame.message.header
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
-        if self._detections.topic is not None and self._detections.topic.get_num_connections():
+        if self._detections.watched:
             seen = [person for person in people if not person.coasting]
-            self._detections.publish(
-                header, boxes_of(seen), np.array([person.score for person in seen]), np.zeros(len(seen), int)
-            )
+            scores, classes = np.array([person.score for person in seen]), np.zeros(len(seen), int)
+            self._detections.publish(header, boxes_of(seen), scores, classes)
+            places = places_of(locator, boxes_of(seen), [person.position for person in seen])
+            self._detections.publish_places(header, places, scores, classes)
         if self.painter.watched:
             self.painter.paint(Picture(header, bgr, (people, target), report, energy, carried_s))
 

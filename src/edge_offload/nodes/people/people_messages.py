@@ -14,22 +14,22 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from edge_offload.arrays import Array
 from edge_offload.nodes.inference.compose import copy_header, origin_message
-from edge_offload.perception.geometry import Position, Transform
+from edge_offload.perception.geometry import Position
+from edge_offload.perception.locator import DEPTH, GROUND, LIDAR, Locator
 from edge_offload.perception.overlay import colour_of
 from edge_offload.perception.tracking import TrackedPerson
 from edge_offload.runtime.carrying import Along
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Keypoint, Person, PersonArray
 
-_SOURCES = {"depth": Person.DEPTH, "ground": Person.GROUND}
+_SOURCES = {DEPTH: Person.DEPTH, LIDAR: Person.LIDAR, GROUND: Person.GROUND}
 _HEIGHT_M = 1.7
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a person is and how they move, in ``frame``; metres and m/s."""
+    """Where a person is and how they move, in the position's frame; metres and m/s."""
 
-    frame: str
     position: Position
     velocity: Array
 
@@ -40,35 +40,38 @@ class Motion:
     def __init__(self, time_constant_s: float = 0.7, forget_s: float = 2.0) -> None:
         self._time_constant_s = time_constant_s
         self._forget_s = forget_s
-        self._known: Dict[Tuple[int, str], Tuple[float, Array, Array]] = {}
+        self._known: Dict[Tuple[int, str], Tuple[float, Position, Array]] = {}
 
-    def update(self, person_id: int, frame: str, xyz: Array, stamp_s: float) -> Array:
-        """Take in a position; the velocity [3] in m/s, zero until there are two."""
+    def update(self, person_id: int, position: Position, stamp_s: float) -> Array:
+        """Take in a position; the velocity [3] in m/s, zero until there are two in one frame, from one source.
+
+        A position by depth image or LiDAR is on the torso, one on the ground at the feet: from the one to the other
+        nobody has moved.
+        """
         self._known = {
             key: known for key, known in self._known.items() if 0 <= stamp_s - known[0] <= self._forget_s
         }  # fmt: skip
         velocity = np.zeros(3)
-        before = self._known.get((person_id, frame))
-        if before is not None and stamp_s > before[0]:
-            step = stamp_s - before[0]
-            weight = 1.0 - math.exp(-step / self._time_constant_s)
-            velocity = before[2] + weight * ((xyz - before[1]) / step - before[2])
-        elif before is not None:
+        before = self._known.get((person_id, position.frame))
+        if before is not None:
             velocity = before[2]
-        self._known[(person_id, frame)] = (stamp_s, xyz, velocity)
+            if stamp_s > before[0] and position.source == before[1].source:
+                step = stamp_s - before[0]
+                weight = 1.0 - math.exp(-step / self._time_constant_s)
+                velocity = velocity + weight * ((position.xyz - before[1].xyz) / step - velocity)
+        self._known[(person_id, position.frame)] = (stamp_s, position, velocity)
         return velocity
 
 
 def place(
-    people: Sequence[TrackedPerson], pose: Optional[Transform], world: str, camera: str, motion: Motion, stamp_s: float
+    people: Sequence[TrackedPerson], locator: Optional[Locator], motion: Motion, stamp_s: float
 ) -> Dict[int, Placed]:
     """Positions by id: in the world frame where the camera's pose is known, else in the camera's own frame."""
     placed = {}
     for person in people:
-        if person.position is not None:
-            position = person.position if pose is None else pose.position(person.position)
-            frame = camera if pose is None else world
-            placed[person.id] = Placed(frame, position, motion.update(person.id, frame, position.xyz, stamp_s))
+        if person.position is not None and locator is not None:
+            position = locator.placed(person.position)
+            placed[person.id] = Placed(position, motion.update(person.id, position, stamp_s))
     return placed
 
 
@@ -110,7 +113,7 @@ def _person(person: TrackedPerson, placed: Optional[Placed], target: bool) -> Pe
     )
     if placed is not None:
         message.position_source = _SOURCES[placed.position.source]
-        message.position_frame = placed.frame
+        message.position_frame = placed.position.frame
         message.position = Point(*placed.position.xyz.tolist())
         message.velocity = Vector3(*placed.velocity.tolist())
         message.position_covariance = placed.position.covariance.ravel().tolist()
@@ -123,13 +126,13 @@ def marker_message(header: Any, placed: Dict[int, Placed], target_id: Optional[i
     for person_id, where in placed.items():
         blue, green, red = colour_of(person_id)
         x, y, z = where.position.xyz.tolist()
-        upright = where.position.source == "ground"
+        upright = where.position.source == GROUND
         for namespace, kind in (("people", Marker.CYLINDER), ("labels", Marker.TEXT_VIEW_FACING)):
             marker = Marker(ns=namespace, id=person_id, type=kind, action=Marker.ADD)
-            marker.header.stamp, marker.header.frame_id = header.stamp, where.frame
+            marker.header.stamp, marker.header.frame_id = header.stamp, where.position.frame
             marker.pose.orientation.w = 1.0
             above = _HEIGHT_M / 2 if kind == Marker.CYLINDER else _HEIGHT_M + 0.2
-            # a point on the ground is that of the feet; one by depth is on the torso already
+            # a point on the ground is that of the feet; one by depth image or LiDAR is on the torso already
             marker.pose.position = Point(x, y, z + (above if upright else 0.0))
             marker.scale = Vector3(0.5, 0.5, _HEIGHT_M) if kind == Marker.CYLINDER else Vector3(0.0, 0.0, 0.4)
             marker.color = ColorRGBA(red / 255, green / 255, blue / 255, 0.8)
