@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edge_offload.execute.tensors import specs_of
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.modes import device
 from edge_offload.modes.device import IN_A_ROW, LESSONS, DeviceModule
@@ -90,3 +91,11 @@ def test_the_session_of_before_is_ended_over_the_new_connection(monkeypatch):
     assert (there.remote.session, asked) == (b"first", []), "there was none before"
     module._connect()
     assert asked == [(b"second", END, b"first")]
+
+
+def test_a_late_answer_ends_no_session_before_the_attempt_is_given_up():
+    learner, waits_s = Learner([1]), []
+    learner._device.recorder.limit_waits = waits_s.append
+    learner._device.remote.bytes_up = 0
+    learner.run(Mode.REPLAY, [torch.ones(2, 3)], Budget(0.3, 10.0))
+    assert waits_s == [10.0]
