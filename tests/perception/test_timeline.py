@@ -17,6 +17,7 @@ from edge_offload.perception.timeline import (
     BACKWARD,
     FUTURE,
     JUMP,
+    SLOW,
     STANDING,
     ZERO,
     Instant,
@@ -101,6 +102,30 @@ def test_a_recording_that_is_played_again_is_another_one(pause_s: float) -> None
     assert all(before < after for before, after in zip(found, found[1:]))
     assert not timeline.faults, "nothing is wrong with a recording that is played again"
     assert steps_of(found)[110:190] == pytest.approx([0.1] * 80)
+
+
+def test_a_device_clock_that_wraps_is_no_recording() -> None:
+    """RealSense's HARDWARE_CLOCK counts microseconds in 32 bits: it begins again every 72 minutes."""
+    turn = 2**32 * 1000
+    stamps = [(turn - 3 * SECOND + 12_345 + number * FRAME) % turn for number in range(60)]
+    found = instants(stamps)
+    assert {instant.recording for instant in found} == {0}
+    assert [instant.fault for instant in found if instant.fault] == [JUMP]
+    assert steps_of(found) == pytest.approx([0.1] * 59)
+
+
+def test_a_clock_of_the_wrong_unit_that_hardly_goes_on_leaves_the_time_to_the_arrivals() -> None:
+    """Microseconds that were written as nanoseconds: nobody would ever be forgotten."""
+    found = instants([12 * SECOND + number * FRAME // 1000 for number in range(40)])
+    assert {instant.fault for instant in found[1:]} == {SLOW}
+    assert steps_of(found)[1:] == pytest.approx([0.1] * 38)
+    assert {instant.recording for instant in found} == {0}
+
+
+def test_a_recording_that_is_stepped_through_keeps_its_own_time() -> None:
+    found = instants([BASE + number * FRAME // 10 for number in range(40)], step_s=5.0)
+    assert {instant.fault for instant in found} == {""}
+    assert steps_of(found) == pytest.approx([0.01] * 39)
 
 
 def test_stamps_ahead_of_the_clock_are_told_and_good_for_ages() -> None:
