@@ -162,3 +162,24 @@ def test_an_error_passes_through_slices(row):
     thread.start()
     thread.join(60.0)
     assert found == [("'told'", None)]
+
+
+class Listener:
+    def __init__(self):
+        self.ended = 0
+
+    def learnt(self):
+        self.ended += 1
+
+
+def test_the_end_of_learning_is_reported_once_nothing_learns_any_more():
+    listener = Listener()
+    background.when_learnt(listener.learnt)
+    with background.yielding():
+        with background.yielding():
+            pass
+        assert listener.ended == 0
+    assert listener.ended == 1
+    del listener
+    with background.yielding():
+        pass

@@ -105,6 +105,15 @@ def test_error_is_one_line_with_the_remedy(monkeypatch, capsys):
     assert capsys.readouterr().err == "edge-offload thing: no such thing; use another\n"
 
 
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build_parser", interrupted)
+    assert cli.main([]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("verb", sorted(beside.VERBS))
 def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, verb):
     monkeypatch.setattr(beside, "commands", dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pty
+import shutil
 import subprocess
 
 import pytest
@@ -16,7 +17,7 @@ RUN = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "run"
 
 def test_a_wrong_argument_ends_it_before_the_set_up(tmp_path):
     done = subprocess.run(
-        [RUN, "--frames", "abc", "video:=lab.mp4", "--json", "/dev/null/out.json"],
+        [RUN, "--frames", "abc", "video:=lab.mp4", "modee:=local", "--json", "/dev/null/out.json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -25,10 +26,11 @@ def test_a_wrong_argument_ends_it_before_the_set_up(tmp_path):
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    frames, video, json = done.stderr.splitlines()
+    frames, video, json, name = done.stderr.splitlines()
     assert "frames:=abc: give a whole number" in frames
     assert f"video:=lab.mp4: there is no such file (looked up in {tmp_path})" in video
     assert "cannot write /dev/null" in json
+    assert "modee:=local: kapao_tracking.launch has no argument modee; is it mode?" in name
 
 
 SAID = "start\\nprogress 1 of 2\\nprogress 2 of 2\\nsummary\\n"
@@ -46,3 +48,37 @@ def test_progress_is_written_over_on_a_terminal_and_in_lines_elsewhere():
     os.close(terminal)
     os.close(master)
     assert shown.replace("\r\n", "\n") == "start\n\r\033[K1 of 2\r\033[K2 of 2\nsummary\n"
+
+
+LAUNCH = """for argument in "$@"; do case "$argument" in
+json:=*) stem="${argument#json:=}"; stem="${stem%.*}";;
+runs:=*) runs="${argument#runs:=}"; mkdir "$runs/$RUN"; ln -sfn "$RUN" "$runs/last"; stem="$runs/$RUN/summary";;
+esac; done
+[ -z "$stem" ] || for ending in json jsonl; do echo "$RUN" > "$stem.$ending"; done"""
+
+
+def test_the_latest_run_is_where_the_readme_says_with_json_too(tmp_path):
+    """'edge-offload report runs/last.jsonl' is of the run that was just made."""
+    root = tmp_path / "clone"
+    for place, text in (
+        (root / "scripts" / "setup", ""),
+        (root / "devel" / "setup.bash", ""),
+        (tmp_path / "bin" / "roslaunch", LAUNCH),
+    ):
+        place.parent.mkdir(parents=True)
+        place.write_text(f"#!/bin/bash\n{text}\n")
+        place.chmod(0o755)
+    shutil.copy(RUN, root / "scripts" / "run")
+    (root / "src").symlink_to(RUN.parents[1] / "src")
+
+    def latest(run: str, *arguments: str) -> str:
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RUN": run}
+        environment["ROS_MASTER_URI"] = "http://127.0.0.1:1"
+        command = [str(root / "scripts" / "run"), "--headless", "server:=none", *arguments]
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+        return (root / "runs" / "last.jsonl").read_text().strip()
+
+    assert latest("first") == "first"
+    assert latest("second", "--json", "out.json") == "second"
+    assert (tmp_path / "out.jsonl").is_file()
+    assert latest("third") == "third"

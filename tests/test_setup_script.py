@@ -31,21 +31,21 @@ def put(path: pathlib.Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def set_up(folder: pathlib.Path, uv: str) -> Tuple[str, List[str]]:
-    """What a set-up says, and which installations it tries, where uv is ``uv``."""
+def set_up(folder: pathlib.Path, uv: str, code: int = 1) -> Tuple[str, List[str]]:
+    """What a set-up that ends with ``code`` says, and which installations it tries, where uv is ``uv``."""
     root = folder / "clone"
     put(root / ".venv" / "bin" / "python3", PYTHON)
     put(root / ".venv" / "bin" / "uv", f'echo "uv $*" >> "$CALLS"; {uv}')
-    (root / "scripts").mkdir()
-    for name in ("scripts/setup", "setup.cfg", "setup.py", "constraints.txt"):
-        shutil.copy(ROOT / name, root / name)
+    (root / "scripts").mkdir(exist_ok=True)
+    for name in ("scripts/setup", "setup.cfg", "setup.py", "constraints.txt", "CMakeLists.txt"):
+        shutil.copy2(ROOT / name, root / name)
     put(folder / "bin" / "dpkg-query", "echo installed")
     put(folder / "bin" / "nvidia-smi", "exit 1")
     calls = folder / "calls"
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls)}
     command = ["bash", str(root / "scripts" / "setup"), "--model", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.returncode == 1, "nothing is installed or built here"
+    assert done.returncode == code, done.stderr
     return done.stdout, calls.read_text().splitlines()
 
 
@@ -88,6 +88,43 @@ def test_the_extra_for_tests_has_what_benches_and_training_need_beside_the_packa
         (line,) = [line for line in installed.splitlines() if line.startswith(package)]
         settings.read(ROOT / FOLDERS[distribution] / "setup.cfg")
         assert line in settings["options"]["install_requires"].splitlines(), "the same bounds"
+
+
+def test_a_long_build_says_how_far_it_is(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "clone" / ".venv").symlink_to(tmp_path / "other")
+    put(tmp_path / "bin" / "cmake", "mkdir -p build; touch build/Makefile")
+    put(tmp_path / "bin" / "make", "echo '[ 50%] Built target a'; echo oh no; exit 2")
+    (tmp_path / "calls").touch()
+    said, _ = set_up(tmp_path, "exit 0")
+    assert said.rstrip().endswith("some minutes the first time …"), "make's failure ends it, as set_up has seen"
+    log = tmp_path / "clone" / "build" / "setup-make.log"
+    assert log.read_text().splitlines() == ["[ 50%] Built target a", "oh no"]
+    script = f"source <(sed -n '/^percent()/,/^}}/p' {ROOT / 'scripts' / 'setup'}); percent 0"
+    lines = "[  0%] Generating\nScanning\n[ 42%] Built target b\n[100%] Built target c\n"
+    shown = subprocess.run(["bash", "-c", script], input=lines, capture_output=True, text=True, check=True).stdout
+    assert shown == "0 % … 42 % … 100 % … "
+
+
+def test_nothing_is_built_again_unless_a_source_has_changed(tmp_path: pathlib.Path) -> None:
+    """It is part of every start of scripts/run, whose page is to be there within seconds."""
+    root = tmp_path / "clone"
+    root.mkdir()
+    (tmp_path / "other").mkdir()
+    (root / ".venv").symlink_to(tmp_path / "other")
+    for folder in ("env-hooks", "src/edge_offload_msgs", "src/edge_offload/native"):
+        (root / folder).mkdir(parents=True)
+    put(tmp_path / "bin" / "cmake", "mkdir -p build; touch build/Makefile")
+    put(tmp_path / "bin" / "make", 'echo make >> "$CALLS"; mkdir -p devel; touch devel/setup.bash')
+    (tmp_path / "calls").touch()
+    (root / "package.xml").touch()
+    said, calls = set_up(tmp_path, "exit 0", 0)
+    assert ("some minutes" in said, calls) == (True, ["make"])
+    said, calls = set_up(tmp_path, "exit 0", 0)
+    assert ("some minutes" in said, calls) == (False, ["make"])
+    (root / "src" / "edge_offload_msgs" / "New.msg").touch()
+    assert set_up(tmp_path, "exit 0", 0)[1] == ["make", "make"]
 
 
 def test_a_venv_that_is_a_link_is_another_checkouts_and_kept(tmp_path: pathlib.Path) -> None:

@@ -20,9 +20,9 @@ from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import named_link
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload_benchmarks.processes import ONE_THREAD, Server
 

@@ -25,12 +25,12 @@ from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.connection import Timings
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.manager.policy import make_policy
 from edge_offload.mode import Mode
 from edge_offload.models.registry import build_estimator
 from edge_offload.models.video import read_frames, sample_video
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.split.robot.runner import SplitRunner, ways
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
@@ -69,7 +69,7 @@ class Robot:
         )  # fmt: skip
         device = installed_device()
         assert device is not None, "started by edge-offload exec"
-        on_device = DeviceModule(device, estimator.module, client, limits=PATIENT)
+        on_device = DeviceModule(device, estimator.module, client)
         self.module.add_runner(DeviceRunner(Mode.REPLAY, on_device))
         self.policy = make_policy(AUTO)
         self.modes: List[Mode] = []

@@ -21,10 +21,10 @@ from edge_offload.errors import RemoteError
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.models.video import Video, sample_video
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.server.pool import profile
 from edge_offload_benchmarks.pool_rig import Pool

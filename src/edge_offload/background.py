@@ -16,7 +16,7 @@ import time
 import weakref
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Callable, Iterator, Optional, Protocol, Set
+from typing import Any, Callable, Iterator, List, Optional, Protocol, Set
 
 
 class Ended(BaseException):
@@ -39,6 +39,7 @@ CALLS = 1000
 _yielding = 0
 _usual_s = sys.getswitchinterval()
 _own = threading.local()
+_when_learnt: List[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 class Work(Protocol):
@@ -98,13 +99,25 @@ def yielding() -> Iterator[None]:
         _own.yields = before
         with _lock:
             _yielding -= 1
-            if not _yielding:
+            over = not _yielding
+            if over:
                 sys.setswitchinterval(_usual_s)
+        for reference in list(_when_learnt) if over else ():
+            ended = reference()
+            if ended is not None:
+                ended()
 
 
 def learns() -> bool:
     """Whether something of this process is :func:`yielding`."""
     return _yielding > 0
+
+
+def when_learnt(ended: Callable[[], object]) -> None:
+    """Have a method called whenever nothing of this process is :func:`yielding` any more, while its object lives."""
+    with _lock:
+        _when_learnt[:] = [reference for reference in _when_learnt if reference() is not None]
+        _when_learnt.append(weakref.WeakMethod(ended))
 
 
 def first(work: Work) -> None:

@@ -14,6 +14,9 @@ from typing import List, Optional
 from edge_offload import beside, commands, outputs, places, subcommands
 from edge_offload.errors import EdgeOffloadError, in_words, without_module
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell has it."""
+
 DEFECT = 70
 """Exit code of an error that nobody has foreseen (EX_SOFTWARE of sysexits.h)."""
 
@@ -36,8 +39,11 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     Every error is one line on stderr; one that nobody has foreseen leaves its traceback in a file that the line names.
     """
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    try:
+        parser = build_parser()
+        args = parser.parse_args(argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     args.root_parser = parser  # completion describes it
     try:
         if args.run is None:
@@ -57,7 +63,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         _leave_output()
         return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except (EdgeOffloadError, OSError, MemoryError) as error:
         if isinstance(error, OSError) and error.filename is None:
             _leave_output()  # a full disk behind standard output would be told once more at the exit

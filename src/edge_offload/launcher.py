@@ -61,8 +61,10 @@ def _leave(code: int) -> None:
 def command() -> None:
     """Run the ``edge-offload`` command line, less what roslaunch adds to the arguments, and exit with its code."""
     _use_configured_python()
-    from edge_offload.cli import main as run_command
-
+    try:
+        from edge_offload.cli import main as run_command
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     sys.exit(run_command([argument for argument in sys.argv[1:] if not argument.startswith(("__name:=", "__log:="))]))
 
 

@@ -99,6 +99,38 @@ def test_where_results_come_from_is_a_row_of_its_own_and_they_are_counted_beside
     tab.close()
 
 
+#: Tiles whose text is wider than they are, and tiles that have a row to themselves beside free room.
+CUT_TILES = """[...document.querySelectorAll('.tile, .tile p')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent).join(' | ')"""
+LONE_TILES = """(() => {
+  const tiles = [...document.querySelectorAll('.tile')], all = document.querySelector('.tiles').clientWidth;
+  const row = one => tiles.filter(other => other.offsetTop === one.offsetTop);
+  return tiles.filter(one => row(one).length === 1 && one.offsetWidth < all - 2).map(one => one.textContent).join();
+})()"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("carried", [False, True])
+def test_no_tile_is_cut_and_none_stands_alone_in_its_row(browser, tmp_path, carried):
+    modes = ("server", "replay", "split", "local", "lazy")
+    made = [
+        {**record, "mode": modes[place % 5]} if record["kind"] == "latency" else record
+        for place, record in enumerate(made_up.run())
+        if carried or record["kind"] != "people"
+    ]
+    if carried:
+        made += [made_up.people(made_up.BEGIN_S + 0.5 + place, "carried") for place in range(30)]
+    made_up.write(tmp_path / "run.jsonl", sorted(made, key=lambda record: record["t_s"]))
+    assert main(["report", str(tmp_path / "run.jsonl")]) == 0
+    tab = browser.tab((tmp_path / "run.html").as_uri())
+    tab.until("document.querySelectorAll('.tile').length > 5")
+    for width in (1920, 1440, 1280, 1024, 800, 390):
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        tab.until(f"document.documentElement.clientWidth === {width}")
+        assert (width, tab.value(CUT_TILES), tab.value(LONE_TILES)) == (width, "", "")
+    tab.close()
+
+
 @pytest.mark.process
 def test_scenes_have_a_row_of_their_own_beside_people_or_alone(browser, tmp_path):
     scenes = [made_up.scene(made_up.BEGIN_S + 0.2 + place, "local" if place % 4 else "carried") for place in range(40)]

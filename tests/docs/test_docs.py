@@ -158,6 +158,28 @@ def user(tmp_path):
     return tmp_path
 
 
+def test_the_program_of_the_tutorial_prints_the_same_in_every_run(capsys):
+    """The page promises a CPU's bits: a reader compares two runs."""
+    torch = pytest.importorskip("torch")
+    page = (ROOT / "docs" / "tutorial" / "first-program.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    printed = []
+    for _ in range(2):
+        torch.seed()  # as in a process of its own
+        exec(program.replace(".cuda()", ""), {})
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert len(printed[0].splitlines()) == 20
+
+
+def test_uv_is_told_which_environment_to_install_into():
+    """It looks at VIRTUAL_ENV and .venv only, and the pages call it by its path, in no activated environment."""
+    lines = [line for page in PAGES for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
+    calls = [line for line in lines if re.search(r"uv pip install .*\S", line)]
+    assert calls
+    assert all("--python " in line for line in calls), calls
+
+
 @pytest.fixture
 def own_network():
     """What a command is started by to see a loopback of its own, where this user may make one; else nothing."""

@@ -145,22 +145,33 @@ def test_a_wait_behind_own_frames_is_no_time_of_the_link_or_the_server():
     assert whole.total_s == 0.14, "the frame took that long all the same"
 
 
+class AtOnce:
+    """The remote result is late from the beginning on."""
+
+    def rival_at(self):
+        return -math.inf
+
+    def link_stopped(self):
+        return False
+
+
 def test_behind_another_frame_a_result_is_not_late_until_that_one_is_through():
     hedge, answer, asked = Hedge(), threading.Event(), []
 
-    def late_at():
-        # the frame before is through at the fifth look; by then this one has its result
-        asked.append(1)
-        if len(asked) == 5:
-            answer.set()
-        return math.inf
+    class Behind(AtOnce):
+        def rival_at(self):
+            # the frame before is through at the fifth look; by then this one has its result
+            asked.append(1)
+            if len(asked) == 5:
+                answer.set()
+            return math.inf
 
     def remote():
         answer.wait(FOREVER_S)
         return Attempt(("remote",))
 
     try:
-        outcome = hedge.run(remote, lambda enough: pytest.fail("hedged"), 0.0, None, 0.001, late_at)
+        outcome = hedge.run(remote, lambda enough: pytest.fail("hedged"), Behind())
         assert outcome.remote
         assert not outcome.hedged
     finally:
@@ -185,7 +196,7 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
         return compute
 
     def frame(number):
-        outcomes[number] = hedge.run(remote, local(number), 0.0)
+        outcomes[number] = hedge.run(remote, local(number), AtOnce())
 
     threads = [threading.Thread(target=frame, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -225,7 +236,7 @@ def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_ne
     holder.start()
     held.wait(FOREVER_S)
     try:
-        outcome = hedge.run(remote, computed.append, 0.0)
+        outcome = hedge.run(remote, computed.append, AtOnce())
         assert outcome.attempt.outputs == ("remote",)
         assert outcome.hedged
         assert outcome.local_s == 0.0

@@ -20,7 +20,6 @@ from edge_offload.manager.policy import (
     Manager,
     OraclePolicy,
     Situation,
-    bridged,
     chooses,
     make_policy,
 )
@@ -70,23 +69,31 @@ def test_two_modes_that_are_nearly_equal_do_not_alternate():
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 1
 
 
-def test_a_slightly_better_mode_is_taken_when_it_lasts():
-    policy = LatencyPolicy(Knobs(margin=0.1))
-    assert decide(policy, forecasts((0.1, 1), (0.2, 1))).mode is Mode.LOCAL
-    chosen = [decide(policy, forecasts((0.1, 1), (0.097, 1))).mode for _ in range(40)]
-    assert chosen[:10] == [Mode.LOCAL] * 10
-    assert chosen[-1] is Mode.SERVER
+def test_a_mode_is_left_when_it_is_worse_by_the_margin_beyond_doubt_and_not_before():
+    for better, doubt_s, expected in ((0.098, 0.0, Mode.SERVER), (0.096, 0.0, Mode.LOCAL), (0.09, 0.006, Mode.SERVER)):
+        policy = LatencyPolicy(Knobs(margin=0.03))
+        made = forecasts((0.3, 1), (0.1, 1))
+        assert decide(policy, made).mode is Mode.SERVER
+        made[Mode.LOCAL] = Forecast(Mode.LOCAL, better, 0.001, 1.0, doubt_s=doubt_s)
+        assert decide(policy, made).mode is expected
 
 
-def test_a_better_mode_is_taken_after_a_few_frames_and_a_much_better_one_at_once():
-    policy = LatencyPolicy(Knobs(margin=0.1, frames=3))
-    assert decide(policy, forecasts((0.1, 1), (0.2, 1))).mode is Mode.LOCAL
-    better = forecasts((0.1, 1), (0.08, 1))
-    held = decide(policy, better)
-    assert held.mode is Mode.LOCAL
-    assert "not for long enough" in held.reason
-    assert [decide(policy, better).mode for _ in range(2)] == [Mode.LOCAL, Mode.SERVER]
-    assert decide(policy, forecasts((0.01, 1), (0.07, 1))).mode is Mode.LOCAL
+def test_what_was_left_is_taken_again_when_it_is_no_worse_with_its_doubt():
+    policy = LatencyPolicy()
+    assert decide(policy, whole(0.2, 0.1)).mode is Mode.SPLIT
+    assert decide(policy, whole(0.101, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it may still be 6 % worse"
+    assert decide(policy, whole(0.101, 0.1, doubt_s=0.001)).mode is Mode.REPLAY
+    assert decide(policy, whole(0.104, 0.1, doubt_s=0.001)).mode is Mode.REPLAY, "and is not left for so little"
+
+
+def test_chance_switches_nothing_between_two_bounds():
+    policy, chance = LatencyPolicy(), random.Random(3)
+    chosen = [
+        decide(policy, whole(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), doubt_s=0.003)).mode
+        for _ in range(2000)
+    ]
+    assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 40
+    assert chosen.count(Mode.REPLAY) > 1700
 
 
 def three(local, server, split, unavailable_reason="", doubt_s=0.0):
@@ -98,8 +105,8 @@ def three(local, server, split, unavailable_reason="", doubt_s=0.0):
     }
 
 
-def test_after_an_outage_the_mode_of_before_it_goes_on_unless_another_is_clearly_better():
-    for server, expected in ((0.097, Mode.SPLIT), (0.08, Mode.SERVER)):
+def test_an_outage_does_not_change_what_is_known_of_the_remote_modes():
+    for server, expected in ((0.098, Mode.SPLIT), (0.08, Mode.SERVER)):
         policy = LatencyPolicy()
         assert decide(policy, three(0.4, 0.11, 0.1)).mode is Mode.SPLIT
         assert decide(policy, three(0.4, 0.11, 0.1, "no server")).mode is Mode.LOCAL
@@ -116,44 +123,39 @@ def whole(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
     return made
 
 
-def test_within_the_doubt_replay_runs_and_beyond_it_the_faster_mode():
-    assert decide(LatencyPolicy(), whole(0.1, 0.098, doubt_s=0.002)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), whole(0.1, 0.098, doubt_s=0.001)).mode is Mode.SPLIT, "1.4 ms of doubt, 2 ms apart"
-    assert decide(LatencyPolicy(), whole(0.1, 0.2, server=0.099, doubt_s=0.002)).mode is Mode.REPLAY
-    assert decide(EnergyPolicy(), whole(0.1, 0.1, energy=(0.5, 0.499), doubt_s=0.002)).mode is Mode.REPLAY
-    policy = LatencyPolicy()
-    assert decide(policy, whole(0.1, 0.05)).mode is Mode.SPLIT
-    assert decide(policy, whole(0.1, 0.098, doubt_s=0.01)).mode is Mode.REPLAY, "what was better is so no more"
-    near = {**whole(0.1, 0.2, doubt_s=0.02), Mode.LOCAL: Forecast(Mode.LOCAL, 0.095, 0.001, 0.1)}
-    assert decide(LatencyPolicy(), near).mode is Mode.LOCAL, "the robot itself gives the same bits, too"
+def test_within_the_doubt_the_order_is_replay_split_server_local():
+    assert decide(LatencyPolicy(), whole(0.1, 0.098)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), whole(0.12, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), whole(0.12, 0.1, doubt_s=0.003)).mode is Mode.SPLIT
+    assert decide(LatencyPolicy(), whole(0.3, 0.101, server=0.1)).mode is Mode.SPLIT
+    near = {**whole(0.3, 0.3, server=0.1), Mode.LOCAL: Forecast(Mode.LOCAL, 0.098, 0.001, 0.1)}
+    assert decide(LatencyPolicy(), near).mode is Mode.SERVER
+    assert decide(EnergyPolicy(), whole(0.1, 0.1, energy=(0.5, 0.499))).mode is Mode.REPLAY
+    assert decide(EnergyPolicy(), whole(0.1, 0.1, energy=(0.5, 0.4))).mode is Mode.SPLIT
 
 
-def test_the_server_stands_in_until_replay_does_as_well():
-    made = whole(replay=0.1, split=0.2, server=0.099)
-    reason = bridged(made)[Mode.SERVER].unavailable_reason
-    assert reason == "it stood in for replay, which is no slower"
-    assert bridged(whole(0.109, 0.2, server=0.1))[Mode.SERVER].unavailable_reason == "", "replay is 9 % slower"
-    learning = {**made, Mode.REPLAY: Forecast(Mode.REPLAY, unavailable_reason="it is being learnt")}
-    assert bridged(learning) == learning
-    untried = {**made, Mode.REPLAY: Forecast(Mode.REPLAY)}
-    assert bridged(untried) == untried
-    without = {mode: forecast for mode, forecast in made.items() if mode is not Mode.REPLAY}
-    assert bridged(without) == without
+def test_the_mode_that_stands_in_for_replay_has_to_be_faster_by_eight_percent():
+    for server, expected in ((0.1 / 1.07, Mode.REPLAY), (0.1 / 1.09, Mode.SERVER)):
+        assert decide(LatencyPolicy(), whole(replay=0.1, split=0.3, server=server)).mode is expected
+    learning = {**whole(0.1, 0.4), Mode.REPLAY: Forecast(Mode.REPLAY, unavailable_reason="it is being learnt")}
+    assert decide(LatencyPolicy(), learning).mode is Mode.SERVER
 
 
-def test_split_and_server_are_no_rule_apart_where_one_is_faster():
-    """Neither is preferred: what counts is the forecast."""
-    for server, split, expected in ((0.1, 0.101, Mode.SERVER), (0.101, 0.1, Mode.SPLIT)):
-        assert decide(LatencyPolicy(), three(0.4, server, split)).mode is expected
+def test_a_covariance_makes_a_small_difference_certain():
+    """Both costs are uncertain by a tenth, but they move together: their ratio is known."""
+    together = {Mode.REPLAY: 0.01, Mode.SPLIT: 0.01}
+    made = {
+        mode: replace(forecast, covariance=together if mode in together else {})
+        for mode, forecast in whole(0.11, 0.1, doubt_s=0.01).items()
+    }
+    assert decide(LatencyPolicy(), whole(0.11, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), made).mode is Mode.SPLIT
 
 
-def test_a_mode_that_nobody_has_looked_at_for_long_is_not_believed_to_be_a_little_better():
-    for doubt_s, expected in ((0.001, Mode.SPLIT), (0.03, Mode.SERVER)):
-        policy = LatencyPolicy()
-        assert decide(policy, three(0.4, 0.1, 0.11, doubt_s=doubt_s)).mode is Mode.SERVER
-        chosen = [decide(policy, three(0.4, 0.1, 0.088, doubt_s=doubt_s)).mode for _ in range(40)]
-        assert chosen[-1] is expected
-    assert decide(policy, three(0.4, 0.1, 0.05, doubt_s=0.03)).mode is Mode.SPLIT, "half is no matter of doubt"
+def test_the_reason_does_not_contradict_the_decision():
+    reason = decide(LatencyPolicy(), whole(0.1, 0.098)).reason
+    assert reason.startswith("replay is preferred: split is not better by 3% beyond doubt: ")
+    assert decide(LatencyPolicy(), whole(0.1, 0.2)).reason.startswith("replay is expected to finish first: ")
 
 
 def test_a_deadline_rules_out_what_is_not_sure_to_meet_it():
@@ -164,7 +166,7 @@ def test_a_deadline_rules_out_what_is_not_sure_to_meet_it():
     assert decide(LatencyPolicy(), made).mode is Mode.SERVER
     assert decide(LatencyPolicy(), made, deadline=0.1).mode is Mode.LOCAL, "70 ms give or take 60 is no promise of 100"
     late = decide(LatencyPolicy(), made, deadline=0.01)
-    assert late.mode is Mode.SERVER, "nobody is in time: the faster one is next"
+    assert late.mode is Mode.SERVER, "no mode is in time: the faster one is next"
     assert "no mode is sure" in late.reason
 
 
@@ -179,7 +181,10 @@ def test_energy_under_a_deadline():
 def test_energies_that_nobody_knows_decide_nothing_and_the_reason_says_so():
     made = forecasts((0.1, math.nan), (0.3, math.nan))
     decision = decide(EnergyPolicy(), made, deadline=0.5)
-    assert (decision.mode, decision.reason.split(",")[0]) == (Mode.LOCAL, "energy is not known (no sensor")
+    assert (decision.mode, decision.reason.split(",")[0]) == (
+        Mode.LOCAL,
+        "local is expected to finish first; energy is not known (no sensor",
+    )
     bounded = decide(LatencyPolicy(), made, power_budget_w=5.0)
     assert bounded.mode is Mode.LOCAL
     assert "the power budget cannot be held" in bounded.reason
@@ -340,8 +345,6 @@ def test_uncertainty_is_that_of_the_errors_made():
     calm, wild = (f.forecast(10.0, Mode.SERVER, at(1000 * MB)) for f in (quiet, noisy))
     assert calm.error_s < 0.003
     assert 0.005 < wild.error_s < 0.04
-    assert wild.late_s > calm.late_s
-    assert calm.late_s >= Forecaster.SLACK_S
 
 
 def test_one_frame_that_met_an_outage_makes_nobody_wait():
@@ -350,33 +353,17 @@ def test_one_frame_that_met_an_outage_makes_nobody_wait():
     forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s=stages), LinkReading())
     for i in range(30):
         forecaster.note(i * 0.1, remote(), at(10 * MB))
-    before = forecaster.forecast(3.0, Mode.SERVER, at(10 * MB))
     forecaster.settled(4.0, remote(compute_s=30.0), at(10 * MB))
     for i in range(10):
         forecaster.note(4.0 + i * 0.1, remote(), at(10 * MB))
     after = forecaster.forecast(5.0, Mode.SERVER, at(10 * MB))
     assert after.error_s < 5.0, "30 s once are not the spread of all others"
-    assert before.late_s < after.late_s <= 0.2, "the robot itself would have been ready by then"
-
-
-def test_hedges_in_vain_make_it_more_patient():
-    forecaster = Forecaster(StatePowers())
-    for i in range(20):
-        forecaster.note(i * 0.1, remote(), at(10 * MB))
-    before = forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s
-    for _ in range(5):
-        forecaster.hedged(in_vain=True)
-    assert forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s > 1.5 * before
-    for _ in range(100):
-        forecaster.hedged(in_vain=False)
-    assert forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s == pytest.approx(before)
 
 
 def test_local_energy_is_the_compute_state_over_the_frame():
     forecaster = Forecaster(StatePowers())
     forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.4, stages_s={"compute_robot": 0.4}), LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).energy_j == pytest.approx(13.35 * 0.4)
-    assert math.isinf(forecaster.forecast(0.0, Mode.SERVER, LinkReading()).late_s)
 
 
 def test_the_first_frame_which_pays_for_the_start_is_forgotten():
@@ -436,7 +423,7 @@ def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
     assert forecaster.forecast(4.0, Mode.LOCAL, at(MB)).latency_s == pytest.approx(0.2), "that is what it takes"
     for i in range(3):
         forecaster.overtaken(5.0 + i, 1.0)
-    assert forecaster.forecast(8.0, Mode.LOCAL, at(MB)).latency_s == pytest.approx(1.0)
+    assert forecaster.forecast(8.0, Mode.LOCAL, at(MB)).latency_s == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from edge_offload.errors import BadInput
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.modes import local
 from edge_offload.modes.local import LocalRunner
@@ -43,3 +44,9 @@ def test_what_a_gpu_took_is_not_expected_of_the_cpu(monkeypatch: pytest.MonkeyPa
     executor.note, seconds = "", 0.25
     runner.run([torch.ones(1)])
     assert runner.expected_s() == 0.25
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.0, -1.0, float("nan"), float("inf")])
+def test_slowdown_below_one_is_refused(factor: float) -> None:
+    with pytest.raises(BadInput, match="robot_slowdown"):
+        LocalRunner(ModuleExecutor(nn.Identity()), factor)

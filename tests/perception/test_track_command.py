@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+import types
 
 import cv2
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 from edge_offload import records
 from edge_offload.cli import main
+from edge_offload.commands import track
 from edge_offload.errors import BadInput
 from edge_offload.perception import video as video_module
 from edge_offload.perception.video import VideoWriter
@@ -48,6 +50,7 @@ def test_a_video_becomes_an_overlay_and_a_record(
     records.validate("run", record)
     assert (record["frames_in"], record["results_out"], record["mode"]) == (12, 12, "local")
     assert record["frames_by_mode"] == {"local": 12}
+    assert "model of" not in track.__doc__, "no watts of this machine are known without a sensor"
     assert record["energy_j"] is None if record["energy_source"] == "unknown" else record["energy_j"] > 0, "not made up"
     assert record["overlay"] == [str(out), str(picture)]
     text = capsys.readouterr().out
@@ -55,6 +58,20 @@ def test_a_video_becomes_an_overlay_and_a_record(
     capture = cv2.VideoCapture(str(out))
     assert int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) == 12
     assert cv2.imread(str(picture)).shape == (96, 160, 3)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_a_codec_that_is_tried_is_quiet_with_opencv_4_6_to_5(newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 4.13 on the level of what OpenCV writes is turned in a module of its own."""
+    levels = [3]
+    functions = {"getLogLevel": lambda: levels[-1], "setLogLevel": levels.append}
+    logging = types.SimpleNamespace(**functions)
+    older = types.SimpleNamespace(**functions, utils=types.SimpleNamespace())
+    of = types.SimpleNamespace(utils=types.SimpleNamespace(logging=logging)) if newer else older
+    monkeypatch.setattr(video_module, "cv2", of)
+    with video_module._quiet():
+        assert levels[-1] == 0
+    assert levels[-1] == 3
 
 
 def test_frames_bound_the_run(video: str, tmp_path: pathlib.Path) -> None:

@@ -14,9 +14,9 @@ from torch import nn
 from edge_offload.device.installation import installed
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
 from edge_offload.modes.device import DeviceModule, DeviceRunner
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 
 address, keys, mark = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
@@ -25,7 +25,7 @@ client = Client(address, keys=KeyStore(keys))
 limits = TimeoutLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
 network = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()).eval()
 module = OffloadedModule("small", network, client, patience=limits, hedging=False)
-module.add_runner(DeviceRunner(Mode.REPLAY, DeviceModule(installed(), network, client, limits=limits)))
+module.add_runner(DeviceRunner(Mode.REPLAY, DeviceModule(installed(), network, client)))
 client.start()
 for number in range(6):
     if number == 3:

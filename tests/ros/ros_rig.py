@@ -79,7 +79,8 @@ class Process:
 
     def __init__(self, name: str, command, environment) -> None:
         self.name = name
-        environment = {**environment, "PYTHONUNBUFFERED": "1"}  # rospy's information goes to the standard output
+        # as in a user's shell: with it, a test would see lines that wait in a pipe's buffer elsewhere
+        environment = {key: value for key, value in environment.items() if key != "PYTHONUNBUFFERED"}
         self._popen = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -50,6 +50,30 @@ def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_it
     assert told == [0, "frame", "0 taken in", 3, "3 taken in"]
 
 
+def test_a_frame_that_cannot_be_used_is_told_on_diagnostics_until_one_can():
+    pytest.importorskip("rospy", reason="no ROS here")
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.common.health import WARN, Health
+    from edge_offload.nodes.inference.carry import CarryThread, Task
+    from edge_offload.nodes.inference.intake import Frame
+
+    def see(frame):
+        if frame.message is None:
+            raise BadInput("16 bits")
+        return True
+
+    still = SimpleNamespace(degraded="", carry=lambda result, *_: result, steps=lambda *_: iter(()))
+    health, reports = Health(), []
+    task = Task(still, see, lambda *_: None, lambda *_: reports.append(health.report()), lambda *_: 0.0)
+    thread = CarryThread(task, 1.0, health, lambda *_: None)
+    thread.start(lambda *_: None)
+    thread.put(Frame(None, time.monotonic()))
+    thread.put(Frame("seen", time.monotonic()))
+    assert thread.drain(10.0)
+    assert (reports[0].level, reports[0].message, reports[0].values["bad frames"]) == (WARN, "16 bits", "1")
+    assert "16 bits" not in health.report().message
+
+
 def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, images):
     """Images that change size, cannot be read, or come with old stamps are among them."""
     node, people, latency = start(graph, images, carry=True, model_options={"seconds": 0.25})
@@ -110,7 +134,7 @@ def first_header(images):
     return Header(stamp=rospy.Time(*divmod(images.stamps[0] - 10**9, 10**9)), frame_id="camera_optical_frame")
 
 
-@pytest.mark.parametrize("odometry", [True, False])
+@pytest.mark.parametrize("odometry", ["before", "late", ""])
 def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odometry):
     import rospy
     import tf2_ros
@@ -128,19 +152,28 @@ def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odom
     tf = tf2_ros.TransformBroadcaster()
     wait_for_readers(tf.pub_tf)
     points, began = floor_and_wall(), 1_700_000_000_000_000_000
+    apart_s = 0.2 if odometry == "late" else 0.1
+
+    def move(number, stamp):
+        header = Header(stamp=rospy.Time(*divmod(stamp, 10**9)), frame_id="still")
+        moved = TransformStamped(header=header, child_frame_id="lidar_link")
+        moved.transform.translation, moved.transform.rotation = Vector3(0.02 * number, 0, 0.5), Quaternion(0, 0, 0, 1)
+        tf.sendTransform(moved)
+
     for number in range(20):
-        stamp = began + number * 100_000_000
-        if odometry:
-            header = Header(stamp=rospy.Time(*divmod(stamp, 10**9)), frame_id="still")
-            moved = TransformStamped(header=header, child_frame_id="lidar_link")
-            moved.transform.translation, moved.transform.rotation = (
-                Vector3(0.02 * number, 0, 0.5),
-                Quaternion(0, 0, 0, 1),
-            )
-            tf.sendTransform(moved)
+        stamp = began + number * round(apart_s * 1e9)
+        if odometry == "before":
+            move(number, stamp)
             time.sleep(0.01)
+        elif odometry and not number:
+            # what tf does not know at all is not waited for
+            move(0, stamp - 10**8)
+            time.sleep(0.1)
         sweeps.publish(cloud(points - [0.02 * number, 0, 0], stamp))
-        time.sleep(0.1)
+        if odometry == "late":
+            time.sleep(0.05)
+            move(number, stamp)
+        time.sleep(apart_s - 0.05 * (odometry == "late"))
     wait_for(lambda: graph.values(node).get("sweeps offered") == "20", "the arrival of all sweeps")
     taken = int(graph.values(node)["sweeps taken"])
     wait_for(lambda: len(scenes) == taken, "a scene for every sweep taken up")
@@ -148,4 +181,4 @@ def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odom
     origins = [found[0].result.origin for found in scenes.by_stamp().values()]
     assert {len(found) for found in scenes.by_stamp().values()} == {1}
     assert "carried" in origins or "local" in origins
-    assert graph.says(node, 1, "scenes are held") != odometry
+    assert graph.says(node, 1, "scenes are held") != bool(odometry)

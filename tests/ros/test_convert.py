@@ -68,18 +68,127 @@ def test_a_bayer_pattern_gives_its_colour_back(pattern):
     assert middle[:2].max() < 20
 
 
-@pytest.mark.parametrize("encoding", ["yuv422", "yuv422_yuy2"])
+@pytest.mark.parametrize("encoding", ["yuv422", "yuv422_yuy2", "uyvy", "yuyv"])
 def test_yuv_gives_its_colour_back(encoding):
     y, u, v = 67, 98, 216  # red 200 by ITU-R BT.601, studio range
-    pair = [u, y, v, y] if encoding == "yuv422" else [y, u, y, v]
+    pair = [u, y, v, y] if encoding in ("yuv422", "uyvy") else [y, u, y, v]
     pixels = np.tile(np.array(pair, dtype=np.uint8), (6, 4)).reshape(6, 8, 2)
     assert np.abs(image_to_bgr(message(pixels, encoding)).astype(int) - RED).max() <= 3
 
 
-@pytest.mark.parametrize("text", ["jpeg", "bgr8; jpeg compressed bgr8", "png", "", "rgb8; png compressed "])
-def test_the_format_string_of_a_compressed_image_is_not_trusted(text):
-    _, coded = cv2.imencode(".png", RED)
-    np.testing.assert_array_equal(image_to_bgr(CompressedImage(Header(), text, coded.tobytes())), RED)
+SCENE = cv2.resize(np.random.default_rng(1).integers(0, 256, (6, 8, 3), dtype=np.uint8), (64, 48))
+
+
+def samples(encoding: str) -> np.ndarray:
+    """The scene as a driver has it in an encoding of image_encodings.h."""
+    if encoding.startswith("bayer"):
+        mosaic = np.empty(SCENE.shape[:2], dtype=np.uint8)
+        for index, colour in enumerate(encoding[6:10]):
+            row, column = divmod(index, 2)
+            mosaic[row::2, column::2] = SCENE[row::2, column::2, "bgr".index(colour)]
+        return mosaic
+    if encoding == "yuv422":
+        y, u, v = cv2.split(cv2.cvtColor(SCENE, cv2.COLOR_BGR2YUV))
+        u[:, 1::2] = v[:, ::2]
+        return np.stack([u, y], axis=2)
+    conversions = {
+        "rgb8": cv2.COLOR_BGR2RGB,
+        "rgba8": cv2.COLOR_BGR2RGBA,
+        "bgra8": cv2.COLOR_BGR2BGRA,
+        "mono8": cv2.COLOR_BGR2GRAY,
+    }
+    return cv2.cvtColor(SCENE, conversions[encoding]) if encoding in conversions else SCENE
+
+
+BAYER = ["bayer_rggb8", "bayer_bggr8", "bayer_gbrg8", "bayer_grbg8"]
+COLOURS = ["rgb8", "bgr8", "rgba8", "bgra8"]
+
+
+@pytest.mark.parametrize("encoding", [*COLOURS, "mono8", *BAYER, "yuv422"])
+def test_a_raw_image_becomes_the_picture_that_cv_bridge_makes_of_it(encoding):
+    cv_bridge = pytest.importorskip("cv_bridge", reason="no cv_bridge here")
+    raw, padded = (message(samples(encoding), encoding, padding) for padding in (0, 4))
+    # cv_bridge does not read step
+    expected = cv_bridge.CvBridge().imgmsg_to_cv2(raw, "bgr8")
+    np.testing.assert_array_equal(image_to_bgr(raw), expected)
+    np.testing.assert_array_equal(image_to_bgr(padded), expected)
+
+
+def transported(pixels: np.ndarray, encoding: str, file: str, form: str) -> CompressedImage:
+    """What image_transport's publisher makes of samples: colour becomes BGR, everything else is coded as it is."""
+    to_bgr = {"rgb8": cv2.COLOR_RGB2BGR, "rgba8": cv2.COLOR_RGBA2BGR, "bgra8": cv2.COLOR_BGRA2BGR}
+    coded = cv2.cvtColor(pixels, to_bgr[encoding]) if encoding in to_bgr else pixels
+    return CompressedImage(Header(), form, cv2.imencode(file, coded, [cv2.IMWRITE_JPEG_QUALITY, 98])[1].tobytes())
+
+
+@pytest.mark.parametrize("file", ["jpeg", "png"])
+@pytest.mark.parametrize("encoding", [*COLOURS, "mono8", *BAYER])
+def test_a_compressed_image_is_the_picture_of_its_raw_topic(encoding, file):
+    """Of the formats that image_transport writes: rgb8; jpeg compressed bgr8, bayer_rggb8; png compressed."""
+    form = f"{encoding}; {file} compressed {'bgr8' if encoding in COLOURS else ''}"
+    found = image_to_bgr(transported(samples(encoding), encoding, f".{file}", form)).astype(int)
+    apart = np.abs(found - image_to_bgr(message(samples(encoding), encoding)))
+    assert apart.max() == 0 if file == "png" else apart.mean() < 4
+
+
+@pytest.mark.parametrize(
+    ("form", "exchanged"),
+    [
+        ("jpeg", False), ("png", False), ("", False), ("RGB jpeg", False), ("bgr8; jpeg compressed bgr8", False),
+        ("BGR8; PNG compressed BGR8", False), ("8UC3; png compressed ", False), ("mono8; png compressed ", False),
+        ("yuv422_yuy2; jpeg compressed ", False), ("bayer_rggb8; jpeg compressed bgr8", False), ("rgb8", False),
+        ("rgb8; png compressed ", True), ("bgr8; jpeg compressed rgb8", True), ("rgb8; jpeg", True),
+    ],
+)  # fmt: skip
+def test_a_file_of_three_channels_has_the_order_that_image_transport_reads_in_its_format(form, exchanged):
+    coded = cv2.imencode(".png", SCENE)[1].tobytes()
+    expected = SCENE[..., ::-1] if exchanged else SCENE
+    np.testing.assert_array_equal(image_to_bgr(CompressedImage(Header(), form, coded)), expected)
+
+
+def test_a_file_with_transparency_or_one_channel_is_a_picture_whatever_word_names_it():
+    clear = cv2.imencode(".png", samples("bgra8"))[1].tobytes()
+    np.testing.assert_array_equal(image_to_bgr(CompressedImage(Header(), "png", clear)), SCENE)
+    grey = cv2.imencode(".png", samples("mono8"))[1].tobytes()
+    for form in ("jpeg", "", "mono8; png compressed mono8", "8UC1; png compressed ", "bgr8; jpeg compressed bgr8"):
+        found = image_to_bgr(CompressedImage(Header(), form, grey))
+        np.testing.assert_array_equal(found, np.repeat(samples("mono8")[..., None], 3, axis=2))
+
+
+COUNTS = np.arange(7000, 9000, dtype=np.uint16).reshape(40, 50)
+
+
+@pytest.mark.parametrize(
+    ("form", "pixels", "words"),
+    [
+        ("mono16; png compressed ", COUNTS, "mono16.*16 bits.*8 bits"),
+        ("16UC1; png compressed ", COUNTS, "16uc1.*16 bits.*8 bits"),
+        ("bgr16; png compressed bgr16", np.dstack([COUNTS] * 3), "bgr16.*16 bits"),
+        ("bayer_rggb16; png compressed ", COUNTS, "bayer_rggb16.*16 bits"),
+        ("png", COUNTS, "16 bits.*8 bits"),
+        ("mono16; jpeg compressed ", samples("mono8"), "mono16.*16 bits"),
+        ("bayer_rggb8; png compressed ", COUNTS, "16 bits"),
+        ("bayer_rggb8; jpeg compressed mono8", samples("mono8"), "lost the colour.*transport:=raw"),
+        ("yuv422_yuy2; jpeg compressed mono8", samples("mono8"), "lost the colour.*transport:=raw"),
+        ("yuv422; jpeg compressed ", samples("mono8"), "lost the colour.*transport:=raw"),
+        ("rgb8; jpeg compressed mono8", samples("mono8"), "lost the colour.*transport:=raw"),
+        ("bayer_rggb8; jpeg compressed ", SCENE, "3 channels.*encoding"),
+        ("nv21; jpeg compressed mono8", samples("mono8"), "nv21.*publish one of"),
+        ("32FC1; tiff compressed ", SCENE, "32fc1.*publish one of"),
+        ("16UC1; compressedDepth", COUNTS, "depth image.*colour"),
+        ("32FC1; compressedDepth png", COUNTS, "depth image.*colour"),
+    ],
+)  # fmt: skip
+def test_a_compressed_image_that_has_not_the_picture_of_its_raw_topic_is_refused_with_the_remedy(form, pixels, words):
+    coded = cv2.imencode(".jpg" if "jpeg" in form else ".png", pixels)[1].tobytes()
+    with pytest.raises(BadInput, match=words):
+        image_to_bgr(CompressedImage(Header(), form, coded))
+
+
+@pytest.mark.parametrize("encoding", ["mono16", "16UC1", "rgb16", "bayer_grbg16"])
+def test_a_raw_image_of_sixteen_bits_is_refused_with_the_remedy(encoding):
+    with pytest.raises(BadInput, match=f"{encoding}.*16 bits.*8 bits"):
+        image_to_bgr(message(COUNTS, encoding))
 
 
 GOOD = message(RED, "bgr8")

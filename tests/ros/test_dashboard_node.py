@@ -92,6 +92,7 @@ def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
     diagnostics = rospy.Publisher("/diagnostics", DiagnosticArray, queue_size=10)
     overlay = graph.publisher("kapao/overlay/compressed", CompressedImage)
     url = wait_for(lambda: rospy.get_param(f"{graph.ns}/dashboard_node/url", ""), "the page")
+    wait_for(lambda: url in node.output, "its address in a pipe, while it runs", 10)
     wait_for_readers(*(publisher for publisher, _ in send.values()))
     assert overlay.get_num_connections() == 0
     page = Page(url)

@@ -16,7 +16,8 @@ def test_an_image_that_comes_in_both_forms_is_taken_once(monkeypatch):
     subscriber = types.SimpleNamespace(get_num_connections=lambda: 0)
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: subscriber)
     taken = []
-    node = types.SimpleNamespace(callback=lambda call: call, health=types.SimpleNamespace(count=lambda *_: None))
+    health = types.SimpleNamespace(count=lambda *_: None)
+    node = types.SimpleNamespace(params={}, callback=lambda call: call, health=health)
     images = intake.ImageIntake(node, "image", "auto", types.SimpleNamespace(put=taken.append), False)
 
     def come(kind, second):

@@ -76,6 +76,25 @@ def test_the_process_ends_with_the_nodes_code_whatever_its_threads_do():
         process.kill()
 
 
+def test_a_node_that_is_told_to_end_while_it_registers_says_nothing(monkeypatch):
+    rospy = pytest.importorskip("rospy")
+    pytest.importorskip("edge_offload_msgs.msg", reason="no ROS environment (source devel/setup.bash)")
+    from edge_offload.nodes.common import base
+
+    def interrupted(_name):
+        raise rospy.exceptions.ROSInitException("init_node interrupted before it could complete")
+
+    monkeypatch.setattr(sys, "argv", ["node"])
+    monkeypatch.setattr(base.rosgraph, "is_master_online", lambda: True)
+    monkeypatch.setattr(rospy, "init_node", interrupted)
+    monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: True)
+    with pytest.raises(KeyboardInterrupt):  # as anywhere in a start: the launcher ends with one exit code
+        base.run_node(type("Some", (base.Node,), {"name": "some"}))
+    monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: False)
+    with pytest.raises(rospy.exceptions.ROSInitException):
+        base.run_node(type("Some", (base.Node,), {"name": "some"}))
+
+
 @pytest.mark.parametrize(
     ("module", "remedy"),
     [("zmq", "EDGE_OFFLOAD_PYTHON=/path/to/venv/bin/python3"), ("torch", "scripts/setup"), ("rospy", "sees ROS's")],

@@ -23,6 +23,11 @@ BEFORE_OVERLAP = BEFORE.with_name("before_overlap.bag")
 #: Written with the messages as they were before a server's status told what it does not believe of robots.
 BEFORE_NOTE = BEFORE.with_name("before_note.bag")
 
+#: Written with the messages as they were before people had the covariance of their position.
+BEFORE_COVARIANCE = BEFORE.with_name("before_covariance.bag")
+#: Written with the messages as they were before forecasts carried a covariance.
+BEFORE_MODE_COVARIANCE = BEFORE.with_name("before_mode_covariance.bag")
+
 
 @pytest.fixture
 def migrated(tmp_path):
@@ -119,3 +124,26 @@ def test_a_bag_of_before_a_status_told_what_is_not_believed_is_migrated(migrated
     assert (promise.robot, promise.model, promise.turns) == ("patrol", "movenet", 11)
     assert (promise.drop, promise.interval, promise.batch, promise.late_share) == (0.03125, 2.5, 1.5, 0.125)
     assert (status.idle, status.batches, status.inferences, status.models[0].name) == (0.25, 3, 7, "movenet")
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_forecasts_carried_a_covariance_is_migrated(migrated):
+    from edge_offload_msgs.msg import Forecast
+
+    (forecast,) = migrated(BEFORE_MODE_COVARIANCE)
+    assert forecast._md5sum == Forecast._md5sum
+    assert list(forecast.covariance) == [], "modes are independent where nothing is known"
+    assert (forecast.task, list(forecast.bytes_up), forecast.doubt[0].to_nsec()) == ("people", [0, 245_000], 2_000_000)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_positions_had_a_covariance_is_migrated(migrated):
+    from edge_offload_msgs.msg import Person, PersonArray
+
+    (message,) = migrated(BEFORE_COVARIANCE)
+    assert message._md5sum == PersonArray._md5sum
+    (person,) = message.people
+    assert list(person.position_covariance) == [0.0] * 9, "what was not recorded is unknown"
+    assert (person.id, person.target, person.position_frame, person.position_source) == (3, True, "map", Person.DEPTH)
+    assert (person.position.y, person.velocity.z, person.keypoints[16].y) == (-2.0, -0.25, 32.0)
+    assert (message.result.origin, message.result.expected_drop, message.frame_seq) == ("carried", 0.125, 7)

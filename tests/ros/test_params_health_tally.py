@@ -12,7 +12,7 @@ from edge_offload import records
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.nodes.common import params as parameters
-from edge_offload.nodes.common.health import ERROR, OK, WARN, Health
+from edge_offload.nodes.common.health import ERROR, OK, WARN, Awaited, Health, Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.nodes.monitor.tally import Tally, table
@@ -125,6 +125,43 @@ def tally_of(published, results, latencies, mode=Mode.SERVER) -> Tally:
     return tally
 
 
+def test_what_results_lack_is_told_as_a_share_until_it_is_long_ago():
+    clock = SimpleNamespace(now=0.0)
+    health, losses = Health(), Losses("results without a place", lambda: clock.now)
+    health.watch("place", losses.words)
+    for number in range(20):
+        clock.now = 0.5 * number
+        losses.note(f"cause {number}; remedy" if number % 5 == 0 else "")
+    report = health.report()
+    assert (report.level, report.message) == (WARN, "4 of the last 20 results without a place: cause 15; remedy")
+    clock.now = 17.7
+    losses.note()
+    assert health.report().level == OK, "10 s after the last that lacked something"
+    losses.note(lambda: "asked when it is told")
+    clock.now += 30.0
+    assert "1 of the last 1" in health.report().message, "results are rare: the newest counts for longer"
+    assert "asked when it is told" in health.report().message
+    clock.now += 31.0
+    assert health.report().level == OK
+    losses.note("no more of this")
+    losses.clear()
+    assert health.report().level == OK
+
+
+def test_what_is_awaited_is_told_when_it_stays_away():
+    clock = SimpleNamespace(now=100.0)
+    awaited = Awaited("cloud on /points", lambda: "check the driver", 3.0, lambda: clock.now)
+    clock.now = 102.0
+    assert awaited.words() == ""
+    clock.now = 104.0
+    assert awaited.words() == "no cloud on /points yet; check the driver"
+    awaited.came()
+    clock.now = 106.5
+    assert awaited.words() == ""
+    clock.now = 109.0
+    assert awaited.words() == "no cloud on /points for 5 s; check the driver"
+
+
 def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
     tally = tally_of([1, 2, 3, 4, 5], [1, 3, 4], [1, 3, 4])
     assert tally.faults() == []
@@ -154,7 +191,7 @@ def test_a_bag_that_is_played_again_and_again_is_counted_every_time():
     assert (record["frames_published"], record["frames_superseded"]) == (29, 4)
     tally.frame(6)
     tally.result(6)
-    tally.drop_half()
+    tally.close()
     assert tally.faults() == [], "half an answer is known though its stamp was there before"
 
 
@@ -186,14 +223,55 @@ def test_a_restamped_doubled_or_missing_answer_is_a_fault(results, latencies, wo
     assert any(words in fault for fault in faults), faults
 
 
-def test_a_count_stopped_between_the_two_halves_of_an_answer_is_even():
-    tally = tally_of([1, 2, 3], [1, 2], [1, 2, 3])
-    tally.drop_half()
+def test_a_count_that_ends_while_frames_are_under_way_is_even():
+    for results, latencies in (
+        ([1, 2, 3], [1, 2]),
+        ([1, 2], [1, 2, 3]),
+        ([1, 2, 3, 4], [1, 2]),
+        ([1, 2], [1, 2, 3, 4]),
+        ([1, 2, 9], [1, 2]),  # its frame is not here yet
+    ):
+        tally = tally_of([1, 2, 3, 4], results, latencies)
+        tally.close()
+        assert tally.faults() == [], (results, latencies)
+        record = tally.summary()
+        assert (record["frames_published"], record["frames_in"], record["results_out"]) == (2, 2, 2)
+        assert record["frames_superseded"] == 0
+        assert record["frames_by_mode"] == {"server": 2}
+
+
+def test_after_the_count_only_what_its_frames_lack_is_taken():
+    """Frames come after their answers where images are large; nothing else may add to the count."""
+    report = InferenceReport(Mode.SERVER, "movenet", 0.1)
+    tally = tally_of([1, 2], [1, 3, 4], [1, 2, 3, 4])
+    tally.close()
+    assert any("belong to no frame" in fault for fault in tally.faults())
+    assert any("but not both" in fault for fault in tally.faults()), "an older half is waited for"
+    for stamp in (3, 4, 5, 3):
+        tally.frame(stamp)
+    for stamp in (2, 4, 5):
+        tally.result(stamp)
+        tally.latency(stamp, report, 0.5, False)
     assert tally.faults() == []
-    assert tally.summary()["frames_in"] == 2
+    record = tally.summary()
+    assert (record["frames_published"], record["frames_in"], record["results_out"]) == (4, 4, 4)
+    carried = tally_of([1, 2], [], [1, 2, 3])
+    for stamp, origin in ((1, "carried"), (2, "fresh")):
+        carried.result(stamp, origin)
+    carried.close()
+    assert carried.faults() == [], "an inference whose frame has no result yet"
+    assert carried.summary()["inferences"] == 2
+
+
+def test_answers_to_frames_of_before_we_listened_are_answers_to_published_frames():
+    record = tally_of([2, 3, 4], [1, 2, 4], [1, 2, 4]).summary()
+    assert (record["frames_published"], record["frames_in"], record["frames_superseded"]) == (4, 3, 1)
+
+
+def test_a_half_in_the_midst_of_a_count_is_a_fault():
     torn = tally_of([1, 2, 3], [1, 3], [1, 2, 3])
-    torn.drop_half()
-    assert torn.faults(), "only the newest frame may lack a half"
+    torn.close()
+    assert torn.faults(), "only frames behind the last whole one may lack a half"
 
 
 def test_no_result_at_all_is_an_error_and_not_an_empty_summary():
@@ -235,6 +313,24 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     network.module.torches = str
     network.refresh(needed=False)
     assert network._health.report().level == OK
+
+
+def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
+    """At the end of a launch the server goes as well, and the manager says so."""
+    rospy = pytest.importorskip("rospy")
+    from edge_offload.nodes.inference.offloaded import OffloadedNode
+    from edge_offload_msgs.msg import OffloadMode
+
+    lines = []
+    monkeypatch.setattr(rospy, "loginfo", lines.append)
+    node = OffloadedNode({"deadline": 0.0}, Health())
+    node._mode, node._network = Mode.SERVER, SimpleNamespace(aim=lambda *_: None)
+    monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: True)
+    node._on_mode(OffloadMode(mode="local", policy="auto", reason="server: connection refused"))
+    assert (node._mode, lines) == (Mode.LOCAL, [])
+    monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: False)
+    node._on_mode(OffloadMode(mode="server", policy="auto", reason="faster"))
+    assert lines == ["mode server from now on: faster"]
 
 
 def test_results_that_are_carried_along_are_counted_apart_from_inferences():

@@ -180,7 +180,7 @@ def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, mo
     from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 
     class Listener:
-        health = Health()
+        health, params = Health(), {}
 
         def callback(self, function):
             return function

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
 import types
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from edge_offload.errors import BadInput
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.perception import video
 from edge_offload.perception.video import VideoParts
-from tests.ros.ros_rig import wait_for_readers
+from tests.ros.ros_rig import ROOT, Process, wait_for, wait_for_readers
 
 
 def test_no_run_overwrites_another_and_last_leads_to_the_latest(tmp_path):
@@ -120,3 +124,47 @@ def test_a_run_says_where_it_is_recorded_and_how_far_it_is(graph, a_result, tmp_
     assert "progress no result after" in node.output
     assert (tmp_path / "last" / "summary.json").is_file()
     assert (tmp_path / "last" / "summary.jsonl").is_file()
+
+
+def test_a_launch_without_a_recorder_says_how_far_each_network_is(graph):
+    """As launch files start it: no file is written, and no images are read."""
+    import rospy
+
+    from edge_offload_msgs.msg import Latency
+
+    latency = graph.publisher("offload/latency", Latency)
+    command = [sys.executable, str(ROOT / "scripts" / "edge-offload"), "top", "--progress", "0.2", "__name:=progress"]
+    node = Process("progress", command, {**os.environ, "ROS_NAMESPACE": graph.ns})
+    wait_for(lambda: "progress no result after" in node.output, "a line before the first result")
+    wait_for_readers(latency)
+    latency.publish(Latency(model="movenet", mode="server", total=rospy.Duration(0, 90_000_000)))
+    wait_for(lambda: "progress movenet: 1 results in 0 s: server, 90 ms" in node.output, "the result's line")
+    node.signal(signal.SIGINT)
+    assert node.wait() == 0
+    assert "Traceback" not in node.output
+
+
+@pytest.mark.parametrize("name", ["agrnav", "kapao_tracking", "patrol", "robot"])
+def test_every_launch_file_of_a_robot_says_how_far_it_is_unless_told_not_to(name):
+    tree = ElementTree.parse(ROOT / "launch" / f"{name}.launch").getroot()
+    assert [
+        arg.get("default") for arg in tree.iter("arg") if arg.get("name") == "progress" and "default" in arg.attrib
+    ] == ["10"]
+    users = [
+        element for element in tree.iter() if "$(arg progress)" in (element.get("value") or element.get("args") or "")
+    ]
+    assert users, "somebody prints it"
+
+
+def test_several_networks_are_told_apart_in_one_line():
+    from types import SimpleNamespace
+
+    from edge_offload.nodes.monitor.terminal_watch import Counts
+
+    counts = Counts(100.0)
+    assert counts.line(112.0) == "no result after 12 s"
+    for number in range(5):
+        took = SimpleNamespace(to_sec=lambda: 0.09)
+        counts.note(SimpleNamespace(model="sconet", mode="local", total=took), 112.0 + number)
+    counts.note(SimpleNamespace(model="movenet", mode="server", total=took), 116.0)
+    assert counts.line(122.0) == "movenet: 1 results in 6 s: server, 90 ms; sconet: 5 results in 10 s: local, 90 ms"

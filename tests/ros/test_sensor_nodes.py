@@ -51,6 +51,27 @@ def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
         CameraNode(params.read(CameraNode.declared, raw), Health()).start()
 
 
+@pytest.mark.parametrize("kind", ["camera", "lidar"])
+def test_a_bag_without_an_index_is_refused_with_the_command_that_makes_one(master, tmp_path, kind):
+    """What is left of a recording whose power failed."""
+    import shutil
+
+    import rosbag
+    from std_msgs.msg import String
+
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.camera.bag import BagImages
+    from edge_offload.nodes.lidar.sweeps import BagSweeps
+
+    whole, cut = tmp_path / "whole.bag", tmp_path / "cut.bag"
+    with rosbag.Bag(str(whole), "w") as bag:
+        bag.write("/x", String("x"))
+        bag.flush()
+        shutil.copy(whole, cut)
+    with pytest.raises(BadInput, match=r"has no index; run: rosbag reindex .*cut\.bag"):
+        (BagImages if kind == "camera" else BagSweeps)(str(cut))
+
+
 def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
     from sensor_msgs.msg import CameraInfo, Image
 
@@ -73,7 +94,10 @@ def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, 
 
 @pytest.mark.parametrize("kind", ["raw", "compressed"])
 def test_a_bag_is_played_by_a_relative_path_with_its_calibration_and_new_stamps(graph, tmp_path, kind):
-    """``bag:=walk.bag image_topic:=/x`` as roslaunch hands it on: ~folder is where it was called."""
+    """``bag:=walk.bag image_topic:=/x`` as roslaunch hands it on: ~folder is where it was called.
+
+    Compressed, they are rectified ones, to which P belongs.
+    """
     import genpy
     import rosbag
     from sensor_msgs.msg import CameraInfo, CompressedImage, Image
@@ -87,24 +111,25 @@ def test_a_bag_is_played_by_a_relative_path_with_its_calibration_and_new_stamps(
                 message = Image(Header(stamp=stamp), 48, 64, "bgr8", 0, 192, pixels.tobytes())
             else:
                 message = CompressedImage(Header(stamp=stamp), "png", cv2.imencode(".png", pixels)[1].tobytes())
-            bag.write("/x/compressed" if kind == "compressed" else "/x", message, stamp)
+            bag.write("/x_rectified/compressed" if kind == "compressed" else "/x", message, stamp)
             bag.write("/other", Image(Header(stamp=stamp), 2, 2, "mono8", 0, 2, bytes(4)), stamp)
             info = CameraInfo(
                 header=Header(stamp=stamp), width=64, height=48, distortion_model="plumb_bob", D=[0.0] * 5
             )
-            info.K = [70.0, 0, 32, 0, 70.0, 24, 0, 0, 1]
+            info.K, info.P = [70.0, 0, 32, 0, 70.0, 24, 0, 0, 1], [60.0, 0, 32, 0, 0, 60.0, 24, 0, 0, 0, 1, 0]
             bag.write("/x_info", info, stamp)
     infos = graph.listen("camera/camera_info", CameraInfo)
     graph.node(
-        "camera_node", folder=f"{tmp_path}\n", bag="walk.bag", topic="x", info_topic="x_info", frames=5, subscribers=1
-    )
+        "camera_node", folder=f"{tmp_path}\n", bag="walk.bag", topic="x" if kind == "raw" else "x_rectified",
+        info_topic="x_info", frames=5, subscribers=1,
+    )  # fmt: skip
     wait_for(lambda: infos.connected, "the camera's start")
     images = graph.listen("camera/image_raw", Image)
     wait_for(lambda: len(images) == 5, "five images")
     assert [message.data[0] // 10 for message in images.messages] == [1, 2, 3, 1, 2]
     assert len(images.by_stamp()) == 5, "a bag that is played again has new stamps"
     wait_for(lambda: infos.messages, "the calibration")
-    assert infos.messages[0].K[0] == 70.0
+    assert infos.messages[0].K[0] == (70.0 if kind == "raw" else 60.0)
 
 
 def test_a_camera_that_waits_for_its_listeners_says_so(graph, folder):

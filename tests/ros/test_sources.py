@@ -55,6 +55,12 @@ def test_what_is_no_video_and_what_is_no_image_is_named(tmp_path):
         ImageFolder(str(tmp_path)).read()
 
 
+def test_images_of_sixteen_bits_are_refused_and_do_not_become_black(tmp_path):
+    cv2.imwrite(str(tmp_path / "thermal.png"), np.full((4, 4), 7500, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"thermal\.png.*16 bits.*convert"):
+        ImageFolder(str(tmp_path)).read()
+
+
 def test_a_camera_that_is_not_there_is_named():
     with pytest.raises(BadInput, match="/dev/video93"):
         Device("93")

@@ -6,9 +6,12 @@ import importlib
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
+import xmlrpc.server
 
 import pytest
 
@@ -159,6 +162,67 @@ def test_roslaunch_ends_at_once_and_names_the_argument(master, tmp_path):
     assert "json:=/dev/null/x: cannot write" in said
     assert "Traceback" not in said
     assert "process[" not in said, "nothing is started"
+
+
+KAPAO = ("roslaunch", "edge_offload", "kapao_tracking.launch", "server:=none", "link:=none")
+
+
+def test_a_misspelt_name_is_told_with_the_nearest_one_by_every_launch_file(tmp_path):
+    assert arguments.faults([*KAPAO, "modee:=local", "rate:=5", "__log:=x"]) == [
+        "modee:=local: kapao_tracking.launch has no argument modee; is it mode?"
+    ]
+    (line,) = arguments.faults(["roslaunch", str(ROOT / "launch" / "patrol.launch"), "zzz:=1"])
+    assert "patrol.launch has no argument zzz; 'roslaunch --ros-args edge_offload patrol.launch' lists" in line
+    own = tmp_path / "own.launch"
+    own.write_text('<launch><arg name="speed" default="1"/><arg name="fixed" value="2"/></launch>')
+    assert arguments.faults(["roslaunch", "--screen", str(own), "speed:=2"]) == []
+    assert len(arguments.faults(["roslaunch", str(own), "sped:=2", "fixed:=3"])) == 2
+    assert arguments.faults(["roslaunch", "my_package", "not_here.launch", "sped:=2"]) == [], "nobody can know"
+
+
+def test_ports_in_use_are_told_by_the_name_of_their_argument(monkeypatch):
+    monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
+    with socket.socket() as first, socket.socket() as second:
+        for listener in (first, second):
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1)
+        given = [f"port:={first.getsockname()[1]}", f"link_port:={second.getsockname()[1]}", "dashboard_port:=0"]
+        lines = arguments.faults([*KAPAO[:3], *given, "dashboard:=true"])
+        assert [line.split(": ")[0] for line in lines] == given[:2]
+        assert all(re.search(r"or give (link_)?port:=\d+", line) for line in lines), lines
+        assert arguments.faults([*KAPAO, *given]) == [], "no server here, so nothing listens"
+
+
+def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypatch):
+    """roscpp and rospy end a node when another one comes with its name."""
+    running = {"/offload_manager_node", "/robot/power_node"}
+    with xmlrpc.server.SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False) as server:
+        uri = f"http://127.0.0.1:{server.server_address[1]}"
+        gone = "http://127.0.0.1:1"  # the master remembers nodes that died
+        server.register_function(lambda _, node: [1, "", uri if node in running else gone], "lookupNode")
+        server.register_function(lambda _: [1, "", 1], "getPid")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("ROS_MASTER_URI", uri)
+        (line,) = arguments.faults(KAPAO)
+        assert f"offload_manager_node of another launch run at {uri}" in line
+        assert "ROS_MASTER_URI=" in line
+        assert arguments.faults([*KAPAO, "-p", "1"]) == [], "at another master"
+        monkeypatch.setenv("ROS_NAMESPACE", "robot")
+        (line,) = arguments.faults(KAPAO)
+        assert "power_node of another" in line
+        server.shutdown()
+
+
+def test_rviz_that_is_not_installed_is_told_with_the_package(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given = ["roslaunch", "edge_offload", "agrnav.launch", "server:=none", "rviz:=true"]
+    (line,) = arguments.faults(given)
+    assert "RViz is not installed; apt-get install " in line
+    assert arguments.faults([*given, "headless:=true"]) == [], "no window is opened"
+    (tmp_path / "rviz").write_text("#!/bin/sh")
+    (tmp_path / "rviz").chmod(0o755)
+    assert arguments.faults(given) == []
 
 
 def nodes_of(file: pathlib.Path):

@@ -65,6 +65,49 @@ def test_before_anything_came_there_is_nothing_then_what_came_is_carried():
     assert (left[-1][1].source, left[-1][1].tag) == (FRAME, "tag")
 
 
+@pytest.mark.parametrize("comes_s", [0.03, 0.2])
+def test_a_frame_waits_for_what_else_its_result_needs_but_not_beyond_its_interval(comes_s):
+    """Frames every 0.1 s, and something, such as a pose, that comes so long after each; the network is slow."""
+    clock, left, came_s = Clock(), [], {}
+    carrying = Carrying(Counting(), lambda *_: 0.0, clock=clock)
+    loop = FrameLoop(
+        carrying,
+        lambda frame, _: left.append((frame, clock.now)),
+        clock,
+        waits=lambda frame: -math.inf if clock.now >= came_s[frame] else math.inf,
+    )
+    for number in range(5):
+        came_s[number] = clock.now + comes_s
+        loop.arrived(number, number * FRAME, clock.now)
+        for _ in range(10):
+            if loop.due_s <= clock.now:
+                loop.flush()
+            clock.now += 0.01
+    assert [frame for frame, _ in left] == [0, 1, 2, 3, 4]
+    for frame, at_s in left:
+        took_s = at_s - came_s[frame] + comes_s
+        assert min(comes_s, 0.075) <= took_s + 1e-6 <= min(comes_s, 0.075) + 0.0101
+
+
+def test_the_networks_result_waits_for_what_else_it_needs_too():
+    clock, left, ready = Clock(), [], []
+    carrying = Carrying(Counting(), lambda *_: 0.0, clock=clock)
+    waits = lambda _: -math.inf if ready else math.inf  # noqa: E731
+    loop = FrameLoop(carrying, lambda _, along: left.append(along.origin), clock, waits)
+    for number in range(4):
+        loop.arrived(number, number * FRAME, clock.now)
+        clock.now += 0.1
+    loop.flush()
+    left.clear()
+    loop.arrived(4, 4 * FRAME, clock.now)
+    loop.came(10.0, 4 * FRAME, clock.now)
+    assert not left
+    ready.append(True)
+    assert loop.due_s <= clock.now
+    loop.flush()
+    assert left == [FRESH]
+
+
 def test_a_network_that_answers_in_time_is_waited_for_and_one_that_fails_to_is_not_waited_for_long():
     clock = Clock()
     loop, left = made(clock)

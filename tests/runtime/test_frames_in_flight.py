@@ -13,13 +13,12 @@ from torch import nn
 
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.replies import Reply
-from edge_offload.manager.in_flight import Lateness
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Attempt
+from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.runtime.module import OffloadedModule
 
-FOREVER_S = 30.0
+FOREVER_S, NEVER = 30.0, math.inf
 
 
 class Twice(nn.Module):
@@ -27,7 +26,7 @@ class Twice(nn.Module):
         return x * 2
 
 
-class Remote:
+class Remote(Runner):
     """A mode that answers each of its inputs (by their first number) when it is let."""
 
     def __init__(self, mode):
@@ -39,7 +38,7 @@ class Remote:
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, deadline_s, local_s, meta):
+    def run(self, inputs, meta, budget):
         number = int(inputs[0][0])
         self.order.append(number)
         self.begun[number].set()
@@ -77,6 +76,18 @@ def calls():
         for thread in threads:
             thread.join(FOREVER_S)
         module.close()
+
+
+def set_limits(monkeypatch, module, limits_s):
+    """Give each frame what it usually takes, how much more that may be, and when it is due."""
+    usual = module._lateness.frame
+
+    def frame(*facts):
+        late = usual(*facts)
+        late._usual_s, late._slack_s, late._due_s = limits_s.pop(0)
+        return late
+
+    monkeypatch.setattr(module._lateness, "frame", frame)
 
 
 def end(remote, threads):
@@ -127,8 +138,7 @@ def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
 
 def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
-    limits = [Lateness(), Lateness(0.0, 0.0), Lateness(0.0, 0.0)]
-    monkeypatch.setattr(module, "_lateness", lambda *_: limits.pop(0))
+    set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (0.0, 0.0, NEVER), (0.0, 0.0, NEVER)])
     start(0, module.row.place())
     assert remote.begun[0].wait(FOREVER_S)
     start(1, module.row.place())
@@ -148,8 +158,7 @@ def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkey
 
 def test_a_deadline_is_kept_behind_an_own_frame_too(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
-    limits = [Lateness(), Lateness(9.0, 9.0, 0.0)]
-    monkeypatch.setattr(module, "_lateness", lambda *_: limits.pop(0))
+    set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (9.0, 9.0, 0.0)])
     start(0, module.row.place())
     assert remote.begun[0].wait(FOREVER_S)
     start(1, module.row.place())

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from edge_offload.errors import LinkLost
+from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.refresh import worth_joining
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.runtime.hedge import Hedge
 from edge_offload.runtime.module import OffloadedModule
 
@@ -27,18 +27,28 @@ def hedge():
     made.close()
 
 
+class After:
+    """A result is late after so many seconds, or when the link has stopped."""
+
+    def __init__(self, seconds, stopped=lambda: False):
+        self.at, self.link_stopped = time.monotonic() + seconds, stopped
+
+    def rival_at(self):
+        return self.at
+
+
 def local(enough):
     return Attempt(HERE, {"compute_robot": 0.0})
 
 
 def test_a_result_in_time_starts_no_local_computation(hedge):
-    outcome = hedge.run(lambda: Attempt(THERE), lambda enough: pytest.fail("started"), FOREVER_S)
+    outcome = hedge.run(lambda: Attempt(THERE), lambda enough: pytest.fail("started"), After(FOREVER_S))
     assert outcome.remote
     assert not outcome.hedged
     assert outcome.attempt.outputs is THERE
 
 
-class Planned:
+class Planned(Runner):
     """Mode split with a plan that leaves everything to the robot."""
 
     mode = Mode.SPLIT
@@ -52,7 +62,7 @@ class Planned:
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, deadline_s, local_s, meta):
+    def run(self, inputs, meta, budget):
         self.thread = threading.get_ident()
         if self.lost is not None:
             raise self.lost
@@ -90,7 +100,7 @@ def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
         ended.wait(FOREVER_S)
         return Attempt(THERE)
 
-    outcome = hedge.run(remote, local, 0.01, settled=lambda seconds, attempt: told.append((seconds, attempt)))
+    outcome = hedge.run(remote, local, After(0.01), settled=lambda seconds, attempt: told.append((seconds, attempt)))
     assert (outcome.remote, outcome.hedged) == (False, True)
     assert outcome.attempt.outputs is HERE
     assert "did not answer within" in outcome.reason
@@ -115,7 +125,7 @@ def test_remote_that_comes_first_after_all_wins_and_the_rival_is_told_to_stop(he
         told.set()
         return Attempt(HERE, {"compute_robot": 1.0})
 
-    outcome = hedge.run(remote, slow, 0.0)
+    outcome = hedge.run(remote, slow, After(0.0))
     assert (outcome.remote, outcome.hedged) == (True, True)
     assert outcome.attempt.outputs is THERE
     assert told.wait(FOREVER_S)
@@ -138,7 +148,7 @@ def test_a_rival_that_still_computes_is_waited_for_before_the_next_local_computa
         order.append("second")
         return Attempt(HERE)
 
-    assert hedge.run(remote, first, 0.0).remote
+    assert hedge.run(remote, first, After(0.0)).remote
     threading.Timer(0.05, go.set).start()
     hedge.alone(second)
     assert order == ["first", "second"], "two computations at once would share the processor"
@@ -148,7 +158,7 @@ def test_a_failure_of_the_remote_side_is_answered_locally_with_its_cost(hedge):
     def remote():
         raise FailedAttempt(LinkLost("the connection broke"), 0.1, 1234)
 
-    outcome = hedge.run(remote, local, FOREVER_S)
+    outcome = hedge.run(remote, local, After(FOREVER_S))
     assert not outcome.remote
     assert not outcome.hedged
     assert outcome.lost.bytes_up == 1234
@@ -168,7 +178,7 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
         time.sleep(0.1)
         return Attempt(HERE, {"compute_robot": 0.05})
 
-    outcome = hedge.run(remote, rival, 0.0)
+    outcome = hedge.run(remote, rival, After(0.0))
     assert outcome.attempt.outputs is HERE
     assert outcome.hedged
     assert "connection broke" in outcome.reason
@@ -187,9 +197,9 @@ def test_a_model_that_fails_locally_is_saved_by_the_server_or_fails_as_it_would_
         time.sleep(0.05)
         raise LinkLost("gone")
 
-    assert hedge.run(slow, broken, 0.0).attempt.outputs is THERE
+    assert hedge.run(slow, broken, After(0.0)).attempt.outputs is THERE
     with pytest.raises((ValueError, LinkLost)):
-        hedge.run(lost, broken, 0.0)
+        hedge.run(lost, broken, After(0.0))
 
 
 def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
@@ -209,13 +219,46 @@ def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
                 go.wait(FOREVER_S)
                 return Attempt(THERE)
 
-            hedge.run(remote, rival, 0.0)
+            hedge.run(remote, rival, After(0.0))
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
 
 
-class Remote:
+def test_the_robot_begins_as_soon_as_the_link_has_stopped_not_when_the_result_is_late(hedge):
+    never = threading.Event()
+
+    def remote():
+        never.wait(FOREVER_S)
+        return Attempt(THERE)
+
+    outcome = hedge.run(remote, local, After(FOREVER_S, lambda: True))
+    never.set()
+    assert outcome.attempt.outputs is HERE
+    assert (outcome.remote, outcome.hedged) == (False, True)
+    assert float(outcome.reason.split()[-2]) < FOREVER_S / 2
+
+
+def test_a_link_that_has_not_stopped_keeps_the_robot_from_beginning(hedge):
+    answer, asked = threading.Event(), []
+
+    def stopped():
+        asked.append(1)
+        if len(asked) == 3:
+            answer.set()
+        return False
+
+    def remote():
+        answer.wait(FOREVER_S)
+        return Attempt(THERE)
+
+    outcome = hedge.run(remote, lambda enough: pytest.fail("started"), After(FOREVER_S, stopped))
+    assert outcome.attempt.outputs is THERE
+    assert not outcome.hedged
+    assert len(asked) >= 3
+
+
+class Remote(Runner):
     """A remote mode that answers when it is let."""
 
     mode = Mode.SERVER
@@ -227,7 +270,7 @@ class Remote:
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, deadline_s, local_s, meta):
+    def run(self, inputs, meta, budget):
         self.asked += 1
         if not self.answer.wait(FOREVER_S):
             raise FailedAttempt(LinkLost("nothing came"), FOREVER_S, 99)
@@ -364,7 +407,7 @@ def test_a_joined_remote_that_fails_or_is_later_leaves_the_local_result(hedge):
     assert not outcome.remote
 
 
-class _Returning:
+class _Returning(Runner):
     """A server that is away until it is told to come back."""
 
     mode = Mode.LAZY
@@ -375,7 +418,7 @@ class _Returning:
     def unavailable_reason(self, inputs):
         return self.away or None
 
-    def run(self, inputs, deadline_s, local_s, meta):
+    def run(self, inputs, meta, budget):
         self.asked += 1
         return Attempt((inputs[0] * 2,), {"compute_server": 0.001}, bytes_up=1000, round_trips=1)
 

@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from edge_offload.mode import Mode
+from edge_offload.modes.runner import Runner
 from edge_offload.runtime import preparation
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 
 
-class _Learnt:
+class _Learnt(Runner):
     """A mode that says why it is not ready, and counts who asks."""
 
     def __init__(self, mode: Mode) -> None:
@@ -20,6 +21,9 @@ class _Learnt:
     def unavailable_reason(self, inputs):
         self.asked += 1
         return self.why or None
+
+    def run(self, inputs, meta, budget):
+        raise AssertionError("nothing is run")
 
     def state(self):
         return ""

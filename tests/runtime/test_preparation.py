@@ -6,16 +6,12 @@ from typing import Dict
 
 import pytest
 
-from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.policy import BRIDGE_OVER
 from edge_offload.mode import Mode
 from edge_offload.runtime import preparation
 from edge_offload.runtime.preparation import (
     FIRST_FRAMES,
     FIRST_S,
     IN_TURN_S,
-    PLANS_FIRST,
-    PLANS_S,
     TRIALS,
     Preparation,
 )
@@ -69,49 +65,3 @@ def test_nobody_waits_for_ever(counts):
 
 def test_where_server_is_a_candidate_of_its_own_nothing_waits(counts):
     assert lacking(Preparation(counts, bridges=False), "it is learnt") == ("", "")
-
-
-class Split:
-    """Whose plans are made, or not."""
-
-    def __init__(self) -> None:
-        self.makes = True
-
-    def opening(self, inputs):
-        return self.makes
-
-
-def reasons(prepared, split, server=""):
-    """Why replay and server are not to be chosen; replay's trial looked faster than server."""
-    forecasts = {
-        Mode.REPLAY: Forecast(Mode.REPLAY, 0.05, 0.001),
-        Mode.SERVER: Forecast(Mode.SERVER, 0.06, 0.001, unavailable_reason=server),
-    }
-    found = prepared.bridged(forecasts, split, ())
-    return found[Mode.REPLAY].unavailable_reason, found[Mode.SERVER].unavailable_reason
-
-
-def test_the_server_answers_while_plans_are_made_whatever_a_trial_looked_like(counts):
-    prepared, split = Preparation(counts, bridges=True), Split()
-    counts.ran = {Mode.SERVER: FIRST_FRAMES}
-    assert reasons(prepared, None) == ("", BRIDGE_OVER), "no plans are made yet: replay is tried"
-    lacking(prepared)
-    counts.ran[Mode.REPLAY] = TRIALS
-    lacking(prepared)
-    assert reasons(prepared, split) == (PLANS_FIRST, "")
-    assert reasons(prepared, split, "it has gone") == ("", "it has gone"), "nobody stands in"
-    split.makes = False
-    assert reasons(prepared, split) == ("", BRIDGE_OVER)
-    split.makes = True
-    assert reasons(prepared, split) == ("", BRIDGE_OVER), "plans for another objective, or of another connection"
-
-
-def test_nobody_waits_for_plans_for_ever(counts):
-    prepared, split = Preparation(counts, bridges=True), Split()
-    counts.ran = {Mode.SERVER: FIRST_FRAMES, Mode.REPLAY: TRIALS}
-    lacking(prepared)
-    counts.now += PLANS_S / 2
-    assert reasons(prepared, split) == (PLANS_FIRST, "")
-    counts.now += PLANS_S / 2
-    assert reasons(prepared, split) == ("", BRIDGE_OVER)
-    assert reasons(Preparation(counts, bridges=False), split) == ("", "")

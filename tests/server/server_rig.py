@@ -15,8 +15,8 @@ import torch
 
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, LinkState, Timings
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from tests.on_device import DEVICE, LAUNCHER
 from tests.server import small_nets

@@ -13,8 +13,8 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.connection import Timings
 from edge_offload.link.transport.fronts import MOST, Fronts, addresses
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from tests.server import server_rig
 from tests.server.server_rig import bit_equal, until
 

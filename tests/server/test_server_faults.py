@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from tests.server.server_rig import ServerProcess, bit_equal, image, until
 
 pytestmark = pytest.mark.process

@@ -16,9 +16,9 @@ import torch
 from edge_offload.execute.threads import pin
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
+from edge_offload.manager.explore import FRAMES
 from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.manager.refresh import Refresher
 from edge_offload.mode import Mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
@@ -256,7 +256,7 @@ class Network:
         if self._turns is not None:
             # one that stays on the robot has a turn now and then to see how the server is
             self._here = self._here + 1 if mode is Mode.LOCAL else 0
-            if mode is not Mode.LOCAL or (refresh and self._here > Refresher.FRAMES):
+            if mode is not Mode.LOCAL or (refresh and self._here > FRAMES):
                 latency_s = forecast.latency_s if forecast is not None and forecast.known else float("nan")
                 self._turns.asks(self.task, latency_s, 1 / self._ways.fps)
                 claim = self._turns.begin(self.task)
@@ -264,7 +264,7 @@ class Network:
                 self._turns.leaves(self.task)
             if claim is not None and mode is Mode.LOCAL:
                 self._here = 0
-                self.offloaded.refresher.may_ask()
+                self.offloaded.explorer.allow()
             if claim is None:
                 # nothing goes to the server without a turn, not even to see how it is
                 mode, refresh = Mode.LOCAL, False

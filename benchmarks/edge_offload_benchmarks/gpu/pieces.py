@@ -93,9 +93,7 @@ def pycuda(python: str) -> None:
         stub = source / "stub"
         stub.mkdir()
         (stub / "c.c").write_text(STUB, encoding="utf-8")
-        run(
-            "gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so"), str(stub / "c.c")
-        )
+        run("gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so"), str(stub / "c.c"))
         text = SITE_CONFIGURATION.format(include=include, stub=stub)
         (source / "siteconf.py").write_text(text, encoding="utf-8")
         run(*build, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(carried.WHEELS), str(source))

@@ -17,15 +17,15 @@ from edge_offload.device.installation import installed
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.server import ServerRunner
 from edge_offload_benchmarks.gpu.networks import build, inputs, outputs_of
 from edge_offload_benchmarks.gpu.results import spread
 from edge_offload_benchmarks.gpu.served import wire_name
 
-PATIENT = TimeoutLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
+PATIENT = Budget(120.0, 120.0)
 #: Frames of modes that take a round trip for many of their calls.
 FEW = {"per_op": 2, "cached": 2, "lazy": 12}
 #: Frames before those that are timed, and seconds of one network in one mode at most.
@@ -70,22 +70,20 @@ def by_server(name: str, given: List[Any], args: Any, count: int, ends: float) -
     local = build(name)
     with Client(args.server, keys=KeyStore(args.keys)) as client:
         client.wait_ready(30.0)
-        runner = ServerRunner(
-            wire_name(name), {}, client, lambda: registry.state_hash(local), fingerprint("cpu"), limits=PATIENT
-        )
+        runner = ServerRunner(wire_name(name), {}, client, lambda: registry.state_hash(local), fingerprint("cpu"))
         while (why := runner.unavailable_reason(given[0])) is not None and time.monotonic() < min(began + 120, ends):
             time.sleep(0.02)
         if why is not None:
             raise RuntimeError(why)
         ready_s = time.monotonic() - began
         for frame in given:  # an engine is compared on the first ones
-            runner.run(frame, None, 0.0, {})
+            runner.run(frame, {}, PATIENT)
         return {"ready_s": ready_s, **measure(lambda frame: frame_by_server(runner, frame), given, count, ends)}
 
 
 def frame_by_server(runner: ServerRunner, frame: List[torch.Tensor]) -> Dict[str, Any]:
     """Facts of a frame in mode ``server``; times in seconds."""
-    attempt = runner.run(frame, None, 0.0, {})
+    attempt = runner.run(frame, {}, PATIENT)
     stages = attempt.stages_s
     return {
         "trips": 1,

@@ -7,7 +7,6 @@ watch over remote frames and lost connections behave as in :mod:`edge_offload.ru
 from __future__ import annotations
 
 import functools
-import math
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -16,12 +15,12 @@ from edge_offload.link.emulate.trace import RTT_S, Trace
 from edge_offload.link.estimate.estimator import PASSIVE, LinkReading, Transfer
 from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.explore import Explorer, worth_joining
 from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation, bridged
-from edge_offload.manager.refresh import Refresher, worth_joining
+from edge_offload.manager.lateness import LOOK_S, FrameLateness, Lateness
+from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
-from edge_offload.runtime.link_monitor import EVERY_S, Pauses, Watch
 from edge_offload.timing import Expected, InferenceReport
 from edge_offload_benchmarks.simulation.virtual_link import NEVER, TICK_S, VirtualLink
 
@@ -110,10 +109,9 @@ class VirtualRobot:
         self._link.estimator.round_trip(0.0, rtt_s)
         self._forecaster = Forecaster(StatePowers(), self._expected)
         self._manager = Manager(policy)
-        self._refresher = Refresher()
-        self._pauses = Pauses()
+        self._explorer = Explorer()
+        self._lateness = Lateness()
         self._drawn_s = [pause_s for cost in costs for pause_s in cost.pauses_s] or [0.0]
-        self._watch: Optional[Watch] = None
         self._watches = not isinstance(policy, (FixedPolicy, OraclePolicy))
         self._deadline_s = deadline_s
         self._seed = seed
@@ -181,27 +179,21 @@ class VirtualRobot:
         reading = self._link.estimator.reading(began)
         obstacles = {mode: self._obstacle(mode) for mode in self._modes}
         forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
-        if self._watches:
-            forecasts = bridged(forecasts)  # where replay runs as well, server only stands in for it
         decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
         self._count_choice(forecasts, decision.mode)
         oracle = isinstance(self._manager.policy, OraclePolicy)
         mode, beside = decision.mode, None
         if not oracle and not isinstance(self._manager.policy, FixedPolicy):
-            if mode is Mode.LOCAL:
-                beside = self._refresher.due(began, forecasts)
-            else:
-                mode = self._refresher.instead(mode, forecasts) or mode
+            mode, beside = self._explorer.choose(mode, began, forecasts)
         if beside is not None:
-            report = self._remote(beside, began, 0.0, beside=True)
+            report = self._remote(beside, began, beside=True)
         elif mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):
             report = self._local(began, forecasts)
         elif mode is Mode.LOCAL or (obstacles[mode] and not oracle):
             seconds = self._draw(self._costs[Mode.LOCAL])[0]
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         else:
-            late_s = NEVER if oracle else forecasts[mode].latency_s + forecasts[mode].late_s
-            report = self._remote(mode, began, late_s)
+            report = self._remote(mode, began)
         ended = began + report.total_s
         self._link.advance(ended, self._prober)
         if not self._known_already:
@@ -224,44 +216,37 @@ class VirtualRobot:
             self.result.faster_remote += 1
             self.result.chosen_remote += mode is not Mode.LOCAL
 
-    def _remote(self, mode: Mode, began: float, late_s: float, beside: bool = False) -> InferenceReport:
+    def _remote(self, mode: Mode, began: float, beside: bool = False) -> InferenceReport:
         local_s = self._draw(self._costs[Mode.LOCAL])[0]
+        late = self._late(mode, began, beside)
         found = self._asked(mode, began)
         if found is None:
             return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
         transfer, stages, lost_s, done_s = found
         size, down = transfer.bytes_up, transfer.bytes_down
         coding_s, robot_s = stages["encode"], stages["compute_robot"]
-        if math.isnan(late_s) or math.isinf(late_s):
-            late_s = 5.0  # the patience of the runtime while nothing is known
-        rival_from = min(began + late_s, lost_s)
-        self._watch = None
-        if self._watches and not beside:
-            rival_from = min(rival_from, self._watched(began, min(rival_from, done_s)))
+        late_at = NEVER if isinstance(self._manager.policy, OraclePolicy) else late.rival_at()
+        rival_from = min(late_at, lost_s)
+        rival_from = min(rival_from, self._watched(late, min(rival_from, done_s)))
         if done_s <= rival_from:
-            self._came()
-            self._forecaster.hedged(in_vain=False)
+            late.came(done_s - began)
             return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
-        hedged = rival_from < lost_s or began + late_s <= lost_s
-        late_s = min(late_s, rival_from - began)
+        hedged = rival_from < lost_s or late_at <= lost_s
+        late_s = rival_from - began
         self.result.hedges += hedged
         rival_done = rival_from + local_s
         if done_s <= rival_done:
             self.result.vain_hedges += 1
-            self._came()
-            if not beside:
-                self._forecaster.hedged(in_vain=True)
+            late.came(done_s - began)
             self._forecaster.overtaken(done_s, done_s - rival_from)
             stages["compute_robot"] = robot_s + done_s - rival_from
             wasted = rival_done - done_s
             total = done_s - began
             return InferenceReport(mode, "", total, stages, size, 0, 1, hedged=True, wasted_s=wasted)
-        if not beside:
-            self._forecaster.hedged(in_vain=False)
         self._overdue_until_s = min(done_s, lost_s)
         if done_s < NEVER:
             settled = InferenceReport(mode, "", done_s - began, dict(stages), size, down, 1)
-            self._link.at(done_s, lambda: self._settled(settled))
+            self._link.at(done_s, functools.partial(self._settled, late, settled))
         if hedged and not beside:
             self._forecaster.late(rival_done, mode, rival_done - began)
         stages = {"encode": coding_s, "compute_robot": local_s, "uplink": rival_from - began - min(coding_s, late_s)}
@@ -269,25 +254,30 @@ class VirtualRobot:
         total = rival_done - began
         return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
 
-    def _watched(self, began: float, until: float) -> float:
+    def _late(self, mode: Mode, now: float, beside: bool) -> FrameLateness:
+        """What is late for a frame that begins now in ``mode``, or ``beside`` a local computation."""
+        reading = self._link.estimator.reading(now)
+        local_s = self._forecaster.forecast(now, Mode.LOCAL, reading).latency_s
+        forecast = self._forecaster.forecast(now, mode, reading)
+        if beside:
+            return self._lateness.beside(forecast, local_s, now)
+        return self._lateness.frame(forecast, local_s, self._deadline_s, now, self._watches)
+
+    def _watched(self, late: FrameLateness, until: float) -> float:
         """When the link is seen to have stopped, NEVER if it is not ``until`` then."""
-        local_s = self._forecaster.forecast(began, Mode.LOCAL, self._link.estimator.reading(began)).latency_s
-        watch = self._watch = Watch(self._pauses.limit_s, local_s)
+        watch = late.watch
+        if watch is None:
+            return NEVER
         chance = random.Random(hash((self._seed, self._frame, 1)))
-        pause_s, ends = chance.choice(self._drawn_s), began + chance.random() * (until - began)
-        while self._link.now + EVERY_S < until:
-            self._link.advance(self._link.now + EVERY_S, self._prober)
+        pause_s, ends = chance.choice(self._drawn_s), late.began_s + chance.random() * (until - late.began_s)
+        while self._link.now + LOOK_S < until:
+            self._link.advance(self._link.now + LOOK_S, self._prober)
             now = self._link.now
             own_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
-            if watch.stopped(now, max(own_s, self._link.quiet_s(began)), *self._link.progress()):
+            if watch.stopped(now, max(own_s, self._link.quiet_s(late.began_s)), *self._link.progress()):
                 return now
         watch.longest_s = max(watch.longest_s, pause_s)
         return NEVER
-
-    def _came(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            self._pauses.note(watch.longest_s)
 
     def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
         """A remote attempt; None if its plan makes no use of the link.
@@ -334,9 +324,10 @@ class VirtualRobot:
                 continue
             transfer, stages, lost_s, done_s = found
             self.result.hedges += 1
+            late = self._late(mode, now, beside=True)
             settled = InferenceReport(mode, "", done_s - now, dict(stages), transfer.bytes_up, transfer.bytes_down, 1)
             if done_s < ends:
-                self._link.at(done_s, functools.partial(self._settled, settled))
+                self._link.at(done_s, functools.partial(self._settled, late, settled))
                 stages["compute_robot"] += done_s - began
                 self._known_already = True
                 return InferenceReport(
@@ -344,13 +335,13 @@ class VirtualRobot:
                 )
             self._overdue_until_s = min(done_s, lost_s)
             if done_s < NEVER:
-                self._link.at(done_s, functools.partial(self._settled, settled))
+                self._link.at(done_s, functools.partial(self._settled, late, settled))
             return alone
         return alone
 
-    def _settled(self, report: InferenceReport) -> None:
+    def _settled(self, late: FrameLateness, report: InferenceReport) -> None:
         now = self._link.now
-        self._came()
+        late.came(report.total_s)
         self._forecaster.settled(now, report, self._link.estimator.reading(now))
 
     def _book(self, report: InferenceReport) -> None:

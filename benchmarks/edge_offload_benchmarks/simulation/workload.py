@@ -60,9 +60,9 @@ def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) ->
 def _measure(
     address: str, keys: str, model: str, slowdowns: Sequence[float], frames: int, plans: bool
 ) -> List[Workload]:
+    from edge_offload.manager.lateness import TimeoutLimits
     from edge_offload.models.registry import build_estimator
     from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.modes.remote import TimeoutLimits
     from edge_offload.runtime.module import OffloadedModule
 
     estimator = build_estimator(model)

@@ -21,9 +21,9 @@ from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import as_tensors
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.server import ServerRunner
 from edge_offload_benchmarks.transparent.models import Case, Inputs, cases, small_cases
 from edge_offload_benchmarks.transparent.reference import CudaReference
@@ -31,7 +31,7 @@ from edge_offload_benchmarks.transparent.reference import CudaReference
 LEARN = 8
 #: Of networks whose sizes depend on the image: until each inference costs the same, but no more than so many.
 MOST_LEARN = 40
-PATIENT = TimeoutLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
+PATIENT = Budget(120.0, 120.0)
 
 
 class Robot:
@@ -49,9 +49,8 @@ class Robot:
         self.client = Client(address).start()
         self.client.wait_ready(30.0)
         self.server = ServerRunner(
-            case.registered, case.options, self.client, lambda: registry.state_hash(self.local), fingerprint("cpu"),
-            limits=PATIENT,
-        )  # fmt: skip
+            case.registered, case.options, self.client, lambda: registry.state_hash(self.local), fingerprint("cpu")
+        )
 
     def prepare(self) -> None:
         """Weights over, the model open on the server."""
@@ -112,7 +111,7 @@ class Robot:
     def _run(self, mode: Mode, tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
             if mode is Mode.SERVER:
-                self._attempt = self.server.run([tensor], None, 0.0, {})
+                self._attempt = self.server.run([tensor], {}, PATIENT)
                 return self._attempt.outputs
             if mode is Mode.LOCAL:
                 found = self.local(tensor)

@@ -8,6 +8,7 @@ Examples:
   edge-offload top --once                    the last seconds, once
   edge-offload top runs/last.jsonl           how a run ended, from its file or bag
   edge-offload top --interval 5 >> run.log   a line every 5 s
+  edge-offload top --progress 10             how far each network is, every 10 s: what launch files print
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
     parser.add_argument("--window", type=float, default=30.0, metavar="S", help="seconds of frames that count (30)")
     parser.add_argument("--once", action="store_true", help="look for two intervals, print, and end")
+    parser.add_argument("--progress", type=float, metavar="S", help="only say every S seconds how far the run is")
     parser.add_argument("--namespace", default="", help="of the robot: in a bag, or on the topics")
 
 
@@ -34,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--interval {args.interval:g} is not between 0.1 and 3600 seconds")
     if not 1 <= args.window <= 86400:
         raise BadInput(f"--window {args.window:g} is not between 1 and 86400 seconds")
+    if args.progress is not None and not 0.1 <= args.progress <= 86400:
+        raise BadInput(f"--progress {args.progress:g} is not between 0.1 and 86400 seconds")
+    if args.progress is not None and args.run_file is not None:
+        raise BadInput("--progress is of what runs now", remedy="leave the file out")
     return _live(args) if args.run_file is None else _file(args)
 
 
@@ -57,10 +63,13 @@ def _live(args: argparse.Namespace) -> int:
     if args.namespace:
         os.environ["ROS_NAMESPACE"] = "/" + args.namespace.strip("/")  # rospy looks at it when it is imported
     try:
-        from edge_offload.nodes.monitor.terminal_watch import watch
+        from edge_offload.nodes.monitor.terminal_watch import tell_progress, watch
     except ImportError as error:
         raise EdgeOffloadError(
             f"no ROS here ({error})", remedy="source devel/setup.bash first, or give the file of a run"
         ) from error
+    if args.progress is not None:
+        tell_progress(args.progress)
+        return 0
     watch(args.interval, args.window, args.once)
     return 0

@@ -10,7 +10,7 @@ video is written; with --png, the last annotated frame.
 While it runs it says how far it is; Ctrl-C ends it with the summary of what was done.
 
 With --server every frame is sent there; a frame that the server does not answer is computed here, and the summary says
-how many. Energy is measured where this machine has a sensor, else it comes from a model of a Jetson Xavier NX.
+how many. Energy is measured where this machine has a sensor; elsewhere it is not known.
 """
 
 from __future__ import annotations

@@ -9,22 +9,21 @@ The errors that these predictions turned out to have give the uncertainty. Pure:
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
+from dataclasses import dataclass, field, replace
+from typing import Callable, Deque, Dict, Hashable, Iterable, Mapping, Optional, Tuple
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.robust_mean import RobustMean
+from edge_offload.manager.levels import Levels
 from edge_offload.mode import BRIDGE, BRIDGED, TABLE, Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
 
-#: Frames of a mode whose changes tell of the mode alone.
-TRIED = 4
 #: Share of a new frame in the averages.
 GAIN = 0.2
+#: Standard deviation of the change of a cost, as a share, when learning beside the frames has ended.
+DISTURBED = 0.3
 #: Seconds after which half of what was waited for at the server is forgotten.
 FADE_S = 2.0
 #: Seconds after which half of a lateness without a result is forgotten, if nothing is heard of the link meanwhile.
@@ -37,8 +36,6 @@ NEW_LINK = 0.5
 ERRORS = 64
 #: Share of the errors, the largest ones, that are left out of it.
 OUTLIERS = 0.03
-#: Remote frames among which local computations in vain are counted.
-HEDGES = 100
 #: Why a mode is not to be chosen whose plan leaves everything to the robot.
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
 #: Likewise, while another mode can run that leaves everything to the server for less.
@@ -61,12 +58,12 @@ class Forecast:
         error_s: one standard deviation of it.
         energy_j: expected energy of the robot over the frame; nan if it has never run.
         unavailable_reason: why the mode cannot run now, in words; empty when it can.
-        late_s: how much later than expected a result may be before it counts as late (see :class:`Forecaster`).
         floor_s: what the link alone takes of the latency, which is known however old the rest is.
         age_s: since the mode last ran; inf if it never has.
-        doubt_s: one standard deviation of ``latency_s`` as an average; it grows while the mode does not run.
+        doubt_s: one standard deviation of ``latency_s`` as a mean; it grows while the mode does not run.
+        covariance: of the logarithm of ``latency_s`` with that of other modes, itself included, as means; what is not
+            known of the link is left out. Empty: modes are independent.
         bytes_up, bytes_down: what a frame puts on the link and takes from it.
-        unsure: the last frame was far from what was expected, and one more would tell a step from an accident.
     """
 
     mode: Mode
@@ -74,13 +71,12 @@ class Forecast:
     error_s: float = math.inf
     energy_j: float = math.nan
     unavailable_reason: str = ""
-    late_s: float = math.inf
     floor_s: float = 0.0
     age_s: float = math.inf
     doubt_s: float = 0.0
-    unsure: bool = False
     bytes_up: int = 0
     bytes_down: int = 0
+    covariance: Mapping[Mode, float] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
@@ -89,19 +85,25 @@ class Forecast:
 
 
 class _ModeHistory:
-    """What frames of one mode cost."""
+    """What frames of one mode cost.
 
-    def __init__(self, mode: Mode) -> None:
-        self.mode = mode
+    Args:
+        mode: the mode.
+        levels: of all modes: the seconds of a frame without the link and the wait at the server, by the mode; and the
+            ratio of a frame to its plan, by :attr:`plan_key`.
+    """
+
+    def __init__(self, mode: Mode, levels: Levels) -> None:
+        self.mode, self.levels = mode, levels
+        self.plan_key = (mode, "plan")
+        self.shares = TABLE[mode].needs_link
         self.frames = 0
         self.updated_s = -math.inf
-        self.rest = RobustMean()
-        self.queue_s = self.compute_s = self.link_s = 0.0
+        self.queue_s = self.compute_s = self.link_s = self.rest_s = 0.0
         self.bytes_up = self.bytes_down = 0.0
         self.late_s = 0.0
         self.late_since_s = -math.inf
         self.errors: Deque[float] = deque(maxlen=ERRORS)
-        self.bias = RobustMean(blur=0.01)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
         expected = self.latency_s(now, reading, planned_s, busy_s) if self.frames else None
@@ -118,28 +120,15 @@ class _ModeHistory:
         seen = {"queue_s": stages["queue"], "compute_s": computing_s, "link_s": link_s}
         for name, value in {**seen, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}.items():
             setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
-        follow = RobustMean.start if self.frames == 1 else RobustMean.observe
-        follow(self.rest, now, report.total_s - link_s - stages["queue"])
+        follow = self.levels.start if self.frames == 1 else self.levels.observe
         if planned_s > 0:
-            follow(self.bias, now, report.total_s / planned_s)
+            follow(now, self.plan_key, report.total_s / planned_s, self.shares)
+        else:
+            follow(now, self.mode, report.total_s - link_s - stages["queue"], self.shares)
+        self.rest_s += gain * (report.total_s - link_s - stages["queue"] - self.rest_s)
         self.frames += 1
         self.updated_s = now
         self.late_s = 0.0
-
-    def share(self, now: float, before: RobustMean, after: RobustMean) -> None:
-        """Another mode that needs the same machines and link has become slower or faster: so has this one, most likely.
-
-        As far as it has not run since, and half of a step, which may be the other mode's own.
-        """
-        if min(before.value, after.value) <= 0:
-            return
-        moved = math.log(after.value / before.value)
-        if after.stepped:
-            part = 0.5
-        else:
-            part = min(1.0, max(0.0, now - self.updated_s) / max(before.memory_s(now), 1e-3))
-        for level in (self.rest, self.bias):
-            level.shift(now, math.exp(part * moved), abs(moved) / 2 if after.stepped else 0.0)
 
     def transfer_s(self, reading: LinkReading) -> float:
         """Time on the link, both ways, at the bandwidth of ``reading``."""
@@ -152,9 +141,11 @@ class _ModeHistory:
     def latency_s(self, now: float, reading: LinkReading, planned_s: float, busy_s: float) -> float:
         fresh = 0.5 ** (max(0.0, now - self.updated_s) / FADE_S)
         waiting_s = self.queue_s * fresh + busy_s * (1 - fresh)
-        expected = max(0.0, self.rest.value + waiting_s + self.transfer_s(reading))
         if planned_s > 0:
-            expected = (self.bias.value or 1.0) * planned_s + busy_s * (1 - fresh)
+            expected = (self.levels.mean(self.plan_key) or 1.0) * planned_s + busy_s * (1 - fresh)
+        else:
+            rest_s = self.levels.mean(self.mode) if self.mode in self.levels else self.rest_s
+            expected = max(0.0, rest_s + waiting_s + self.transfer_s(reading))
         since_s = max(0.0, now - self.late_since_s)
         if reading.age_s < since_s or (math.isinf(reading.age_s) and math.isfinite(reading.rtt_s)):
             # the link has been measured since, or is a new one: what it says is newer than the lateness
@@ -176,16 +167,11 @@ class _ModeHistory:
             return 0.0
         return self.transfer_s(reading) * min(1.0, reading.uplink_error)
 
-    def doubt_s(self, now: float, planned_s: float) -> float:
-        """Standard deviation of what is expected, as an average over frames."""
-        return self.bias.doubt(now) * planned_s if planned_s > 0 else self.rest.doubt(now)
-
-    def tail_s(self) -> float:
-        """How much later than forecast the slowest frames in fifty were."""
-        if len(self.errors) < 8:
-            return math.inf
-        ordered = sorted(self.errors)
-        return ordered[min(len(ordered) - 1, math.ceil(0.98 * len(ordered)) - 1)]
+    def sensitivity(self, now: float, latency_s: float, planned_s: float) -> Tuple[Hashable, float]:
+        """Return the key of the mode's level, and by which share of one the latency follows it."""
+        if planned_s > 0:
+            return self.plan_key, 1.0
+        return self.mode, self.levels.mean(self.mode) / latency_s if latency_s > 0 else 0.0
 
 
 class Forecaster:
@@ -195,11 +181,6 @@ class Forecaster:
         powers: the robot's power by state, for the energy; None: that is unknown, nan.
         planned: what a planner expects of a mode on such a link; None for modes without a plan.
     """
-
-    #: A remote frame is late when its delay exceeds what happens once in fifty frames by this (seconds), ...
-    SLACK_S = 0.01
-    #: ... and this multiple of the standard deviation.
-    LATE_SIGMAS = 3.0
 
     def __init__(
         self,
@@ -213,8 +194,9 @@ class Forecaster:
         #: Frames from which on a mode is known, where the first one tells of its start only; set by the owner.
         self.trials: Dict[Mode, int] = {}
         self._before: Optional[LinkReading] = None
+        self._levels = Levels()
+        self._disturbed = False
         self._modes: Dict[Mode, _ModeHistory] = {}
-        self._hedges: Deque[bool] = deque(maxlen=HEDGES)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
@@ -242,13 +224,12 @@ class Forecaster:
 
     def overtaken(self, now: float, ran_s: float) -> None:
         """A local computation had run for so long without an end when a remote result overtook it: it takes longer."""
-        history = self._modes.get(Mode.LOCAL)
-        if history is not None and history.frames and ran_s > history.rest.value:
-            history.rest.observe(now, ran_s)
+        if Mode.LOCAL in self._levels and ran_s > self._levels.mean(Mode.LOCAL):
+            self._levels.observe(now, Mode.LOCAL, ran_s, shares=False)
 
-    def hedged(self, in_vain: bool) -> None:
-        """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
-        self._hedges.append(in_vain)
+    def disturb(self) -> None:
+        """Expect each mode to take another time from now on, since the machine does something else; from any thread."""
+        self._disturbed = True
 
     def frames(self, mode: Mode) -> int:
         """How many frames have run in ``mode``."""
@@ -276,24 +257,14 @@ class Forecaster:
         planned_s = 0.0 if expected is None else expected.seconds
         latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
         error_s = history.error_s(latency_s, reading)
-        tail_s = history.tail_s()
-        late_s = max(
-            self.LATE_SIGMAS * error_s, self.SLACK_S + max(0.0, tail_s if math.isfinite(tail_s) else latency_s)
-        )
-        if self._hedges:
-            # every local computation in vain makes it more patient
-            late_s *= 1.0 + 20.0 * sum(self._hedges) / HEDGES
-        local = self._modes.get(Mode.LOCAL)
-        if local is not None and local.frames:
-            # by then the robot could have had its own result: whoever waits longer has chosen the wrong mode
-            late_s = min(late_s, max(self.SLACK_S, local.rest.value))
         floor_s = history.transfer_s(reading) if remote and not planned_s else 0.0
         energy_j = self._energy_j(history, latency_s, reading)
         age_s = max(0.0, now - history.updated_s)
-        level = history.bias if planned_s > 0 else history.rest
-        doubt_s = math.hypot(history.doubt_s(now, planned_s), history.link_doubt_s(reading))
+        key, share = history.sensitivity(now, latency_s, planned_s)
+        level_s = latency_s * share * math.sqrt(self._levels.covariance(now, key, key)) if key in self._levels else 0.0
+        doubt_s = math.hypot(level_s, history.link_doubt_s(reading))
         return Forecast(
-            mode, latency_s, error_s, energy_j, unavailable_reason, late_s, floor_s, age_s, doubt_s, level.unsure,
+            mode, latency_s, error_s, energy_j, unavailable_reason, floor_s, age_s, doubt_s,
             round(history.bytes_up), round(history.bytes_down)
         )  # fmt: skip
 
@@ -301,7 +272,12 @@ class Forecaster:
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
     ) -> Dict[Mode, Forecast]:
         """The next frame in each of ``modes``; a plan that divides nothing is left to the mode that does the same."""
+        if self._disturbed:
+            self._disturbed = False
+            self._levels.disturb(DISTURBED)
         found = {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
+        found = {mode: replace(forecast, covariance=self._covariances(now, mode, found, reading))
+                 for mode, forecast in found.items()}  # fmt: skip
         whole = next((mode for mode in WHOLE if mode in found and not found[mode].unavailable_reason), None)
         if whole is not None:
             for mode, forecast in found.items():
@@ -309,6 +285,28 @@ class Forecaster:
                 if expected is not None and expected.remote and not forecast.unavailable_reason:
                     found[mode] = replace(forecast, unavailable_reason=SERVER_PLAN.format(mode=whole))
         return found
+
+    def _covariances(
+        self, now: float, mode: Mode, forecasts: Mapping[Mode, Forecast], reading: LinkReading
+    ) -> Dict[Mode, float]:
+        """Return the covariance of the logarithm of a mode's mean latency with that of each known mode."""
+        followed = {}
+        for other, forecast in forecasts.items():
+            if forecast.known:
+                history = self._of(other)
+                followed[other] = history.sensitivity(now, forecast.latency_s, self._planned_s(other, reading))
+        if mode not in followed:
+            return {}
+        key, share = followed[mode]
+        return {
+            other: share * other_share * self._levels.covariance(now, key, other_key)
+            for other, (other_key, other_share) in followed.items()
+            if key in self._levels and other_key in self._levels
+        }
+
+    def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
+        expected = self._planned(mode, self.assumed(reading).cautious)
+        return 0.0 if expected is None or expected.local else expected.seconds
 
     def assumed(self, reading: LinkReading) -> LinkReading:
         """On a connection that has carried nothing yet: what the one before it did, with doubt.
@@ -334,14 +332,7 @@ class Forecaster:
         busy_s, reading = self.busy_s if TABLE[report.mode].needs_link else 0.0, reading.cautious
         expected = self._planned(report.mode, reading)
         planned_s = 0.0 if expected is None or expected.local else expected.seconds
-        history = self._of(report.mode)
-        level = history.bias if planned_s > 0 else history.rest
-        before = copy.copy(level)
-        history.note(now, report, reading, planned_s, busy_s)
-        if TABLE[report.mode].needs_link and history.frames > TRIED:
-            for other in self._modes.values():
-                if other is not history and TABLE[other.mode].needs_link:
-                    other.share(now, before, level)
+        self._of(report.mode).note(now, report, reading, planned_s, busy_s)
 
     def _of(self, mode: Mode) -> _ModeHistory:
-        return self._modes.setdefault(mode, _ModeHistory(mode))
+        return self._modes.setdefault(mode, _ModeHistory(mode, self._levels))

@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple
+from typing import Callable, Dict, Iterator, List
 
 from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
@@ -85,33 +85,6 @@ class Row:
             yield
         finally:
             self.done(place)
-
-
-class Lateness(NamedTuple):
-    """When a remote result counts as late; seconds from the beginning of its call, inf where that is not known.
-
-    Attributes:
-        usual_s: what its mode usually takes.
-        slack_s: how much more that may be.
-        due_s: when the robot must begin by itself to be in time.
-    """
-
-    usual_s: float = math.inf
-    slack_s: float = math.inf
-    due_s: float = math.inf
-
-    @property
-    def first_s(self) -> float:
-        """When nothing was before it."""
-        return min(self.usual_s + self.slack_s, self.due_s)
-
-    def behind_s(self, since_s: float, part_s: float) -> float:
-        """When it was the first only ``since_s`` after its beginning: it counts from then.
-
-        ``part_s``: what takes longest of a frame (:meth:`Pace.part_s`); nan while that is unknown.
-        """
-        behind_s = since_s + (self.usual_s if math.isnan(part_s) else part_s)
-        return min(max(self.usual_s, behind_s) + self.slack_s, self.due_s)
 
 
 class Pace:

@@ -9,35 +9,25 @@ from __future__ import annotations
 import abc
 import importlib
 import math
-from dataclasses import dataclass, field, replace
-from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast
-from edge_offload.mode import AUTO, BRIDGE, BRIDGED, TABLE, Mode, names
+from edge_offload.mode import AUTO, BRIDGE, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
-#: So many times the margin is reason enough to switch at once.
-CLEARLY = 4.0
-#: A mode that is better by less than the margin is switched to after so many decisions in a row, ...
-LASTING = 12
-#: ... in which it is better by so many standard deviations of the difference.
-SURE = 1.5
-#: Of remote modes of which none is better beyond doubt, this one: the bits are those of the robot, at the least energy.
-EQUAL = Mode.REPLAY
-#: One that was better beyond doubt and runs is left for that when its gain is less than this share of the doubt, ...
-LEFT = 0.25
-#: ... and the doubt at most so many times what it would be if both had run as often.
-LOOKED = 1.3
+#: Preference among modes of which none is worse beyond doubt: the robot's bits at the least energy come first.
+ORDER = (Mode.REPLAY, Mode.SPLIT, Mode.SERVER, Mode.LOCAL)
+#: Standard deviations of a difference beyond which it is no chance (95 %, one-sided).
+SURE = 1.645
+#: A mode that only stands in for others must be better than a remote one by this share, besides the margin.
+STAND_IN = 0.05
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
-#: The bridge stays while the mode that it stands in for is slower by more than so large a share.
-SLOWER = 0.08
-#: Why it is not to be chosen otherwise.
-BRIDGE_OVER = f"it stood in for {BRIDGED}, which is no slower"
 
 
 @dataclass(frozen=True)
@@ -67,29 +57,26 @@ class Situation:
     source: str = ""
 
 
-def bridged(forecasts: Mapping[Mode, Forecast]) -> Dict[Mode, Forecast]:
-    """The same without mode ``server`` where it was only to stand in for ``replay``, which now does as well."""
-    found = dict(forecasts)
-    replay, bridge = found.get(BRIDGED), found.get(BRIDGE)
-    if replay is None or bridge is None or bridge.unavailable_reason or replay.unavailable_reason or not replay.known:
-        return found
-    if not bridge.known or replay.latency_s <= bridge.latency_s * (1 + SLOWER):
-        found[BRIDGE] = replace(bridge, unavailable_reason=BRIDGE_OVER)
-    return found
+def ratio_deviation(one: Forecast, other: Forecast, link: LinkReading) -> float:
+    """Return the standard deviation of the logarithm of the ratio of two mean costs.
 
+    Uncertainty of the link is common to both modes and counts only as far as they use the link differently.
 
-def apart(one: Tuple[Forecast, float], other: Tuple[Forecast, float], link: LinkReading) -> float:
-    """Standard deviation of the difference of two costs, as averages; each stands behind the forecast it is made of.
-
-    What is not known of the link is the same for both, and counts as far as they use it differently.
+    Args:
+        one: a forecast.
+        other: another one.
+        link: what the forecasts rest on.
     """
-    owns, links = [], []
-    for forecast, cost in (one, other):
-        scale = cost / forecast.latency_s if forecast.latency_s > 0 else 0.0
-        of_link_s = min(_unknown_s(forecast, link), forecast.doubt_s)
-        owns.append(scale * math.sqrt(forecast.doubt_s**2 - of_link_s**2))
-        links.append(scale * of_link_s)
-    return math.hypot(*owns, links[0] - links[1])
+
+    def link_share(forecast: Forecast) -> float:
+        return min(_unknown_s(forecast, link), forecast.doubt_s) / max(forecast.latency_s, 1e-9)
+
+    def variance(forecast: Forecast) -> float:
+        independent = (forecast.doubt_s / max(forecast.latency_s, 1e-9)) ** 2 - link_share(forecast) ** 2
+        return forecast.covariance.get(forecast.mode, max(0.0, independent))
+
+    own = variance(one) + variance(other) - 2 * one.covariance.get(other.mode, 0.0)
+    return math.hypot(math.sqrt(max(0.0, own)), link_share(one) - link_share(other))
 
 
 def _unknown_s(forecast: Forecast, link: LinkReading) -> float:
@@ -115,18 +102,16 @@ class Knobs:
     """What can be turned while frames run.
 
     Attributes:
-        margin: share by which another mode must be better before it is switched to, 0 to 1.
-        frames: decisions in a row that must favour the same other mode (a mode that cannot run is left at once).
+        margin: share by which a mode must be worse than the best one, beyond doubt, to be rejected; 0 to 1.
         sigmas: standard deviations that a latency must leave to the deadline.
     """
 
-    margin: float = 0.08
-    frames: int = 2
+    margin: float = 0.03
     sigmas: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 10 or not 1 <= self.frames <= 1000 or not 0 <= self.sigmas <= 10:
-            raise BadInput(f"{self}: out of range", remedy="margin 0 to 10, frames from 1, sigmas 0 to 10")
+        if not 0 <= self.margin < 10 or not 0 <= self.sigmas <= 10:
+            raise BadInput(f"{self}: out of range", remedy="margin 0 to 10, sigmas 0 to 10")
 
 
 class Policy(Protocol):
@@ -151,84 +136,67 @@ class FixedPolicy:
         return Decision(self.mode, self.reason, self.name)
 
 
-@dataclass
-class _Hysteresis:
-    """Keeps the mode in force until another one is better by a margin, several decisions in a row."""
+class _Preference:
+    """Chooses the first mode in :data:`ORDER` that is not rejected.
 
-    knobs: Knobs
-    mode: Optional[Mode] = None
-    remote: Optional[Mode] = None
-    rival: Optional[Mode] = None
-    count: int = 0
-    patience: int = 0
+    A mode is rejected when it costs more than the best one by the margin, beyond doubt. It is accepted again when it
+    costs no more than the mode in force plus the margin, its uncertainty included. The two bounds are the hysteresis.
 
-    def settle(self, best: Mode, costs: Mapping[Mode, float], doubt: Callable[[Mode, Mode], float]) -> Mode:
-        """``best`` has the lowest of ``costs``; the modes that may run now are its keys.
+    Attributes:
+        rejected: modes that are worse beyond doubt.
+        mode: the mode in force; None before the first choice.
+    """
 
-        ``doubt`` of two modes is the standard deviation of the difference of their costs, as averages.
+    def __init__(self) -> None:
+        self.rejected: Set[Mode] = set()
+        self.mode: Optional[Mode] = None
+
+    def choose(self, costs: Mapping[Mode, float], margin: float, deviation: Callable[[Mode, Mode], float]) -> Mode:
+        """Return the mode for the next frame.
+
+        Args:
+            costs: mean cost of each mode that may run, above 0.
+            margin: smallest difference that matters, as a share.
+            deviation: standard deviation of the logarithm of the ratio of two modes' costs.
         """
-        held = self.mode
-        if TABLE[best].needs_link and EQUAL in costs:
-            remotely = held is not None and TABLE[held].needs_link
-            if self._equal(best, costs, doubt):
-                best = EQUAL
-                if remotely:
-                    self._take(EQUAL)
-                    return EQUAL
-        if held is None or held not in costs:
-            self._take(self._familiar(best, costs))
-        elif best is held:
-            self.rival, self.count, self.patience = None, 0, 0
-        else:
-            if self.rival is not best:
-                self.rival, self.count, self.patience = best, 0, 0
-            gain = costs[held] - costs[best]
-            # a mode that has not run for long is tried before it is believed to be a little better
-            unsure = doubt(held, best)
-            beyond = gain > unsure and gain > costs[held] * self.knobs.margin / (1 + self.knobs.margin)
-            self.count = self.count + 1 if beyond else 0
-            self.patience = self.patience + 1 if gain > SURE * unsure else 0
-            # much better than the margin asks for is not noise, and neither is what lasts
-            clearly = costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]
-            if self.count >= self.knobs.frames or clearly or self.patience >= LASTING:
-                self._take(self._familiar(best, costs))
-        assert self.mode is not None
+        best = min(costs, key=lambda mode: costs[mode])
+        in_force = self.mode if self.mode is not None and self.mode in costs else best
+
+        def excess(mode: Mode, other: Mode, sigmas: float) -> float:
+            """Return by how much ``mode`` costs more than ``other`` and the margin, as a logarithm."""
+            if mode is other:
+                return 0.0
+            stand_in = STAND_IN if other is BRIDGE and TABLE[mode].needs_link else 0.0
+            return (
+                math.log(costs[mode] / costs[other]) - math.log1p(margin + stand_in) + sigmas * deviation(mode, other)
+            )
+
+        for mode in costs:
+            if excess(mode, best, -SURE) > 0:
+                self.rejected.add(mode)
+            elif excess(mode, best, 0.0) <= 0 and excess(mode, in_force, 1.0) <= 0:
+                self.rejected.discard(mode)
+        accepted = [mode for mode in costs if mode not in self.rejected] or [best]
+        self.mode = min(accepted, key=_rank_in_order)
         return self.mode
 
-    def _equal(self, best: Mode, costs: Mapping[Mode, float], doubt: Callable[[Mode, Mode], float]) -> bool:
-        """Whether :data:`EQUAL` is about as good as ``best``."""
-        held = self.mode
-        if held is None or held is EQUAL or held not in costs or best not in (held, EQUAL):
-            return costs[EQUAL] <= costs[best] + doubt(EQUAL, best)
-        # what runs was better beyond doubt; that nobody has looked at the other one for long says nothing against it
-        unsure = doubt(EQUAL, held)
-        return unsure <= LOOKED * doubt(held, held) and costs[EQUAL] <= costs[held] + LEFT * unsure
 
-    def _familiar(self, best: Mode, costs: Mapping[Mode, float]) -> Mode:
-        """After an interruption, the remote mode of before it, if that is about as good as the best."""
-        last = self.remote
-        if last is None or last is self.mode or last not in costs or not TABLE[best].needs_link:
-            return best
-        return last if costs[last] <= costs[best] * (1 + self.knobs.margin) else best
-
-    def _take(self, mode: Mode) -> None:
-        if TABLE[mode].needs_link:
-            self.remote = mode
-        self.mode, self.rival, self.count, self.patience = mode, None, 0, 0
+def _rank_in_order(mode: Mode) -> int:
+    return ORDER.index(mode) if mode in ORDER else len(ORDER)
 
 
 class _Choosing(abc.ABC):
-    """What the policies that choose have in common: obstacles, modes never tried, the power budget, hysteresis."""
+    """What the policies that choose have in common: obstacles, modes never tried, the power budget, preference."""
 
     name = ""
 
     def __init__(self, knobs: Optional[Knobs] = None) -> None:
         self.knobs = knobs or Knobs()
-        self._hysteresis = _Hysteresis(self.knobs)
+        self._preference = _Preference()
 
     def turn(self, knobs: Knobs) -> None:
         """Use other knobs from now on."""
-        self.knobs = self._hysteresis.knobs = knobs
+        self.knobs = knobs
 
     def decide(self, situation: Situation) -> Decision:
         """See :class:`Policy`."""
@@ -238,25 +206,30 @@ class _Choosing(abc.ABC):
         for mode, forecast in able.items():
             if not forecast.known:
                 why = f"{mode} has not run yet and is tried"
-                return Decision(mode, self._words(mode, mode, why, situation), self.name)
+                return Decision(mode, self._words(why, situation), self.name)
         within = {
             mode: forecast
             for mode, forecast in able.items()
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
-        best, costs, why = self._rank(within or able, situation)
+        costs, why = self._costs(within or able, situation)
+        best = min(costs, key=lambda mode: costs[mode])
+
+        def deviation(one: Mode, other: Mode) -> float:
+            return ratio_deviation(able[one], able[other], situation.link)
+
+        mode = self._preference.choose(costs, self.knobs.margin, deviation)
+        if mode is best:
+            words = f"{mode} is expected to {why}"
+        else:
+            words = f"{mode} is preferred: {best} is not better by {self.knobs.margin:.0%} beyond doubt"
         if math.isfinite(situation.power_budget_w) and all(math.isnan(f.energy_j) for f in able.values()):
-            why += "; the power budget cannot be held, because nobody knows what this machine draws"
-
-        def doubt(one: Mode, other: Mode) -> float:
-            return apart((able[one], costs[one]), (able[other], costs[other]), situation.link)
-
-        mode = self._hysteresis.settle(best, costs, doubt)
-        return Decision(mode, self._words(mode, best, why, situation), self.name)
+            words += "; the power budget cannot be held, because nobody knows what this machine draws"
+        return Decision(mode, self._words(words, situation), self.name)
 
     @abc.abstractmethod
-    def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
-        """The best mode, the cost of those that are worth considering, and why."""
+    def _costs(self, known: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
+        """Return the cost of each mode that is worth considering, and what the least of them is expected to do."""
 
     def _in_time(self, known: Mapping[Mode, Forecast], deadline_s: Optional[float]) -> Dict[Mode, Forecast]:
         if deadline_s is None:
@@ -264,7 +237,7 @@ class _Choosing(abc.ABC):
         sigmas = self.knobs.sigmas
         return {mode: f for mode, f in known.items() if f.latency_s + sigmas * f.error_s <= deadline_s}
 
-    def _words(self, mode: Mode, best: Mode, why: str, situation: Situation) -> str:
+    def _words(self, why: str, situation: Situation) -> str:
         parts: List[str] = []
         if situation.link.uplink > 0 and any(TABLE[name].needs_link for name in situation.forecasts):
             by = f" by {situation.source}" if situation.source else ""
@@ -278,8 +251,7 @@ class _Choosing(abc.ABC):
             parts.append(f"server {situation.load:.0%} busy")
         if math.isfinite(situation.power_budget_w):
             parts.append(f"budget {situation.power_budget_w:.1f} W")
-        held = "" if mode is best else f"; {best} looks better, but not by enough or not for long enough"
-        return f"{why}{': ' if parts else ''}{', '.join(parts)}{held}"
+        return f"{why}{': ' if parts else ''}{', '.join(parts)}"
 
 
 def _span(seconds: float, error_s: float) -> str:
@@ -308,13 +280,11 @@ class LatencyPolicy(_Choosing):
 
     name = "latency"
 
-    def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
+    def _costs(self, known: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
         in_time = self._in_time(known, situation.deadline_s)
+        late = "" if in_time else "; no mode is sure to meet the deadline"
         costs = {mode: forecast.latency_s for mode, forecast in (in_time or known).items()}
-        best = min(costs, key=lambda mode: costs[mode])
-        if situation.deadline_s is not None and not in_time:
-            return best, costs, f"no mode is sure to meet the deadline, {best} is expected to finish first"
-        return best, costs, f"{best} is expected to finish first"
+        return costs, f"finish first{late}"
 
 
 class EnergyPolicy(_Choosing):
@@ -322,18 +292,15 @@ class EnergyPolicy(_Choosing):
 
     name = "energy"
 
-    def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
+    def _costs(self, known: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
         in_time = self._in_time(known, situation.deadline_s)
         if in_time and all(math.isfinite(forecast.energy_j) for forecast in in_time.values()):
-            costs = {mode: forecast.energy_j for mode, forecast in in_time.items()}
-            best = min(costs, key=lambda mode: costs[mode])
             when = "" if situation.deadline_s is None else " among those in time"
-            return best, costs, f"{best} is expected to take the least energy{when}"
+            return {mode: forecast.energy_j for mode, forecast in in_time.items()}, f"take the least energy{when}"
         costs = {mode: forecast.latency_s for mode, forecast in (in_time or known).items()}
-        best = min(costs, key=lambda mode: costs[mode])
         if in_time:
-            return best, costs, f"energy is not known (no sensor, no power_config), {best} is expected to finish first"
-        return best, costs, f"no mode is sure to meet the deadline, {best} is expected to finish first"
+            return costs, "finish first; energy is not known (no sensor, no power_config)"
+        return costs, "finish first; no mode is sure to meet the deadline"
 
 
 @dataclass

@@ -21,9 +21,10 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, RemoteError
 from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import Handles, Progress, TimeoutLimits, TimeoutPolicy
-from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.modes.remote import Handles, Progress
+from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.protocol.remote import END
 
 if TYPE_CHECKING:
@@ -56,23 +57,13 @@ class DeviceModule:
         module: the robot's own; it stays where it is.
         client: the link, owned by someone else.
         codec: payload codec, both ways.
-        limits: bounds on the wait for a reply.
     """
 
-    def __init__(
-        self,
-        device: Installed,
-        module: nn.Module,
-        client: Client,
-        codec: str = "auto",
-        limits: Optional[TimeoutLimits] = None,
-    ) -> None:
+    def __init__(self, device: Installed, module: nn.Module, client: Client, codec: str = "auto") -> None:
         self._device = device
         self._module = module
         self._client = client
         self._codec = codec
-        self._patience_limits = limits
-        self._patience: Dict[Mode, TimeoutPolicy] = {}
         self._handles: Dict[Mode, Handles[Specs, bool]] = {}
         self._copy: Optional[nn.Module] = None
         self._connection = -1
@@ -92,17 +83,16 @@ class DeviceModule:
             return "the virtual device is being made ready for another mode"
         return reason
 
-    def run(self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float) -> Attempt:
+    def run(self, mode: Mode, inputs: Sequence[torch.Tensor], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        patience = self._patience.setdefault(mode, TimeoutPolicy(self._patience_limits))
         with self._lock:
             if self._copy is None or self._making.locked():
                 raise LinkLost("the virtual device is not ready")
             began = time.monotonic()
-            self._device.recorder.limit_waits(patience.wait_s(deadline_s, local_s))
+            self._device.recorder.limit_waits(budget.give_up_s)
             sent = self._device.remote.bytes_up
             try:
-                attempt = self._infer(self._copy, mode, inputs)
+                return self._infer(self._copy, mode, inputs)
             except EdgeOffloadError as error:
                 self._drop(str(error))
                 lost = self._device.remote.bytes_up - sent
@@ -111,8 +101,6 @@ class DeviceModule:
                 # the model's own error is raised again by the local computation; anything else is the device's
                 cause = RemoteError(f"on the device: {type(error).__name__}: {error}")
                 raise FailedAttempt(cause, time.monotonic() - began, self._device.remote.bytes_up - sent) from error
-            patience.note(time.monotonic() - began)
-            return attempt
 
     def state(self, mode: Mode) -> str:
         """How a mode stands, in words."""
@@ -205,7 +193,7 @@ class DeviceModule:
         )
 
 
-class DeviceRunner:
+class DeviceRunner(Runner):
     """One of the modes of a :class:`DeviceModule`."""
 
     def __init__(self, mode: Mode, module: DeviceModule) -> None:
@@ -216,11 +204,9 @@ class DeviceRunner:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         return self._module.unavailable_reason(self.mode, inputs)
 
-    def run(
-        self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]
-    ) -> Attempt:
+    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        return self._module.run(self.mode, inputs, deadline_s, local_s)
+        return self._module.run(self.mode, inputs, budget)
 
     def state(self) -> str:
         """How the mode stands, in words."""

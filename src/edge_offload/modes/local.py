@@ -13,11 +13,12 @@ import torch
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.module import Execution, ModuleExecutor
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Attempt
+from edge_offload.modes.runner import Attempt, Runner
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """Mode ``local``: the whole model on the robot, slowed on purpose by ``slowdown`` where a slow robot is emulated.
 
     Args:
@@ -49,9 +50,8 @@ class LocalRunner:
     def run(
         self,
         inputs: Sequence[torch.Tensor],
-        deadline_s: Optional[float] = None,
-        local_s: float = 0.0,
         meta: Optional[Mapping[str, Any]] = None,
+        budget: Optional[Budget] = None,
         enough: Optional[threading.Event] = None,
     ) -> Attempt:
         """One inference; what the model raises comes through as it is. ``enough``: nobody wants the result any more."""

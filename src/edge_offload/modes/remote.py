@@ -1,4 +1,4 @@
-"""What modes with a server share: handles that are opened, retried and refused in the background, and time-outs.
+"""What modes with a server share: handles that are opened, retried and refused in the background.
 
 Opening takes seconds and may be refused, and the connection may break at any time. No frame waits for any of it: a
 frame asks whether its handle is there, and gets the reason why it is not.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError
@@ -97,12 +96,6 @@ class Handles(Generic[Key, Opened]):
             if opening.handle is None:
                 return f"{self._subject} is being opened" + (f": {opening.doing}" if opening.doing else "")
             return self._pause_reason if time.monotonic() < self._paused_s else None
-
-    def opening(self, key: Key) -> bool:
-        """Whether a handle for ``key`` is being opened."""
-        with self._lock:
-            opening = self._openings.get(key)
-            return opening is not None and opening.handle is None and not opening.problem
 
     def get(self, key: Key) -> Optional[Opened]:
         """The handle for ``key``, if it is open."""
@@ -208,68 +201,3 @@ class Handles(Generic[Key, Opened]):
     def _close(self, opening: _Opening[Any]) -> None:
         if opening.handle is not None and self._give_up is not None and opening.connection == self._connection():
             self._give_up(opening.handle)
-
-
-@dataclass(frozen=True)
-class TimeoutLimits:
-    """Bounds on the wait for a reply.
-
-    Attributes:
-        factor: multiple of the recent round trip that a reply may take.
-        slack_s: added to it, so that a few milliseconds of jitter are no fault on a fast link (seconds).
-        floor_s, cap_s: the wait is never shorter or longer than this (seconds).
-        first_s: the wait while nothing is known yet (seconds).
-    """
-
-    factor: float = 3.0
-    slack_s: float = 0.05
-    floor_s: float = 0.1
-    cap_s: float = 5.0
-    first_s: float = 5.0
-
-
-class TimeoutPolicy:
-    """Predicts round trips from the latest ones and derives the wait. Thread-safe."""
-
-    def __init__(self, limits: Optional[TimeoutLimits] = None, samples: int = 16) -> None:
-        self.limits = limits or TimeoutLimits()
-        self._recent: Deque[float] = deque(maxlen=samples)
-        self._lock = threading.Lock()
-
-    def note(self, round_trip_s: float) -> None:
-        """A reply took this long, from the call to usable outputs (seconds). Late replies count too."""
-        with self._lock:
-            self._recent.append(round_trip_s)
-
-    def expected_s(self) -> Optional[float]:
-        """Median of the latest round trips (seconds); None while there are none."""
-        with self._lock:
-            ordered = sorted(self._recent)
-        return ordered[len(ordered) // 2] if ordered else None
-
-    def wait_s(self, deadline_s: Optional[float] = None, local_s: float = 0.0) -> float:
-        """Longest wait for the next reply (seconds).
-
-        Args:
-            deadline_s: when the result is due, seconds from now.
-            local_s: what the local computation takes (seconds).
-
-        The wait leaves room for the local computation before the deadline, unless that room is too short for a normal
-        reply while the server is the one that can be in time, or is the faster one anyway (a slow robot).
-        """
-        limits = self.limits
-        with self._lock:
-            slowest = max(self._recent) if self._recent else None
-            expected = sorted(self._recent)[len(self._recent) // 2] if self._recent else None
-        if expected is None or slowest is None:
-            wait = limits.first_s
-        else:
-            wait = max(limits.floor_s, limits.factor * expected + limits.slack_s, slowest)
-        if deadline_s is not None:
-            room = max(deadline_s - local_s, 0.0)
-            remote_is_best = (
-                expected is not None and slowest is not None and room < slowest and expected <= max(deadline_s, local_s)
-            )
-            if not remote_is_best:
-                wait = min(wait, room)
-        return min(wait, limits.cap_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
@@ -10,7 +11,10 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.engines.base import EAGER
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
+from edge_offload.split.model.objective import Objective
+from edge_offload.timing import Expected
 
 
 @dataclass(frozen=True)
@@ -51,29 +55,52 @@ class FailedAttempt(EdgeOffloadError):
         self.bytes_up = bytes_up
 
 
-class Runner(Protocol):
+class Plans(Protocol):
+    """What a mode with a plan per bandwidth has in force."""
+
+    def expected(self, bandwidth: float) -> Expected:
+        """What the plan for a bandwidth (bytes per second) is expected to take there."""
+
+
+class Runner(abc.ABC):
     """One mode. Implementations are thread-safe."""
 
     mode: Mode
 
+    @abc.abstractmethod
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Why the mode cannot run now, in words; None when it can. Never blocks; may start to remove the obstacle."""
 
-    def run(
-        self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]
-    ) -> Attempt:
-        """One inference.
+    @abc.abstractmethod
+    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
+        """One inference; waits for its result until ``budget`` gives it up.
 
         Args:
             inputs: contiguous tensors on the CPU.
-            deadline_s: seconds from now until the result is due; None if it never is.
-            local_s: what the local computation takes, which must fit in after a failure (seconds).
             meta: facts on the frame for those who watch on the server; plain values.
+            budget: how much time it has.
 
         Raises:
             FailedAttempt: it asked and got no result; the caller computes locally.
             EdgeOffloadError: it could not even ask; the same.
         """
 
+    @abc.abstractmethod
     def state(self) -> str:
         """How the mode stands, in words."""
+
+    def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Plans]:
+        """What plans are in force for such inputs; None: there are none (yet)."""
+        return None
+
+    def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the plan for the bandwidth of the moment leaves everything to the robot."""
+        return False
+
+    def aim(self, objective: Objective) -> None:
+        """Have plans made for ``objective`` from now on, where there are plans; returns at once."""
+        return None
+
+    def close(self) -> None:
+        """Give up what the mode holds on the server, and what it still prepares."""
+        return None

@@ -22,10 +22,11 @@ from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, Reply
+from edge_offload.manager.lateness import GIVE_UP_S, Budget
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
-from edge_offload.modes.remote import Handles, Progress, TimeoutLimits, TimeoutPolicy
-from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.modes.remote import Handles, Progress
+from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 
 #: Seconds that building a model and its first run may take on the server.
 OPEN_TIMEOUT_S = 300.0
@@ -33,8 +34,6 @@ OPEN_TIMEOUT_S = 300.0
 FULL_PAUSE_S = 0.2
 #: So often in a row a server says "full" before another one is asked, where there is one.
 FULL_LEAVE = 5
-#: Seconds after which a reply that never came is given up.
-GIVE_UP_S = 10.0
 #: Bytes of all outputs of one inference.
 MAX_OUTPUT_BYTES = 1 << 30
 #: Characters in the name of an engine.
@@ -61,11 +60,10 @@ class Follower(Protocol):
 
 @dataclass(frozen=True)
 class _Packed:
-    """Encoded inputs, when encoding began and how long it took (seconds)."""
+    """Encoded inputs, and how long encoding took (seconds)."""
 
     descriptors: List[Dict[str, Any]]
     buffers: List[Any]
-    began_s: float
     encode_s: float
 
     @property
@@ -73,7 +71,7 @@ class _Packed:
         return sum(memoryview(part).nbytes for part in self.buffers)
 
 
-class ServerRunner:
+class ServerRunner(Runner):
     """Runs inferences on the server's replica of a model.
 
     Args:
@@ -84,7 +82,6 @@ class ServerRunner:
         codec: payload codec, both ways.
         exact: do not use a server that computes the model by an engine.
         own_engine: says what computed last on the robot.
-        limits: bounds on the wait for a reply.
 
     Attributes:
         follower: of the server's turns; None: there are none.
@@ -100,7 +97,6 @@ class ServerRunner:
         state_hash: Callable[[], str],
         own_fingerprint: Mapping[str, Any],
         codec: str = "auto",
-        limits: Optional[TimeoutLimits] = None,
         exact: bool = False,
         own_engine: Callable[[], str] = lambda: EAGER,
     ) -> None:
@@ -117,12 +113,9 @@ class ServerRunner:
         #: What the server said would compute, when it opened the model, and what did the last time it answered.
         self._opened_engine: Optional[str] = None
         self._answered = EAGER
-        self.patience = TimeoutPolicy(limits)
         self._handles: Handles[Specs, int] = Handles(
             client, f"model {name!r}", close=lambda handle: client.request("close_model", {"handle": handle})
         )
-        self._overdue: Optional[Future[Any]] = None
-        self._overdue_s = 0.0
         self._full = 0
         self._before: Deque[Transfer] = deque(maxlen=BEFORE)
         self._lock = threading.Lock()
@@ -147,23 +140,18 @@ class ServerRunner:
         engine = self._engine()
         if reason is None and self._exact and engine != EAGER:
             return f"exact results were asked for, and {engine} computes there; start it with --engine eager"
-        if reason is None and self._overdue is not None:
-            return f"the server has not answered for {time.monotonic() - self._overdue_s:.2f} s"
         return reason
 
-    def run(
-        self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]
-    ) -> Attempt:
+    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         handle = self._handles.get(specs)
         if handle is None:
             raise LinkLost(f"model {self._name!r} is not open on the server")
-        wait_s = self.patience.wait_s(deadline_s, local_s)
         began = time.monotonic()
         packed = self._pack(inputs)
         try:
-            return self._ask(handle, packed, wait_s, meta)
+            return self._ask(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
                 self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
@@ -193,10 +181,6 @@ class ServerRunner:
             found = [f"computed last: by {own} here, {self._answered} there"]
         return found
 
-    def engine_in_force(self) -> bool:
-        """Whether the server's last answer may have other bits than torch's, since an engine computed it."""
-        return EAGER not in (self._engine(), self._answered)
-
     def _engine(self) -> str:
         """What is to compute on the server: ``eager``, or an engine."""
         theirs = self._client.welcome.get("fingerprint")
@@ -214,7 +198,7 @@ class ServerRunner:
         )
 
     def _open(self, specs: Specs, _progress: Progress) -> int:
-        """Open, and time one inference so that the first frame's wait is known."""
+        """Open, and have one inference computed: the first one pays for the start."""
         torches = self.torches()
         if torches and torches != self._reported:
             _log.warning("%s", torches)
@@ -235,7 +219,7 @@ class ServerRunner:
         self._opened_engine = _engine(opened) if "engine" in opened else None
         probe = self._pack([spec.zeros() for spec in specs])
         try:
-            self._ask(handle, probe, GIVE_UP_S, {"probe": True})
+            self._ask(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
         except EdgeOffloadError:
             self._client.request("close_model", {"handle": handle})  # another attempt opens another one
             raise
@@ -244,33 +228,31 @@ class ServerRunner:
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:
         began = time.monotonic()
         descriptors, buffers = pack(inputs, self._codec)
-        return _Packed(descriptors, buffers, began, time.monotonic() - began)
+        return _Packed(descriptors, buffers, time.monotonic() - began)
 
-    def _ask(self, handle: int, packed: _Packed, wait_s: float, meta: Mapping[str, Any]) -> Attempt:
+    def _ask(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
         body = {
             "handle": handle,
             "inputs": packed.descriptors,
             "codec": self._codec,
-            "wait_s": wait_s,
+            "wait_s": budget.use_s,
             "meta": {key: value for key, value in meta.items() if key != CAPTURED},
         }
         captured = meta.get(CAPTURED)
         if self.follower is not None and captured is not None:
             body.update(self.follower.turn(captured))
-        future = self._client.request("infer", body, packed.buffers, timeout_s=max(GIVE_UP_S, 2 * wait_s))
+        future = self._client.request("infer", body, packed.buffers, timeout_s=budget.give_up_s)
         # on the link's thread: it is there before the reply to the next request is
         future.add_done_callback(self._through)
         try:
-            reply: Reply = future.result(wait_s)
+            reply: Reply = future.result(budget.give_up_s)
         except FutureTimeout:
-            self._late(future, packed.began_s)
-            raise LinkLost(f"the server did not answer within {wait_s:.3f} s") from None
+            raise LinkLost(f"the server did not answer within {budget.give_up_s:.3f} s") from None
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
         self._answered = attempt.engine
         self._full = 0
         if self.follower is not None and captured is not None:
             self.follower.travelled(captured, reply.transfer)
-        self.patience.note(time.monotonic() - packed.began_s - sum(attempt.behind_s.values()))
         return attempt
 
     def _through(self, done: Future[Any]) -> None:
@@ -292,20 +274,6 @@ class ServerRunner:
             "downlink": (last.received_s - own.server_sent_s, own.downlink_s),
         }
         return {stage: min(behind_s, whole_s) for stage, (behind_s, whole_s) in stages.items() if behind_s > 0}
-
-    def _late(self, future: Future[Any], began: float) -> None:
-        """Until this reply has come or is given up, no further frame waits; its result is dropped."""
-        with self._lock:
-            self._overdue, self._overdue_s = future, began
-
-        def settled(done: Future[Any]) -> None:
-            with self._lock:
-                if self._overdue is done:
-                    self._overdue = None
-            if done.exception() is None:
-                self.patience.note(time.monotonic() - began)
-
-        future.add_done_callback(settled)
 
     def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer

@@ -1,4 +1,4 @@
-"""checks the arguments of a launch file before anything is started, so that a slip costs one line and not a run.
+"""checks what a launch file is called with before anything is started, so that a slip costs one line and not a run.
 
 roslaunch runs it while it reads the file, in the caller's folder; it looks at what roslaunch itself was called with:
 
@@ -6,6 +6,7 @@ roslaunch runs it while it reads the file, in the caller's folder; it looks at w
 
 An argument has the same meaning in every launch file, so that its name says what may be given. Files are opened where
 this Python has what that takes; what only a node can know (whether a model exists) the node says when it starts.
+A name that the launch file does not have is told with the nearest one, as are ports and nodes in use.
 Nothing but the standard library is needed: it must run under whatever Python roslaunch has, and at once.
 """
 
@@ -22,6 +23,9 @@ from edge_offload.errors import BadInput
 from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import names
+from edge_offload.nodes.camera import sources
+from edge_offload.nodes.camera.addresses import hide
+from edge_offload.nodes.launch_file import asked, collisions, misspelt
 from edge_offload.outputs import check_folder, check_output
 
 Rule = Callable[[str], Optional[str]]
@@ -90,18 +94,6 @@ def opened(there: Rule, read: Callable[[str], None], *words: str) -> Rule:
     return rule
 
 
-def _read_video(value: str) -> None:
-    from edge_offload.nodes.camera.frames import VideoFile
-
-    VideoFile(value).read()
-
-
-def _read_images(value: str) -> None:
-    from edge_offload.nodes.camera.frames import ImageFolder
-
-    ImageFolder(value).read()
-
-
 def _read_calibration(value: str) -> None:
     from edge_offload.perception.geometry import load_camera
 
@@ -109,7 +101,7 @@ def _read_calibration(value: str) -> None:
 
 
 def _read_bag(value: str) -> None:
-    from edge_offload.nodes.camera.bag import open_bag
+    from edge_offload.nodes.common.bags import open_bag
 
     open_bag(value).close()
 
@@ -135,6 +127,22 @@ def _looked_up(value: str, there: Callable[[pathlib.Path], bool], kind: str) -> 
         return None
     relative = "" if path.is_absolute() else f" (looked up in {pathlib.Path.cwd()})"
     return f"there is no such {kind}{relative}" if not path.exists() else f"that is no {kind}{relative}"
+
+
+def source(argument: str) -> Rule:
+    """A source of images, of a type that the table of cameras has, or one of the argument's own words."""
+
+    def rule(value: str) -> Optional[str]:
+        if value in sources.ARGUMENTS[argument].words:
+            return None
+        try:
+            camera, resolved = sources.meant(argument, value)
+        except BadInput as error:
+            return str(error)
+        there = {"file": file(), "folder": folder()}.get(camera.place, lambda _: None)
+        return opened(there, camera.check)(resolved)
+
+    return rule
 
 
 def written(check: Callable[[str], None], *words: str) -> Rule:
@@ -175,7 +183,7 @@ _RULES = (
     (truth, "batched carry dashboard every_frame exact follow headless loop promises record respawn rviz"),
     (truth, "turns virtual_device"),
     (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
-    (number(0), "deadline duration progress record_limit runs_limit server_wait"),
+    (number(0), "deadline duration progress record_limit runs_limit server_wait tf_wait"),
     (number(0, 1), "accuracy"),
     (number(0, 1000), "rate"),
     (number(0.01, 1000), "sweep_rate"),
@@ -218,10 +226,8 @@ _RULES = (
     (yaml_list, "allow candidates"),
     (yaml_mapping, "local_options model_options options"),
     (link, "link"),
-    (opened(file(), _read_bag, "none"), "bag"),
     (opened(file(), _read_calibration, "none"), "calibration"),
-    (opened(file(), _read_video, "sample"), "video"),
-    (opened(folder(), _read_images, "none"), "images"),
+    *((source(argument), argument) for argument in sources.ARGUMENTS),
     (lambda value: None if value == "none" else anything()(value), "scans"),
     (file(), "follower_config"),
     (matching(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
@@ -240,24 +246,27 @@ def faults(given: Sequence[str]) -> List[str]:
     for name, _, value in (argument.partition(":=") for argument in given if ":=" in argument):
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
-            found.append(f"{name}:={value}: {advice}")
-    return found or _several(given) or _unread_scans(given) or _without_images(given)
+            found.append(hide(f"{name}:={value}: {advice}"))
+    found += misspelt(given)
+    return found or _several(given) or _unread_scans(given) or _without_images(given) or collisions(given)
 
 
 def _several(given: Sequence[str]) -> List[str]:
     """An emulated link leads to one server."""
-    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
-    if "," in asked.get("server", "") and asked.get("link", "none") != "none":
+    values = asked(given)
+    if "," in values.get("server", "") and values.get("link", "none") != "none":
         return [
-            f"link:={asked['link']}: several servers are reached without an emulated link: link:=none, or one server"
+            f"link:={values['link']}: several servers are reached without an emulated link: link:=none, or one server"
         ]
     return []
 
 
 def _unread_scans(given: Sequence[str]) -> List[str]:
     """Whether the first scan can be read, with the fields that it is said to have."""
-    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
-    scans, fields = asked.get("scans", "none"), asked.get("scan_fields", "auto")
+    values = asked(given)
+    scans, fields = values.get("scans", "none"), values.get("scan_fields", "auto")
+    if (scans, fields) == ("none", "auto"):
+        return []
     try:
         from edge_offload.perception.scene.scans import field_names, read_scan, scan_files
 
@@ -280,16 +289,17 @@ def _unread_scans(given: Sequence[str]) -> List[str]:
 
 def _without_images(given: Sequence[str]) -> List[str]:
     """Whether a bag has the images that are to be played; where there are scenes it is clouds."""
-    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
-    bag, topic = asked.get("bag", "none"), asked.get("image_topic", "")
+    values = asked(given)
+    bag, topic = values.get("bag", "none"), values.get("image_topic", "")
     if (
         bag == "none"
-        or asked.get("results") == "scenes"
+        or values.get("results") == "scenes"
         or any(argument.endswith(("agrnav.launch", "patrol.launch")) for argument in given)
     ):
         return []
     try:
-        from edge_offload.nodes.camera.bag import image_topic, open_bag
+        from edge_offload.nodes.camera.bag import image_topic
+        from edge_offload.nodes.common.bags import open_bag
 
         image_topic(open_bag(bag), "" if topic == "camera/image_raw" else topic)
     except ImportError:

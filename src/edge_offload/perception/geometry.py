@@ -18,12 +18,16 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MODELS: Mapping[str, Tuple[int, ...]] = {
-    "plumb_bob": (0, 4, 5),
-    "rational_polynomial": (8, 12, 14),
+    # one polynomial in OpenCV and image_geometry, however many of its coefficients are given
+    "plumb_bob": (0, 4, 5, 8, 12, 14),
+    "rational_polynomial": (0, 4, 5, 8, 12, 14),
     "equidistant": (4,),
     "fisheye": (4,),
 }
 """Distortion model → how many coefficients it may have."""
+
+_SYNONYMS = {"": "plumb_bob", "radtan": "plumb_bob", "brown_conrady": "plumb_bob", "kannala_brandt4": "equidistant"}
+"""Names that drivers and calibration programs give to some of them."""
 
 _TORSO = (5, 6, 11, 12)  # shoulders, hips
 _ANKLES = (15, 16)
@@ -112,6 +116,7 @@ class PinholeCamera:
         matrix: K, float64 [3, 3].
         distortion: D, float64 [k].
         model: distortion model, one of :data:`MODELS`.
+        rectification: R, maps the frame of the lens into the optical frame; None: they are one.
         name: of the camera.
         pose: maps the optical frame into :attr:`pose_frame`, when the calibration says so.
 
@@ -124,6 +129,7 @@ class PinholeCamera:
     matrix: Array
     distortion: Array = field(default_factory=lambda: np.zeros(0))
     model: str = "plumb_bob"
+    rectification: Optional[Array] = None
     name: str = "camera"
     pose: Optional[Transform] = None
     pose_frame: str = ""
@@ -137,14 +143,28 @@ class PinholeCamera:
             raise BadInput(
                 f"camera {self.name}: K is no camera matrix", remedy="calibrate it: focal lengths must be positive"
             )
-        if self.model not in MODELS:
+        model = self.model.strip().lower().replace(" ", "_").replace("-", "_")
+        model = "plumb_bob" if model == "none" and not distortion.any() else _SYNONYMS.get(model, model)
+        if model not in MODELS:
             raise BadInput(
                 f"camera {self.name}: unknown distortion model {self.model!r}", remedy=f"use one of {', '.join(MODELS)}"
             )
-        if len(distortion) not in MODELS[self.model] or not np.isfinite(distortion).all():
+        longest = max(MODELS[model])
+        if not distortion[longest:].any():
+            # some drivers have room for five coefficients, whatever the model
+            distortion = distortion[:longest]
+        if len(distortion) not in MODELS[model] or not np.isfinite(distortion).all():
             raise BadInput(f"camera {self.name}: {len(distortion)} coefficients do not fit model {self.model}")
+        rectification = None
+        if self.rectification is not None and np.any(self.rectification):  # 0 where nobody calibrated
+            left, _, right = np.linalg.svd(np.nan_to_num(self.rectification))
+            rectification = left @ right  # files have it rounded
+            if not np.allclose(rectification, self.rectification, atol=1e-3) or np.linalg.det(rectification) < 0:
+                raise BadInput(f"camera {self.name}: R is no rotation", remedy="calibrate it again")
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "distortion", distortion)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "rectification", rectification)
 
     def rays(self, pixels: Array) -> Array:
         """Undistort pixels [n, 2]: directions [n, 3] in the optical frame, with z = 1; NaN where that fails."""
@@ -157,6 +177,9 @@ class PinholeCamera:
             undistort: Any = getattr(cv2, "undistortPointsIter", cv2.undistortPoints)
             normal = undistort(points, self.matrix, self.distortion, R=np.eye(3), P=np.eye(3), criteria=stop)
         rays = np.concatenate([normal.reshape(-1, 2), np.ones((len(points), 1))], axis=1)
+        if self.rectification is not None:
+            rays = rays @ self.rectification.T
+            rays /= np.where(rays[:, 2:] > 0, rays[:, 2:], np.nan)
         # outside the range of the lens polynomial the iteration ends anywhere: keep only what projects back
         error = np.linalg.norm(self.project(rays) - points.reshape(-1, 2), axis=1)
         rays[~(error < 0.5)] = np.nan
@@ -165,6 +188,8 @@ class PinholeCamera:
     def project(self, points: Array) -> Array:
         """Pixels [n, 2] of points [n, 3] in the optical frame; NaN for points that are not in front of the camera."""
         points = np.asarray(points, dtype=np.float64).reshape(-1, 3)
+        if self.rectification is not None:
+            points = points @ self.rectification
         front = points[:, 2] > 1e-9
         pixels = np.full((len(points), 2), np.nan)
         if front.any():
@@ -206,12 +231,16 @@ def camera_from_calibration(document: Mapping[str, Any], where: str = "calibrati
     try:
         pose = document.get("pose")
         rows = document["camera_matrix"]["data"]
+        rectification = document.get("rectification_matrix")
+        if rectification is not None:
+            rectification = np.asarray(rectification["data"], dtype=np.float64).reshape(3, 3)
         return PinholeCamera(
             width=int(document["image_width"]),
             height=int(document["image_height"]),
             matrix=np.asarray(rows, dtype=np.float64).reshape(3, 3),
             distortion=np.asarray(document.get("distortion_coefficients", {}).get("data", []), dtype=np.float64),
             model=str(document.get("distortion_model", "plumb_bob")),
+            rectification=rectification,
             name=str(document.get("camera_name", "camera")),
             pose=None if pose is None else Transform.from_quaternion(pose["xyz"], pose["quaternion_xyzw"]),
             pose_frame="" if pose is None else str(pose["parent_frame"]),

@@ -84,7 +84,7 @@ def _body(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str]
 {warnings}
 <noscript><p class="notice">The plots need JavaScript; the tables do not.</p></noscript>
 <main>
-<section class="tiles" aria-label="Summary">{_tiles(record)}</section>
+<section class="tiles report" aria-label="Summary">{_tiles(record)}</section>
 <section class="panel wide"><h2>By the mode that ran</h2>
 {_table(rows(record), "figures-by-mode")}</section>
 <section class="panel wide"><h2>Latency by stage <span class="unit">ms per frame; stages may overlap, the line is the

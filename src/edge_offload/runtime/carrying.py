@@ -25,6 +25,9 @@ IN_TIME = 0.6
 LATEST = 0.75
 """Share of the frame interval after which a frame's result leaves, whatever comes later."""
 
+FIRST_INTERVAL_S = 0.1
+"""Between frames, until there are two."""
+
 WAITING = 2
 """Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse."""
 
@@ -177,19 +180,22 @@ class Carrying(Generic[Result]):
 class _Pending(NamedTuple):
     frame: Any
     stamp: int
+    #: When it leaves if all else that its result needs is there, and when it does in any case.
     leaves_s: float
+    latest_s: float
 
 
 class FrameLoop(Generic[Frame, Result]):
     """Lets every frame have its result within the frame interval, in the order of the frames. One thread at a time.
 
     A frame waits for the network's own result where that has usually come in time; else, or when it is late, it leaves
-    with what is carried to it.
+    with what is carried to it. It waits as long for whatever else its result needs.
 
     Args:
         carrying: what there is for a frame.
         leave: called with a frame and its result, exactly once for every frame.
         clock: monotonic seconds.
+        waits: until when, on the clock, a frame's result waits for what else it needs; -infinity: not at all.
     """
 
     def __init__(
@@ -197,9 +203,10 @@ class FrameLoop(Generic[Frame, Result]):
         carrying: Carrying[Result],
         leave: Callable[[Frame, Along[Result]], None],
         clock: Callable[[], float] = time.monotonic,
+        waits: Callable[[Frame], float] = lambda _: -math.inf,
     ) -> None:
         self.carrying = carrying
-        self._leave, self._clock = leave, clock
+        self._leave, self._clock, self._waits = leave, clock, waits
         self._pending: Optional[_Pending] = None
         self._newest = self._began = 0
         self._steps: Deque[float] = deque(maxlen=9)
@@ -214,7 +221,10 @@ class FrameLoop(Generic[Frame, Result]):
     @property
     def due_s(self) -> float:
         """When the frame that waits has to leave, on the clock; infinity: none waits."""
-        return math.inf if self._pending is None else self._pending.leaves_s
+        pending = self._pending
+        if pending is None:
+            return math.inf
+        return max(pending.leaves_s, min(self._waits(pending.frame), pending.latest_s))
 
     def arrived(
         self, frame: Frame, stamp: int, received_s: float, follows: bool = True, local: Optional[Result] = None
@@ -241,9 +251,8 @@ class FrameLoop(Generic[Frame, Result]):
         interval = self.interval_s
         in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= IN_TIME * interval
         leaves_s = received_s + (LATEST * interval if in_time else 0.0)
-        self._pending = _Pending(frame, stamp, leaves_s)
-        if leaves_s <= self._clock():
-            self.flush()
+        self._pending = _Pending(frame, stamp, leaves_s, received_s + LATEST * (interval or FIRST_INTERVAL_S))
+        self._leave_in_time()
 
     def coming(self, result: Result, source: int, received_s: float, tag: Any = None) -> Iterator[None]:
         """The network's result has come for the frame ``source``, which was received at ``received_s``.
@@ -255,7 +264,8 @@ class FrameLoop(Generic[Frame, Result]):
         self._took.append(max(0.0, self._clock() - received_s))
         yield from self.carrying.coming(result, source, lambda: self._newest, tag)
         if self._pending is not None and self._pending.stamp == source:
-            self.flush()
+            self._pending = self._pending._replace(leaves_s=-math.inf)
+            self._leave_in_time()
 
     def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
         """Likewise at once."""
@@ -270,6 +280,10 @@ class FrameLoop(Generic[Frame, Result]):
     def outdated(self, source: int) -> bool:
         """Whether a frame was there before frames began anew."""
         return not self._began <= source <= self._newest
+
+    def _leave_in_time(self) -> None:
+        if self.due_s <= self._clock():
+            self.flush()
 
     def flush(self) -> None:
         """Let the frame that waits leave."""
@@ -314,6 +328,11 @@ class Events:
         """The call that is being made goes on with this one, before the others."""
         with self._changed:
             self._calls.appendleft(call)
+
+    def wake(self) -> None:
+        """What is due, and when, may have changed."""
+        with self._changed:
+            self._changed.notify()
 
     def _run(self) -> None:
         ended = False

@@ -1,8 +1,8 @@
 """A remote computation that is late gets a local rival; the first valid result wins, the other is dropped.
 
-Waiting for a dead server costs a frame at most the time after which its result counts as late. Remote attempts run on
-threads of their own; while one that lost its race is still out, no further frame waits for the server. The robot
-computes one frame at a time, however many are under way.
+When one is late, :mod:`edge_offload.manager.lateness` says. Remote attempts run on threads of their own; while one that
+lost its race is still out, no further frame waits for the server. The robot computes one frame at a time, however many
+are under way.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Protocol, Tuple
 
 import torch
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.manager.in_flight import MOST
+from edge_offload.manager.lateness import LOOK_S
 from edge_offload.mode import TABLE, Mode
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.timing import InferenceReport
 
-#: Seconds between two looks at whether the server has come back while the robot computes.
-JOIN_EVERY_S = 0.02
-
 Remote = Callable[[], Attempt]
 Local = Callable[[threading.Event], Attempt]
 #: Told the seconds that a remote attempt took which had lost its race, and what came of it.
 Settled = Callable[[float, Optional[Attempt]], None]
+
+
+class Late(Protocol):
+    """Says when the robot begins although a remote attempt is out; asked every :data:`LOOK_S` seconds."""
+
+    def rival_at(self) -> float:
+        """At this time (monotonic seconds), which may move."""
+
+    def link_stopped(self) -> bool:
+        """Now: there is no use in waiting for that long."""
 
 
 @dataclass(frozen=True)
@@ -134,25 +142,13 @@ class Hedge:
             lost = self._lost = [each for each in self._lost if not each[0].done()]
         return f"the server has not answered for {time.monotonic() - lost[0][1]:.2f} s" if lost else None
 
-    def run(
-        self,
-        remote: Remote,
-        local: Local,
-        late_s: float,
-        stopped: Optional[Callable[[], bool]] = None,
-        every_s: float = math.inf,
-        late_at: Optional[Callable[[], float]] = None,
-        settled: Optional[Settled] = None,
-    ) -> Outcome:
-        """One frame: remote, and local too when the remote result is not there after ``late_s`` seconds (inf: never).
+    def run(self, remote: Remote, local: Local, late: Late, settled: Optional[Settled] = None) -> Outcome:
+        """One frame: remote, and local too when the remote result is late; the first valid result wins.
 
         Args:
             remote: begins at once.
             local: what the robot computes by itself.
-            late_s: seconds from the begin.
-            stopped: asked every ``every_s`` seconds whether there is no use in waiting for that long.
-            every_s: seconds between two looks.
-            late_at: asked as often for when (monotonic) the result is late, where that moves: behind other frames.
+            late: says when the remote result is.
             settled: called when a remote attempt that lost its race ends, on its thread.
 
         Raises:
@@ -160,8 +156,7 @@ class Hedge:
         """
         began = time.monotonic()
         out = self._remote.submit(remote)
-        ends = began + max(0.0, late_s)
-        if self._came_in(out, late_at or (lambda: ends), stopped, every_s):
+        if self._came_in(out, late):
             return self._over(out.result, local)
         return self._first(out, self._start(local), began, settled)
 
@@ -182,23 +177,20 @@ class Hedge:
             return Outcome(here, False, False, here.stages_s["compute_robot"], str(lost), _failed(lost))
 
     @staticmethod
-    def _came_in(
-        out: Future[Any], late_at: Callable[[], float], stopped: Optional[Callable[[], bool]], every_s: float
-    ) -> bool:
+    def _came_in(out: Future[Any], late: Late) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
         while True:
-            left_s = max(0.0, late_at() - time.monotonic())
-            wait_s = min(left_s, every_s)
-            if concurrent.futures.wait([out], None if math.isinf(wait_s) else wait_s).done:
+            left_s = max(0.0, late.rival_at() - time.monotonic())
+            if concurrent.futures.wait([out], min(left_s, LOOK_S)).done:
                 return True
-            if late_at() <= time.monotonic() or (stopped is not None and stopped()):
+            if late.rival_at() <= time.monotonic() or late.link_stopped():
                 return False
 
     def joined(
         self,
         local: Local,
         join: Callable[[float], Optional[Remote]],
-        every_s: float = JOIN_EVERY_S,
+        every_s: float = 2 * LOOK_S,
         settled: Optional[Settled] = None,
     ) -> Outcome:
         """One frame: local, and remote too as soon as there is a reason; the first valid result wins.

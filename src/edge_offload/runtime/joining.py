@@ -8,8 +8,8 @@ from typing import Callable, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.refresh import worth_joining
 from edge_offload.mode import Mode
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt

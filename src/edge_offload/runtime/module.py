@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import threading
@@ -23,22 +22,21 @@ from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.explore import Explorer
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.in_flight import TOGETHER, Lateness, Pace, Row
+from edge_offload.manager.in_flight import TOGETHER, Pace, Row
+from edge_offload.manager.lateness import FrameLateness, Lateness, TimeoutLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.manager.refresh import Refresher
 from edge_offload.mode import BRIDGE, BRIDGED, Mode
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.local import LocalRunner
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.hedge import Hedge, Outcome, apart
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
-from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
 from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
@@ -64,12 +62,12 @@ class OffloadedModule:
         exact: no result may have other bits than torch's: neither here nor on a server is an engine used.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
-        patience: bounds on the wait for a reply.
+        patience: bounds on the wait for a reply of which there is no forecast.
         example: inputs of the shapes to come, so that the model is opened before the first frame.
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
-            ``server`` stands in for ``replay`` until that is ready, and while it is slower or an engine computes there.
+            ``server`` stands in for ``replay`` until that is ready, and while it is slower.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
         beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
@@ -77,7 +75,7 @@ class OffloadedModule:
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
         pace: says when one more call should be begun; feed it the reports of whole frames.
-        refresher: says when a call asks another mode, so that what is known of that does not go stale.
+        explorer: chooses the calls that run in another mode, so that what is known of that does not go stale.
 
     Raises:
         BadInput: a slowdown below 1, or no such engine.
@@ -116,27 +114,28 @@ class OffloadedModule:
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
-        self.refresher = Refresher()
+        self.explorer = Explorer()
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
         self._hedge = Hedge()
-        self._link_monitor = LinkMonitor(client) if client is not None else None
+        self._lateness = Lateness(patience, hedging, None if client is None else client.attend)
         self._lock = threading.Lock()
         self._server: Optional[ServerRunner] = None
         self._objective: Optional[Objective] = None
         self._make_split: Optional[Callable[[], Runner]] = None
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
-            how = (codec, patience, exact, lambda: executor.engine)
+            how = (codec, exact, lambda: executor.engine)
             hashed = functools.partial(registry.state_hash, executor.module)
             self._server = ServerRunner(name, options or {}, client, hashed, executor.fingerprint(), *how)
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, hashed, self._local.run)
-            link = {"client": client, "slowdown": robot_slowdown, "limits": patience, "power": powers}
+            link = {"client": client, "slowdown": robot_slowdown, "power": powers}
             self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
+        background.when_learnt(self.forecaster.disturb)
 
     def add_runner(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
@@ -177,7 +176,8 @@ class OffloadedModule:
     def aim(self, objective: Objective) -> None:
         """What plans of mode ``split`` are made for from now on; returns at once."""
         self._objective = objective
-        getattr(self._runners.get(Mode.SPLIT), "aim", lambda _objective: None)(objective)
+        for runner in list(self._runners.values()):
+            runner.aim(objective)
 
     def reading(self, now: float) -> LinkReading:
         """What is known of the link."""
@@ -204,15 +204,13 @@ class OffloadedModule:
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
-        # replay gives the bits of torch; where an engine computes on the server, that is another offer
-        if choosing and not (self._server is not None and self._server.engine_in_force()):
-            forecasts = preparation.bridged(forecasts, self._runners.get(Mode.SPLIT), inputs)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
     def close(self) -> None:
         """End what waits for late results, what learns a split, and what computes. The link is its owner's."""
         self._make_split = None
-        getattr(self._runners.get(Mode.SPLIT), "close", lambda: None)()
+        for runner in list(self._runners.values()):
+            runner.close()
         self._hedge.close()
         self._local.executor.close()
 
@@ -269,7 +267,7 @@ class OffloadedModule:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
             waited_s, beside = 0.0 if mode in TOGETHER else self.row.wait(place), None
             if refresh and self._hedging:
-                mode, beside = self._refreshed(mode, canonical)
+                mode, beside = self._explored(mode, canonical)
                 waited_s += 0.0 if mode in TOGETHER else self.row.wait(place)
             left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
             mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
@@ -300,90 +298,89 @@ class OffloadedModule:
         if joins and local_s >= WORTH_JOINING_S:
             asked, outcome = run_and_join(
                 self._hedge, self._local, inputs, lambda: self.situation(inputs).forecasts,
-                lambda mode: self._runners[mode].run(inputs, None, local_s, meta),
-                lambda mode, seconds, attempt: self._settled(mode, None, seconds, attempt),
+                lambda mode: self._ask(mode, inputs, meta, self._late(mode, beside=True)), self._settled,
             )  # fmt: skip
             return asked, outcome, reason
         return mode, Outcome(self._hedge.alone(lambda enough: self._local.run(inputs)), remote=False), reason
 
-    def _refreshed(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
+    def _explored(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
         forecasts = self.situation(inputs).forecasts
         with self._lock:
-            return self.refresher.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
+            return self.explorer.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
-        find = getattr(self._runners.get(mode), "planned", None)
-        planned = find(self._inputs) if find is not None and self._inputs and reading.uplink > 0 else None
-        return None if planned is None else planned.expected(reading.uplink)
+        runner = self._runners.get(mode)
+        planned = None if runner is None or not self._inputs else runner.planned(self._inputs)
+        return None if planned is None or reading.uplink <= 0 else planned.expected(reading.uplink)
 
     def _run_remotely(
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
         place: int, beside: bool = False, watched: bool = False,
     ) -> Outcome:  # fmt: skip
-        """Remotely, or locally after a failure; with a local rival where it is known when a result is late.
+        """Remotely, or locally after a failure; with a local rival when the result is late.
 
         ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
         is seen to have stopped.
         """
-        runner, local_s, began = self._runners[mode], self._local.expected_s(), time.monotonic()
+        runner, local_s = self._runners[mode], self._local.expected_s()
 
         def local(enough: threading.Event) -> Attempt:
             self.pace.begun(place, -math.inf)
             return self._local.run(inputs, enough=enough)
 
-        if not beside and getattr(runner, "stays_local", lambda _inputs: False)(inputs):
+        if not beside and runner.stays_local(inputs):
             self.pace.begun(place, -math.inf)
-            return self._hedge.here(lambda: runner.run(inputs, deadline_s, local_s, meta), local)
-        late = Lateness(0.0, 0.0, 0.0) if beside else self._lateness(mode, deadline_s, local_s, began)
-        self.pace.begun(place, -math.inf if beside else began + late.usual_s + late.slack_s / 2)
-
-        def late_at() -> float:
-            if self._hedge.unavailable_reason() is not None:
-                return began + late.first_s
-            # behind the robot's own frames nothing is late: it counts from when they are through
-            return began + late.behind_s(self.row.first_since_s(place) - began, self.pace.part_s(mode))
-
-        # a link that stops is watched for while a policy decides; a mode that is held waits until it is late
-        monitor = self._link_monitor if watched and math.isfinite(late.first_s) else None
-        with contextlib.nullcontext((None, None)) if monitor is None else monitor.over(local_s) as (watch, stopped):
+            budget = self._lateness.alone(mode, local_s, deadline_s)
+            return self._hedge.here(lambda: runner.run(inputs, meta, budget), local)
+        late = self._late(mode, deadline_s, place, beside, watched)
+        self.pace.begun(place, -math.inf if beside else late.doubtful_at)
+        with late:
             outcome = self._hedge.run(
-                # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense
-                lambda: runner.run(inputs, deadline_s if math.isinf(late.first_s) else None, local_s, meta),
+                lambda: self._ask(mode, inputs, meta, late),
                 local,
-                late.first_s,
-                stopped,
-                EVERY_S,
-                None if beside or self.row.first_since_s(place) <= began else late_at,
-                lambda seconds, attempt: self._settled(mode, watch, seconds, attempt),
+                late,
+                lambda seconds, attempt: self._settled(mode, seconds, attempt),
             )
-        if watch is not None and outcome.remote:
-            watch.came()
-        if beside:
-            return outcome
-        with self._lock:
-            self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
-            if outcome.hedged and not outcome.remote:
-                now = time.monotonic()
-                self.forecaster.late(now, mode, max(0.0, now - max(began, self.row.first_since_s(place))))
+        if not beside and outcome.hedged and not outcome.remote:
+            now = time.monotonic()
+            with self._lock:
+                self.forecaster.late(now, mode, max(0.0, now - max(late.began_s, self.row.first_since_s(place))))
         return outcome
 
-    def _lateness(self, mode: Mode, deadline_s: Optional[float], local_s: float, now: float) -> Lateness:
+    def _late(
+        self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, beside: bool = False,
+        watched: bool = False,
+    ) -> FrameLateness:  # fmt: skip
+        """What is late for a remote attempt that begins now; arguments as :meth:`_run_remotely` has them."""
+        now = time.monotonic()
         with self._lock:
-            forecast = self.forecaster.forecast(now, mode, self.reading(now))
-        if not self._hedging or local_s <= 0 or not forecast.known:
-            return Lateness()
-        left_s = math.inf if deadline_s is None else deadline_s - local_s
-        due_s = left_s if left_s >= forecast.latency_s + forecast.error_s else math.inf
-        return Lateness(forecast.latency_s, forecast.late_s, due_s)
+            reading = self.reading(now)
+            forecast, local = (self.forecaster.forecast(now, each, reading) for each in (mode, Mode.LOCAL))
+        local_s = local.latency_s if local.known else 0.0
 
-    def _settled(self, mode: Mode, watch: Optional[Watch], seconds: float, attempt: Optional[Attempt]) -> None:
+        def behind() -> Tuple[float, float]:
+            # when nothing comes back any more, no frame waits for the one before it
+            lost = self._hedge.unavailable_reason() is not None
+            return (now if lost else self.row.first_since_s(place)), self.pace.part_s(mode)
+
+        if beside:
+            return self._lateness.beside(forecast, local_s, now)
+        return self._lateness.frame(forecast, local_s, deadline_s, now, watched, behind)
+
+    def _ask(self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], late: FrameLateness) -> Attempt:
+        """A remote attempt, whose seconds are learnt from, in time or not."""
+        began = time.monotonic()
+        attempt = self._runners[mode].run(inputs, meta, late.budget)
+        if attempt.round_trips:
+            late.came(time.monotonic() - began - sum(attempt.behind_s.values()))
+        return attempt
+
+    def _settled(self, mode: Mode, seconds: float, attempt: Optional[Attempt]) -> None:
         """A remote result came too late; where its time went is worth knowing."""
         if attempt is None:
             return
-        if watch is not None:
-            watch.came()
         sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
         report = apart(InferenceReport(mode, self.name, seconds, attempt.stages_s, *sizes), attempt)
         with self._lock:

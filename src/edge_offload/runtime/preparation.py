@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Dict, Mapping, Optional, Sequence, Set
+from typing import Mapping, Set
 
-import torch
-
-from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.policy import bridged
+from edge_offload.manager.forecast import Forecaster
 from edge_offload.mode import BRIDGE, BRIDGED, Mode
-from edge_offload.modes.runner import Runner
 
 #: Modes that take long to prepare: while a mode is held by name, they are not.
 PREPARED = (BRIDGED, Mode.SPLIT)
@@ -23,9 +18,6 @@ FIRST_FRAMES, FIRST_S = 10, 20.0
 TRIALS = 2
 #: Seconds after which ``split`` is prepared although ``replay`` is not ready, or not tried.
 IN_TURN_S = 60.0
-#: While plans of ``split`` are made, for so long at most, the server answers, whatever a trial looked like; and why.
-PLANS_S = 120.0
-PLANS_FIRST = f"{BRIDGE} stands in for it while plans of {Mode.SPLIT} are made"
 
 
 class Preparation:
@@ -41,8 +33,6 @@ class Preparation:
         if bridges:
             forecaster.trials = dict.fromkeys(PREPARED, TRIALS)
         self._begun: Set[Mode] = set()
-        self._planning_s: Optional[float] = None
-        self._planned = False
         self._made_s = time.monotonic()
 
     def not_yet(self, mode: Mode, others: Mapping[Mode, str]) -> str:
@@ -62,27 +52,4 @@ class Preparation:
         if mode is Mode.SPLIT and not known and since_s < IN_TURN_S:
             return f"it is prepared after {BRIDGED}"
         self._begun.add(mode)
-        if mode is Mode.SPLIT:
-            self._planning_s = time.monotonic()
         return ""
-
-    def bridged(
-        self, forecasts: Mapping[Mode, Forecast], split: Optional[Runner], inputs: Sequence[torch.Tensor]
-    ) -> Dict[Mode, Forecast]:
-        """The same without what the bridge stands in for while plans are made; then without the bridge."""
-        found = dict(forecasts)
-        if not self.bridges:
-            return found
-        replay, bridge = found.get(BRIDGED), found.get(BRIDGE)
-        if replay is None or bridge is None or bridge.unavailable_reason or not self._plans_are_made(split, inputs):
-            return bridged(found)
-        found[BRIDGED] = replace(replay, unavailable_reason=replay.unavailable_reason or PLANS_FIRST)
-        return found
-
-    def _plans_are_made(self, split: Optional[Runner], inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether they are, the first time."""
-        if self._planning_s is None or self._planned:
-            return False
-        opening = getattr(split, "opening", lambda _inputs: False)(inputs)
-        self._planned = not opening or time.monotonic() - self._planning_s >= PLANS_S
-        return not self._planned

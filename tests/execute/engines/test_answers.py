@@ -12,9 +12,9 @@ import torch
 from edge_offload.execute.engines import seat as seats
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.manager.policy import BRIDGE_OVER
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from tests.server.small_nets import dense, slow
 

@@ -14,8 +14,8 @@ import torch
 
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from tests.modes.split import split_nets
 from tests.modes.split.waiting import until

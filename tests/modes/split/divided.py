@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 from edge_offload.ir import sequence_hash
-from edge_offload.modes.remote import TimeoutLimits, TimeoutPolicy
+from edge_offload.manager.lateness import Lateness, TimeoutLimits
 from edge_offload.split.footprints.registry import EMPTY
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import Locality, union
@@ -33,12 +33,12 @@ def divided(located, identity):
 
 def divide_everything(recorder):
     learner = recorder.strategy.learner
+    # a stall of a busy machine is no fault here
+    recorder.strategy.lateness = Lateness(TimeoutLimits(floor_s=30.0, cap_s=30.0, first_s=30.0))
     usual = learner.opener
 
     def opener(network):
         runner = usual(network, effort=Effort(0.1, 5), planner="device_only")
-        # a stall of a busy machine is no fault here
-        runner.patience = TimeoutPolicy(TimeoutLimits(floor_s=30.0, cap_s=30.0, first_s=30.0))
         by_planner = runner.opener.plan
 
         def plan(network, model, shared, *progress):

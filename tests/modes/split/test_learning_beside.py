@@ -1,4 +1,4 @@
-"""Robot and server learn a split in a process of idle priority each, which is gone when the split is open."""
+"""Robot and server learn a split in a process of low priority each, which is gone when the split is open."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from edge_offload.mode import Mode
 from edge_offload.split.learning import process
+from edge_offload.split.learning.worker import NICE
 from tests.modes.split.waiting import until
 
 pytestmark = pytest.mark.process
@@ -19,10 +20,10 @@ PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.
 
 
 class Watched:
-    """Notes who learns for whom, and with which scheduling, as long as it is looked at."""
+    """Notes who learns for whom, and with which niceness, as long as it is looked at."""
 
     def __init__(self) -> None:
-        self.policies, self.killed = {}, []
+        self.niceness, self.killed = {}, []
         self.kills = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -34,7 +35,11 @@ class Watched:
             try:
                 state = (path / "stat").read_text().rpartition(")")[2].split()
                 if b"split.learning.worker" in (path / "cmdline").read_bytes() and state[0] != "Z":
-                    found[int(path.name)] = int(state[1])
+                    parent = int(state[1])
+                    # of this test alone: others may run on this machine
+                    above = (pathlib.Path("/proc") / state[1] / "stat").read_text().rpartition(")")[2].split()[1]
+                    if os.getpid() in (parent, int(above)):
+                        found[int(path.name)] = parent
             except OSError:
                 continue
         return found
@@ -43,7 +48,7 @@ class Watched:
         while not self._over.wait(0.02):
             for pid, parent in self.now().items():
                 try:
-                    self.policies.setdefault(parent, set()).add(os.sched_getscheduler(pid))
+                    self.niceness.setdefault(parent, set()).add(os.getpriority(os.PRIO_PROCESS, pid))
                     if self.kills and pid not in self.killed:
                         self.killed.append(pid)
                         os.kill(pid, signal.SIGKILL)
@@ -82,8 +87,8 @@ def runs(bot):
 def test_both_learn_beside_and_nobody_is_left(watched, beside, robot):
     runs(robot(beside.address, seed=71))  # weights that nobody has learnt
     sides = {os.getpid(), beside.process.pid}
-    assert set(watched.policies) >= sides
-    assert all(os.SCHED_IDLE in watched.policies[side] for side in sides)
+    assert set(watched.niceness) >= sides
+    assert all(max(watched.niceness[side]) >= NICE for side in sides)
     until(lambda: not set(watched.now().values()) & sides, 60.0)
 
 
@@ -99,8 +104,8 @@ def test_both_go_on_when_it_is_killed_and_the_robot_says_so(watched, beside, rob
 
     until(opened, 400.0)
     runs(bot)
-    assert any("in this process, for the process of idle priority ended with code -9" in each for each in said)
-    assert "learnt in threads of this process, for the process of idle priority ended" in bot.runner.state()
+    assert any("in this process, for the process of low priority ended with code -9" in each for each in said)
+    assert "learnt in threads of this process, for the process of low priority ended" in bot.runner.state()
     assert len(watched.killed) >= 2, "the robot's and the server's"
 
 

@@ -25,6 +25,7 @@ from edge_offload.ir import wire
 from edge_offload.ir.build import from_module
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import Budget
 from edge_offload.memory import flat_bytes
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.recorded import RecordedSource
@@ -99,7 +100,7 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
             assert not split.stays_local([picture])
             with torch.no_grad():
                 want = module(picture)
-            (got,) = split.run([picture], None, 0.0, {}).outputs
+            (got,) = split.run([picture], {}, Budget(60.0, 60.0)).outputs
             assert (got - want).abs().max() <= 1e-12 * want.abs().max()
             sent.append(source.weights_sent)
             split.close()

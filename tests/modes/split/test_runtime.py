@@ -18,8 +18,8 @@ from edge_offload.cli import main
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import pack
 from edge_offload.ir import sequence_hash
+from edge_offload.manager.lateness import Lateness, TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.split.robot.contest import COLD, LOOKS, Contests
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.footprints.registry import EMPTY, Locality
@@ -306,10 +306,10 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
     install(bot, image(), [server_only(planned.network.located)])
     assert bot.offloaded.run([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
     own_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
-    bot.runner.patience = type(bot.runner.patience)(TimeoutLimits(first_s=0.3))
+    bot.offloaded._lateness = Lateness(TimeoutLimits(first_s=0.3), hedging=False)
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
-    assert "did not come in time" in report.fallback_reason
+    assert "did not answer within" in report.fallback_reason
     with torch.no_grad():
         want = bot.module(image(7))
     assert all(torch.equal(one, other) for one, other in zip(got, want))

@@ -62,6 +62,19 @@ def test_step_by_step_is_as_all_at_once_and_frames_passed_are_known():
     assert np.allclose(steps.carry(result, 0, 2 * FRAME)[0].box, once.carry(result, 0, 2 * FRAME)[0].box, atol=1e-4)
 
 
+@settings(max_examples=20)
+@given(st.permutations([3, 8, 9, 10, 11]))
+def test_a_result_may_be_asked_for_in_frames_in_any_order(targets):
+    """Frames wait for what comes late while a result is caught up with newer ones, in few hops."""
+    start = [100.0, 70.0, 140.0, 150.0]
+    carrier = FlowCarrier(FlowConfig(hops=3))
+    seen(carrier, [[at(start, (3, 0), 1.0, number)] for number in range(12)])
+    result = [person(start)]
+    for number in targets:
+        (moved,) = carrier.carry(result, 0, number * FRAME)
+        assert moved.box[0] == pytest.approx(start[0] + 3 * number, abs=1.5)
+
+
 def test_two_who_cross_keep_their_ids_and_who_leaves_is_removed():
     left, right = [60.0, 70.0, 100.0, 150.0], [200.0, 80.0, 240.0, 160.0]
     paths = [[at(left, (-12, 0), 1.0, number), at(right, (4, 0), 1.0, number)] for number in range(9)]

@@ -92,6 +92,20 @@ def test_new_hits_are_full_what_is_seen_through_is_not_and_what_comes_into_view_
     assert carried[10, 10, 1] == 9
 
 
+def test_a_pose_that_comes_late_is_asked_for_when_it_is_needed():
+    poses = {}
+    carrier = SceneCarrier(GRID)
+    carrier.see(0, sweep(), lambda: poses.get(0))
+    carrier.see(FRAME, sweep(), lambda: poses.get(1))
+    labels = np.zeros(GRID.shape, dtype=np.uint8)
+    labels[30, 20, 5] = 6
+    assert carrier.carry(labels, 0, FRAME)[30, 20, 5] == 6
+    assert "no odometry" in carrier.degraded
+    poses.update({0: pose(), 1: pose(x=0.4)})
+    assert carrier.carry(labels, 0, FRAME)[28, 20, 5] == 6
+    assert not carrier.degraded
+
+
 def test_who_is_not_seen_through_stays():
     carrier = SceneCarrier(GRID)
     person = (slice(34, 36), slice(23, 25), slice(2, 9))

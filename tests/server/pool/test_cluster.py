@@ -28,8 +28,8 @@ from edge_offload.errors import BadInput, Unsupported
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.server.pool import certificates, cluster, gateway, member, profile, settings
 from edge_offload.server.pool.seats import DRIVER_S, Others, shared

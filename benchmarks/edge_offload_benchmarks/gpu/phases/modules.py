@@ -39,8 +39,8 @@ def run(phase: Phase) -> None:
     from edge_offload.execute import devices
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
+    from edge_offload.manager.lateness import TimeoutLimits
     from edge_offload.mode import Mode
-    from edge_offload.modes.remote import TimeoutLimits
     from edge_offload.runtime.module import OffloadedModule
 
     torch.set_num_threads(2)

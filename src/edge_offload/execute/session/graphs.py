@@ -377,5 +377,3 @@ def _used(instructions: Sequence[Instruction]) -> Tuple[Set[int], Set[int]]:
         read |= {register for _, _, register in op.told or () if register >= 0}
         needed |= read - filled
     return needed, touched
-
-

@@ -1,4 +1,7 @@
-"""Byte compressors under the codecs: zstd and lz4, with output sizes known before anything is allocated."""
+"""Byte compressors under the codecs: zstd and lz4, with output sizes known before anything is allocated.
+
+And the shuffle before them, which puts bytes of equal weight together.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import threading
 from typing import Any
 
 import lz4.block
+import numpy as np
 import zstandard
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
-from edge_offload.link.codecs.payload import Buffer
+from edge_offload.link.codecs import kernels
+from edge_offload.link.codecs.payload import Buffer, bytes_of
 
 KINDS = ("", "lz4", "zstd")
 """'' stores the bytes as they are."""
@@ -93,3 +99,18 @@ def _expand_zstd(coded: memoryview, size: int) -> Buffer:
     if len(plain) != size:
         raise ProtocolError(f"zstd payload holds {len(plain)} bytes instead of {size}")
     return plain
+
+
+def shuffled(array: Array) -> Buffer:
+    """Bytes of a C-contiguous array, all first bytes of the elements first, then all second ones, ..."""
+    data = bytes_of(array)
+    if array.dtype.itemsize == 1 or array.size < 2:
+        return data.data
+    return kernels.shuffle(data, array.dtype.itemsize).data
+
+
+def unshuffled(data: Buffer, itemsize: int) -> Buffer:
+    """Inverse of :func:`shuffled`."""
+    if itemsize == 1 or len(data) <= itemsize:
+        return data
+    return kernels.unshuffle(np.frombuffer(data, np.uint8), itemsize).data

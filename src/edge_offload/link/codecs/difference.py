@@ -10,10 +10,10 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, image, kernels
+from edge_offload.link.codecs.compressors import unshuffled
 from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, Frame, block_grid
 from edge_offload.link.codecs.method import Coded, NotApplicable
 from edge_offload.link.codecs.payload import Encoded, Header, Params, array_from, bytes_of, take_int
-from edge_offload.link.codecs.plain import unshuffled
 
 TEMPORAL: Dict[str, str] = {"temporal+zstd": "zstd", "temporal+lz4": "lz4"}
 """Codecs that need a stream: name -> byte compressor."""

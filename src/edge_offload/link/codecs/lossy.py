@@ -9,10 +9,10 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.codecs import compressors, image
+from edge_offload.link.codecs.compressors import shuffled, unshuffled
 from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
-from edge_offload.link.codecs.payload import Header, array_from, take_int
-from edge_offload.link.codecs.plain import one_part, shuffled, unshuffled
+from edge_offload.link.codecs.payload import Header, array_from, one_part, take_int
 
 DEFAULT_QUALITY = 90
 

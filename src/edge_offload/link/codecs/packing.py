@@ -9,10 +9,10 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, kernels
+from edge_offload.link.codecs.compressors import shuffled, unshuffled
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.palette import unsigned
 from edge_offload.link.codecs.payload import Buffer, Header, array_from, take_int
-from edge_offload.link.codecs.plain import shuffled, unshuffled
 
 MOST_VALUES = 16
 _MOST_LEVELS = 6

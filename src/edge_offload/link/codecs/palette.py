@@ -13,10 +13,10 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, image, kernels
+from edge_offload.link.codecs.compressors import shuffled, unshuffled
 from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, take_int
-from edge_offload.link.codecs.plain import shuffled, unshuffled
 
 _PICTURE = 32  # from this many values on the indices are taken for a picture, below for labels
 _KEYS = {"layout", "interleaved", "colour", "picture", "counts"}

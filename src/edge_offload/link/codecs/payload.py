@@ -167,3 +167,14 @@ def take_int(params: Mapping[str, Any], key: str, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ProtocolError(f"payload parameter {key} is not an integer in {low}..{high}")
     return value
+
+
+def one_part(header: Header, parts: List[memoryview]) -> memoryview:
+    """The only part of a payload.
+
+    Raises:
+        ProtocolError: none or several, or parameters where there are none.
+    """
+    if len(parts) != 1 or header.params:
+        raise ProtocolError(f"{header.codec}: one part and no parameters expected")
+    return parts[0]

@@ -1,19 +1,61 @@
-"""The table of codecs, name -> (method, byte compressor); encoding with one of them, and decoding: stateless."""
+"""The table of codecs, name -> (method, byte compressor); encoding with one of them, and decoding: stateless.
+
+And the methods that do not look at the content: ``raw`` (the memory as it is) and ``shuffle`` (bytes of equal weight
+together, compressed).
+"""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+import numpy as np
+
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
-from edge_offload.link.codecs import image, lossy, packing, palette, plain
-from edge_offload.link.codecs.method import Method
-from edge_offload.link.codecs.payload import DEFAULT_MAX_BYTES, Encoded, check_buffers, check_descriptor
+from edge_offload.link.codecs import compressors, image, lossy, packing, palette
+from edge_offload.link.codecs.method import Coded, Method
+from edge_offload.link.codecs.payload import (
+    DEFAULT_MAX_BYTES,
+    Encoded,
+    Header,
+    array_from,
+    bytes_of,
+    check_buffers,
+    check_descriptor,
+    one_part,
+)
+
+
+def _encode_raw(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
+    return {}, [bytes_of(array).data]
+
+
+def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> Array:
+    return array_from(one_part(header, parts), header)
+
+
+def _encode_shuffle(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
+    return {}, [compressors.compress(kind, compressors.shuffled(array))]
+
+
+def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> Array:
+    plain = compressors.expand(kind, one_part(header, parts), header.nbytes)
+    return array_from(compressors.unshuffled(plain, header.dtype.itemsize), header)
+
+
+def _any_array(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
+    return True
+
+
+RAW = Method("raw", "the memory as it is", ("",), True, _encode_raw, _decode_raw, _any_array)
+SHUFFLE = Method(
+    "shuffle", "bytes of equal weight together", ("zstd", "lz4"), True, _encode_shuffle, _decode_shuffle, _any_array
+)
 
 METHODS: Dict[str, Method] = {
     method.name: method
     for method in (
-        plain.RAW, plain.SHUFFLE, packing.BITS, packing.SPARSE, palette.PALETTE,
+        RAW, SHUFFLE, packing.BITS, packing.SPARSE, palette.PALETTE,
         image.LEFT, image.GRADIENT, image.PAETH, lossy.FP16, lossy.JPEG,
     )
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any, Iterator, Optional, Tuple
 
 import rosbag
@@ -10,7 +9,9 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.nodes.camera.calibration import is_rectified
 from edge_offload.nodes.camera.frames import FrameSource
+from edge_offload.nodes.common.bags import open_bag
 from edge_offload.nodes.common.convert import image_to_bgr
 
 IMAGE_TYPES = {"sensor_msgs/Image": Image, "sensor_msgs/CompressedImage": CompressedImage}
@@ -28,6 +29,7 @@ class BagImages(FrameSource):
 
     Attributes:
         info: the calibration in the bag; None when there is none.
+        topic: of the images.
 
     Raises:
         BadInput: no bag, or not exactly one topic to take.
@@ -35,22 +37,27 @@ class BagImages(FrameSource):
 
     def __init__(self, path: str, topic: str = "", info_topic: str = "") -> None:
         self._bag = open_bag(path)
-        self._topic, _ = image_topic(self._bag, topic)
-        self.name = f"images on {self._topic} in {self._bag.filename}"
+        self.topic, _ = image_topic(self._bag, topic)
+        self.name = f"images on {self.topic} in {self._bag.filename}"
         # the median of the index; none for a single image
-        frequency = self._bag.get_type_and_topic_info([self._topic]).topics[self._topic].frequency
+        frequency = self._bag.get_type_and_topic_info([self.topic]).topics[self.topic].frequency
         self.rate = min(1000.0, float(frequency)) if frequency else 0.0
-        self.info = self._calibration(info_topic)
+        self.info, self.rectified = self._calibration(info_topic), is_rectified(self.topic)
         self._messages = self._read()
 
+    @classmethod
+    def check(cls, value: str) -> None:
+        # its topics are looked at with image_topic; where there are scenes it holds clouds
+        open_bag(value).close()
+
     def _calibration(self, topic: str) -> Optional[CameraInfo]:
-        beside = self._topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
+        beside = self.topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
         for _, message, _ in self._bag.read_messages(topics=[topic or beside, f"/{(topic or beside).strip('/')}"]):
             return message if message._type == "sensor_msgs/CameraInfo" else None
         return None
 
     def _read(self) -> Iterator[Any]:
-        return (message for _, message, _ in self._bag.read_messages(topics=[self._topic]))
+        return (message for _, message, _ in self._bag.read_messages(topics=[self.topic]))
 
     def read(self) -> Optional[Array]:
         message = next(self._messages, None)
@@ -61,23 +68,6 @@ class BagImages(FrameSource):
 
     def close(self) -> None:
         self._bag.close()
-
-
-def open_bag(path: str) -> rosbag.Bag:
-    """Open a bag for reading.
-
-    Raises:
-        BadInput: it does not exist, is no bag, or was not closed properly.
-    """
-    path = str(pathlib.Path(path).expanduser().absolute())
-    if not pathlib.Path(path).is_file():
-        raise BadInput(f"no bag file {path}", remedy="give the path of a bag")
-    try:
-        return rosbag.Bag(path)
-    except rosbag.ROSBagUnindexedException as error:
-        raise BadInput(f"bag {path} has no index", remedy=f"run: rosbag reindex {path}") from error
-    except (rosbag.ROSBagException, OSError) as error:
-        raise BadInput(f"cannot read bag {path}: {error}") from error
 
 
 def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:

@@ -1,8 +1,9 @@
-"""publishes frames of a camera, a video file, a folder of images or a bag.
+"""publishes frames of a camera, a stream, a video file, a folder of images or a bag.
 
 Publishes:
-  camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device, or its turn
-                                in the playback of a file or bag; with /use_sim_time none is sent while /clock stands
+  camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device or arrived, or
+                                its turn in the playback of a file or bag; with /use_sim_time none is sent while /clock
+                                stands
   camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
   camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration or the bag; K is zero
                                 without one; latched, and announced with the size of the images before the first of them
@@ -11,13 +12,15 @@ Publishes:
 Subscribes (only with ~every_frame):
   kapao/people                  edge_offload_msgs/PersonArray: the result that the next frame waits for
 
-A device that is unplugged is reported on /diagnostics and opened again when it comes back. A video, folder or bag that
-is missing ends the node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says
-so on /diagnostics.
+A device that is unplugged is reported on /diagnostics and opened again when it comes back. A stream that is not there,
+ends or hangs is a warning there, with the cause; it is connected again after 1 s, 2 s, 4 s and so on up to 30 s. Of its
+frames the newest one is published; older ones are dropped and counted. A video, folder or bag that is missing ends the
+node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says so on /diagnostics.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any, Optional
@@ -29,17 +32,16 @@ from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.nodes.camera.bag import BagImages
-from edge_offload.nodes.camera.calibration import fitted, load_calibration
-from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
+from edge_offload.nodes.camera import sources
+from edge_offload.nodes.camera.calibration import fitted, load_calibration, rectified
+from edge_offload.nodes.camera.frames import FrameSource, SourceLost
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, transform_message
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import frame_name
 from edge_offload.perception.geometry import load_camera
 from edge_offload_msgs.msg import PersonArray
-
-RETRY_S = 1.0
 
 
 class CameraNode(Node):
@@ -47,12 +49,9 @@ class CameraNode(Node):
 
     name = "camera_node"
     declared = (
-        Param("video", "", "video file to play; 'sample' is the sample video"),
-        Param("images", "", "folder of images to play"),
-        Param("bag", "", "bag whose images are played"),
+        *sources.parameters(),
         Param("topic", "", "of the images in the bag; empty: the only one that has images"),
         Param("info_topic", "", "of their calibration in the bag; empty: camera_info beside the images"),
-        Param("device", "", "camera to read: /dev/video0, or 0"),
         Param("rate", 0.0, "frames per second; 0: the source's own, 10 if it has none", low=0.0, high=1000.0),
         Param("width", 0, "pixels asked of the device; 0: its default", low=0),
         Param("height", 0, "pixels asked of the device; 0: its default", low=0),
@@ -80,8 +79,10 @@ class CameraNode(Node):
         if params["calibration"]:
             self._info = load_calibration(params["calibration"])
             self._announce_pose()
-        elif isinstance(self._source, BagImages) and self._source.info is not None:
+        elif self._source.info is not None:
             self._info = self._source.info
+        if self._source.rectified and self._info.width:
+            self._info = rectified(self._info)
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
         self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)
@@ -96,30 +97,21 @@ class CameraNode(Node):
             return
         self._stop.set()
         self._answered.set()
+        self._source.interrupt()
         self._thread.join(5.0)
         self._source.close()
 
     def refresh(self) -> None:
         self.health.value("frames published", getattr(self, "_published", 0))
+        source: Optional[FrameSource] = getattr(self, "_source", None)
+        if source is not None and source.networked:
+            self.health.value("old frames dropped", source.dropped)
 
     def _open(self) -> FrameSource:
-        params = self.params
-        given = [key for key in ("video", "images", "bag", "device") if params[key]]
-        if len(given) != 1:
-            raise BadInput(
-                f"{'no source' if not given else 'several sources'} of frames given",
-                remedy="set exactly one of ~video, ~images, ~bag and ~device",
-            )
-        source: FrameSource
-        if params["images"]:
-            source = ImageFolder(params["images"])
-        elif params["bag"]:
-            source = BagImages(params["bag"], params["topic"], params["info_topic"])
-        elif params["device"]:
-            source = Device(params["device"], params["width"], params["height"], params["rate"])
-        else:
-            source = VideoFile(_video_path(params["video"]))
+        source: FrameSource = sources.open_source(self.params)
         self.health.value("source", source.name)
+        if source.networked:
+            self.health.warn("source", f"{source.name}: no frame yet")
         rospy.loginfo(f"frames from {source.name}")
         return source
 
@@ -130,7 +122,9 @@ class CameraNode(Node):
             return
         self._tf = tf2_ros.StaticTransformBroadcaster()
         self._tf.sendTransform(
-            transform_message(camera.pose, rospy.Time.now(), camera.pose_frame, self.params["frame_id"])
+            transform_message(
+                camera.pose, rospy.Time.now(), frame_name(camera.pose_frame), frame_name(self.params["frame_id"])
+            )
         )
 
     def _on_result(self, message: Any) -> None:
@@ -140,6 +134,7 @@ class CameraNode(Node):
     def _run(self) -> None:
         try:
             self._waiting = self._next_frame()
+            self.health.clear("source")
             stamp = self._clock.now(self._stop) if self._waiting is not None else None
             if self._waiting is not None and stamp is not None:
                 self._publish_info(stamp, self._waiting)
@@ -202,7 +197,7 @@ class CameraNode(Node):
             try:
                 frame = self._source.read()
             except SourceLost as error:
-                self._wait_for_device(error)
+                self._open_again(error)
                 continue
             if frame is not None:
                 return frame
@@ -214,22 +209,35 @@ class CameraNode(Node):
             rewound = True
         return None
 
-    def _wait_for_device(self, lost: SourceLost) -> None:
-        if self.health.error("source", f"{lost}; trying again"):
-            rospy.logerr(f"{lost}; trying again every {RETRY_S:g} s")
-        while not self._stop.wait(RETRY_S):
+    def _open_again(self, lost: SourceLost) -> None:
+        """Try until the source gives frames again, ever more seldom, and tell meanwhile what is wrong."""
+        cause: EdgeOffloadError = lost
+        pauses = self._source.pauses_s
+        for pause in itertools.chain(pauses, itertools.repeat(pauses[-1])):
+            if self._stop.is_set():
+                return
+            self._tell_lost(f"{cause}; trying again in {pause:g} s")
+            if self._stop.wait(pause):
+                return
             try:
                 self._source.rewind()
-            except BadInput as error:
-                self.health.error("source", f"{error}; trying again")
+            except (BadInput, SourceLost) as error:
+                cause = error
                 continue
             self.health.clear("source")
             self.health.count("times reconnected")
             rospy.loginfo(f"{self._source.name} is back")
             return
 
+    def _tell_lost(self, words: str) -> None:
+        if self._source.networked:
+            if self.health.warn("source", words):
+                rospy.logwarn(words)
+        elif self.health.error("source", words):
+            rospy.logerr(words)
+
     def _publish(self, frame: Array) -> None:
-        stamp = self._clock.now(self._stop)
+        stamp = self._clock.now(self._stop, self._source.arrived_s)
         if stamp is None:
             return
         message = bgr_to_image(frame, _header(stamp, self.params["frame_id"]))
@@ -260,16 +268,8 @@ class CameraNode(Node):
             rospy.logwarn(f"waiting for the result of frame {self._published} since {waited:g} s")
 
 
-def _video_path(video: str) -> str:
-    if video != "sample":
-        return video
-    from edge_offload.models.video import sample_video
-
-    return str(sample_video())
-
-
 def _header(stamp: rospy.Time, frame_id: str) -> Header:
-    return Header(stamp=stamp, frame_id=frame_id)
+    return Header(stamp=stamp, frame_id=frame_name(frame_id))
 
 
 NODE = CameraNode

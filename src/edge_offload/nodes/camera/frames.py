@@ -1,16 +1,20 @@
-"""Where camera frames come from: a device, a video file, a folder of images. Knows nothing of ROS."""
+"""Where camera frames come from: what every source of frames does, a device, a video file, a folder of images.
+
+Knows nothing of ROS. :mod:`~edge_offload.nodes.camera.sources` lists the types.
+"""
 
 from __future__ import annotations
 
 import abc
 import pathlib
 import re
-from typing import List, Optional
+from typing import Any, List, Optional, Tuple
 
 import cv2
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.camera.addresses import hide
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 
@@ -26,11 +30,31 @@ class FrameSource(abc.ABC):
         name: what is read, for people.
         rate: frames per second that the source itself has, 0 if it has none.
         live: whether frames come when they come (a device) rather than when asked for.
+        info: calibration that the source itself has, a CameraInfo; None where it has none.
+        rectified: whether the frames are rectified, so that P of their calibration counts.
+        networked: whether it is expected to be lost at times and to come back: that is a warning, not an error.
+        pauses_s: before the first attempt to open it again, the second one, and so on; the last one again and again.
+        arrived_s: monotonic instant at which the frame read last arrived; 0: it is as new as the call.
+        dropped: frames that were too old by the time of a call.
     """
 
     name: str
     rate: float = 0.0
     live: bool = False
+    info: Any = None
+    rectified: bool = False
+    networked: bool = False
+    pauses_s: Tuple[float, ...] = (1.0,)
+    arrived_s: float = 0.0
+    dropped: int = 0
+
+    @classmethod  # noqa: B027  (a device can be looked at only when it is opened)
+    def check(cls, value: str) -> None:
+        """Look at ``value`` before anything is started.
+
+        Raises:
+            BadInput: it cannot be used, whatever happens later (a device may be plugged in yet).
+        """
 
     @abc.abstractmethod
     def read(self) -> Optional[Array]:
@@ -46,7 +70,11 @@ class FrameSource(abc.ABC):
 
         Raises:
             BadInput: it cannot be opened.
+            SourceLost: it could be opened, but gives no frames.
         """
+
+    def interrupt(self) -> None:  # noqa: B027  (what reads at once need not be interrupted)
+        """Let a call of another thread that waits for a frame end soon."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -54,14 +82,15 @@ class FrameSource(abc.ABC):
 
 
 class VideoFile(FrameSource):
-    """A video file, in the container's own rate.
+    """A video file, in the container's own rate; ``sample`` is the sample video.
 
     Raises:
         BadInput: no such file, or it is no video.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = pathlib.Path(path).expanduser().absolute()
+        _expect_path(path)
+        self._path = _sample() if path == "sample" else pathlib.Path(path).expanduser().absolute()
         self.name = f"video {self._path}"
         if not self._path.is_file():
             raise BadInput(f"no video file {self._path}", remedy="give the path of a video")
@@ -69,6 +98,10 @@ class VideoFile(FrameSource):
         rate = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate = rate if 0 < rate <= 1000 else 0.0
         self._read = 0
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        cls(value).read()
 
     def _open(self) -> cv2.VideoCapture:
         capture = cv2.VideoCapture(str(self._path))
@@ -96,6 +129,20 @@ class VideoFile(FrameSource):
         self._capture.release()
 
 
+def _expect_path(value: str) -> None:
+    if "://" in value or " ! " in value:
+        raise BadInput(
+            f"{hide(value)} is a stream or pipeline, no file or device",
+            remedy="give it to camera_node or a launch file: video:=… or camera:=…",
+        )
+
+
+def _sample() -> pathlib.Path:
+    from edge_offload.models.video import sample_video
+
+    return sample_video()
+
+
 class ImageFolder(FrameSource):
     """All images of a folder in the order of their names, numbers compared as numbers.
 
@@ -116,14 +163,21 @@ class ImageFolder(FrameSource):
             raise BadInput(f"no images in {folder}", remedy=f"it should hold files {', '.join(IMAGE_SUFFIXES)}")
         self._next = 0
 
+    @classmethod
+    def check(cls, value: str) -> None:
+        cls(value).read()
+
     def read(self) -> Optional[Array]:
         if self._next >= len(self._files):
             return None
         file = self._files[self._next]
         self._next += 1
-        frame = cv2.imread(str(file), cv2.IMREAD_COLOR)
+        frame = cv2.imread(str(file), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
         if frame is None:
             raise BadInput(f"{file} is no image that OpenCV can read")
+        if frame.dtype != "uint8":
+            cause = f"{file} has samples of {8 * frame.itemsize} bits, and which of them hold the picture is not stated"
+            raise BadInput(cause, remedy="convert it to 8 bits")
         image: Array = frame
         return image
 
@@ -152,6 +206,7 @@ class Device(FrameSource):
         self.rate = reported if 0 < reported <= 1000 else 0.0
 
     def _open(self) -> cv2.VideoCapture:
+        _expect_path(self._device)
         number = re.fullmatch(r"(?:/dev/video)?(\d+)", self._device)
         path = pathlib.Path(f"/dev/video{number.group(1)}") if number else pathlib.Path(self._device)
         if not path.exists():

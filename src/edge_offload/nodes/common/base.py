@@ -163,6 +163,9 @@ def run_node(node_class: Type[Node]) -> int:
 
     Returns:
         Exit code: 0, 1 when it could not start or ended by a failure, 2 for unknown arguments.
+
+    Raises:
+        KeyboardInterrupt: it was told to end before it began.
     """
     arguments = rospy.myargv(sys.argv)[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
@@ -174,9 +177,17 @@ def run_node(node_class: Type[Node]) -> int:
     if not rosgraph.is_master_online():
         print(f"{node_class.name}: no ROS master at {rosgraph.get_master_uri()}; start roscore", file=sys.stderr)
         return FAILED
+    # in a pipe (roslaunch | tee, a journal, a container's log) lines would come in blocks, most of them at the end
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if node_class.computes:
         keep_freed()
-    rospy.init_node(node_class.name)
+    try:
+        rospy.init_node(node_class.name)
+    except rospy.exceptions.ROSInitException:
+        if rospy.core.is_shutdown_requested():
+            raise KeyboardInterrupt from None
+        raise
     return _run(node_class)
 
 

@@ -66,8 +66,13 @@ class StampClock:
         self._health, self._what = health, what
         self._watch = ClockWatch(health)
 
-    def now(self, stop: threading.Event) -> Optional[rospy.Time]:
-        """The time now, once the clock runs; None when ``stop`` was set before that."""
+    def now(self, stop: threading.Event, since_s: float = 0.0) -> Optional[rospy.Time]:
+        """The time now, once the clock runs; None when ``stop`` was set before that.
+
+        Args:
+            stop: ends the wait for a clock that stands.
+            since_s: monotonic instant whose time is wanted instead, while the ROS clock is the wall's; 0: now.
+        """
         words = self._watch.words
         while words:
             self._health.error("stamp", f"no {self._what} can be stamped; {words}")
@@ -76,4 +81,6 @@ class StampClock:
                 return None
             words = self._watch.words
         self._health.clear("stamp")
-        return rospy.Time.now()
+        if not since_s or not rospy.rostime.is_wallclock():
+            return rospy.Time.now()
+        return rospy.Time.now() - rospy.Duration(nsecs=int(1e9 * max(0.0, time.monotonic() - since_s)))

@@ -5,6 +5,7 @@ Every size and encoding is checked before the data is touched.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Tuple
 
 import cv2
@@ -33,13 +34,19 @@ _COLOUR: Dict[str, Tuple[int, Any]] = {
     "mono8": (1, cv2.COLOR_GRAY2BGR),
     "8uc1": (1, cv2.COLOR_GRAY2BGR),
     "yuv422": (2, cv2.COLOR_YUV2BGR_UYVY),
+    "uyvy": (2, cv2.COLOR_YUV2BGR_UYVY),
     "yuv422_yuy2": (2, cv2.COLOR_YUV2BGR_YUY2),
+    "yuyv": (2, cv2.COLOR_YUV2BGR_YUY2),
     # OpenCV names a Bayer pattern by the second row's second and third pixel
     "bayer_rggb8": (1, cv2.COLOR_BayerBG2BGR),
     "bayer_bggr8": (1, cv2.COLOR_BayerRG2BGR),
     "bayer_gbrg8": (1, cv2.COLOR_BayerGR2BGR),
     "bayer_grbg8": (1, cv2.COLOR_BayerGB2BGR),
 }
+
+_SIXTEEN = re.compile(r"(mono|rgba?|bgra?|bayer_[a-z]{4})16|16[us]c\d*")
+# what ROS names an encoding; another word in CompressedImage.format, such as jpeg, names none
+_ENCODING = re.compile(r"(mono|rgba?|bgra?|bayer_[a-z]{4})(8|16)|(8|16|32|64)[usf]c\d*|yuv.*|uyvy|yuyv|nv\d\d")
 
 _POINT_TYPES = {
     PointField.INT8: "i1",
@@ -61,22 +68,38 @@ def image_to_bgr(message: Any) -> Array:
     """
     if hasattr(message, "format"):
         return _decompressed(message)
-    encoding = message.encoding.strip().lower()
-    if encoding not in _COLOUR:
-        known = ", ".join(sorted(_COLOUR))
-        raise BadInput(f"image encoding {message.encoding!r} is not supported", remedy=f"publish one of: {known}")
-    bytes_per_pixel, conversion = _COLOUR[encoding]
+    encoding = _supported(message.encoding)
+    bytes_per_pixel = _COLOUR[encoding][0]
     rows = _rows(message, bytes_per_pixel)
-    if bytes_per_pixel == 1:
-        pixels = rows
-    else:
-        pixels = rows.reshape(message.height, message.width, bytes_per_pixel)
+    if bytes_per_pixel > 1:
+        rows = rows.reshape(message.height, message.width, bytes_per_pixel)
+    return _bgr(rows, encoding)
+
+
+def _supported(named: str) -> str:
+    """The key of an encoding in :data:`_COLOUR`."""
+    encoding = named.strip().lower()
+    if encoding in _COLOUR:
+        return encoding
+    if _SIXTEEN.fullmatch(encoding):
+        raise BadInput(
+            f"image encoding {named!r}: which of its 16 bits hold the picture is not stated",
+            remedy="have the driver publish 8 bits (mono8 by its gain control, or rgb8)",
+        )
+    known = ", ".join(sorted(_COLOUR))
+    raise BadInput(f"image encoding {named!r} is not supported", remedy=f"publish one of: {known}")
+
+
+def _bgr(pixels: Array, encoding: str) -> Array:
+    """Samples uint8 [h, w] or [h, w, c] of a supported encoding as BGR."""
+    conversion = _COLOUR[encoding][1]
     if conversion is None:
         return np.ascontiguousarray(pixels)
     try:
         converted: Array = cv2.cvtColor(np.ascontiguousarray(pixels), conversion)
     except cv2.error as error:
-        raise BadInput(f"image {message.width}x{message.height} is no {message.encoding} image: {error.err}") from error
+        height, width = pixels.shape[:2]
+        raise BadInput(f"image {width}x{height} is no {encoding} image: {error.err}") from error
     return converted
 
 
@@ -100,19 +123,49 @@ def _rows(message: Any, bytes_per_pixel: int) -> Array:
 
 
 def _decompressed(message: Any) -> Array:
-    """The format string is not trusted (drivers disagree on it); the data says what it is."""
-    if "compresseddepth" in message.format.lower():
-        raise BadInput(f"compressed image of format {message.format!r} is a depth image")
+    """What the raw topic would have: the part of ``format`` before ";" names its encoding, as image_transport has it.
+
+    One word alone (jpeg) names none; the data says then whether the picture is grey.
+    """
+    what = f"compressed image of format {message.format!r}"
+    named, _, coding = message.format.lower().partition(";")
+    if "compresseddepth" in coding or "compresseddepth" in named:
+        raise BadInput(f"{what} is a depth image", remedy="name the topic of the colour images")
+    encoding = _supported(named) if _ENCODING.fullmatch(named.strip()) else ""
     if not message.data:
-        raise BadInput("empty compressed image")
+        raise BadInput(f"empty {what}")
     data = np.frombuffer(message.data, dtype=np.uint8)
     try:
-        pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)
+        pixels = cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
     except cv2.error as error:
-        raise BadInput(f"compressed image of format {message.format!r} cannot be decoded: {error.err}") from error
+        raise BadInput(f"{what} cannot be decoded: {error.err}") from error
     if pixels is None:
-        raise BadInput(f"compressed image of format {message.format!r} cannot be decoded ({len(data)} bytes)")
-    return pixels
+        raise BadInput(f"{what} cannot be decoded ({len(data)} bytes)")
+    if pixels.dtype != np.uint8:
+        raise BadInput(
+            f"{what} has samples of {8 * pixels.itemsize} bits, and which of them hold the picture is not stated",
+            remedy="have the driver publish 8 bits (mono8 by its gain control, or rgb8)",
+        )
+    return _bgr(pixels, _coded_encoding(encoding, coding, 1 if pixels.ndim == 2 else pixels.shape[2], what))
+
+
+def _coded_encoding(encoding: str, coding: str, channels: int, what: str) -> str:
+    """Encoding of the samples in the file of a compressed image, which are those of ``encoding`` or made of them."""
+    picture = {1: "mono8", 3: "bgr8", 4: "bgra8"}.get(channels, "")
+    mosaic = encoding.startswith("bayer")
+    if not picture or (mosaic and channels > 1 and "bgr" not in coding and "rgb" not in coding):
+        raise BadInput(f"{what} has {channels} channels", remedy="have the driver name the encoding of its samples")
+    if channels > 1:
+        # image_transport: without "compressed bgr" the file has red and blue of a colour image exchanged
+        exchanged = encoding in ("rgb8", "bgr8", "rgba8", "bgra8") and coding and "compressed bgr" not in coding
+        return picture.replace("bgr", "rgb") if exchanged else picture
+    grey = encoding in ("", "mono8", "8uc1")
+    if not grey and ("mono" in coding or _COLOUR[encoding][0] == 2):
+        raise BadInput(
+            f"{what} has lost the colour that the raw topic has",
+            remedy="subscribe to the raw topic (transport:=raw), or have the driver publish rgb8",
+        )
+    return encoding if mosaic else picture
 
 
 def depth_pixels(message: Any) -> Tuple[Array, str]:
@@ -133,7 +186,7 @@ def depth_pixels(message: Any) -> Tuple[Array, str]:
 def bgr_to_image(bgr: Array, header: Any) -> Image:
     """uint8 [h, w, 3] BGR as a ``bgr8`` message with ``header``."""
     height, width = bgr.shape[:2]
-    return Image(header, height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
+    return Image(_own(header), height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
 
 
 def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
@@ -141,7 +194,7 @@ def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
     done, coded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not done:
         raise BadInput(f"image of shape {bgr.shape} cannot be coded as JPEG")
-    return CompressedImage(header, "bgr8; jpeg compressed bgr8", coded.tobytes())
+    return CompressedImage(_own(header), "bgr8; jpeg compressed bgr8", coded.tobytes())
 
 
 def cloud_to_points(message: Any) -> Array:
@@ -226,12 +279,17 @@ def _cloud_rows(message: Any, layout: Any) -> Array:
 
 
 def points_to_cloud(points: Array, header: Any) -> PointCloud2:
-    """float32 [n, 4] (x, y, z in metres, intensity) as a ``PointCloud2`` with ``header``."""
+    """Finite points float32 [n, 4] (x, y, z in metres, intensity) as a ``PointCloud2`` with ``header``."""
     packed = np.ascontiguousarray(points, dtype="<f4")
     fields = [
         PointField(name, 4 * index, PointField.FLOAT32, 1) for index, name in enumerate(("x", "y", "z", "intensity"))
     ]
-    return PointCloud2(header, 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), False)
+    return PointCloud2(_own(header), 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), True)
+
+
+def _own(header: Any) -> Header:
+    """A header of its own: publishing writes a sequence number into the one it gets, which may be that of a frame."""
+    return Header(stamp=header.stamp, frame_id=header.frame_id)
 
 
 def transform_of(message: Any) -> Transform:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from collections import deque
 from dataclasses import dataclass
-from typing import Dict, Tuple
+from typing import Callable, Deque, Dict, Tuple, Union
 
 OK, WARN, ERROR = 0, 1, 2
 """Levels, with the numbers of diagnostic_msgs/DiagnosticStatus."""
 
 TORCHES = "two versions of torch"
 """Name of the figure that says what to do about them; the summary of a run takes it from there."""
+
+WINDOW_S, LASTING_S = 10.0, 60.0
+"""Results of so many seconds are looked at; the newest one for longer, where results are rare."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Health:
         self._conditions: Dict[str, Tuple[int, str]] = {}
         self._counters: Dict[str, int] = {}
         self._values: Dict[str, str] = {}
+        self._watched: Dict[str, Callable[[], str]] = {}
         self._fine = "running"
 
     def fine(self, message: str) -> None:
@@ -44,6 +51,11 @@ class Health:
     def error(self, name: str, cause: str) -> bool:
         """Note that the node does not do its work, and why; whether this is news."""
         return self._hold(name, ERROR, cause)
+
+    def watch(self, name: str, words: Callable[[], str]) -> None:
+        """Degraded for as long as ``words()``, asked for every report, gives a cause; empty: nothing is wrong."""
+        with self._lock:
+            self._watched[name] = words
 
     def _hold(self, name: str, level: int, cause: str) -> bool:
         with self._lock:
@@ -74,8 +86,97 @@ class Health:
     def report(self) -> Report:
         """Everything, now; the worst condition first."""
         with self._lock:
-            ranked = sorted(self._conditions.values(), key=lambda condition: -condition[0])
+            watched = list(self._watched.values())
+        causes = [cause for cause in (words() for words in watched) if cause]
+        with self._lock:
+            conditions = [*self._conditions.values(), *((WARN, cause) for cause in causes)]
+            ranked = sorted(conditions, key=lambda condition: -condition[0])
             values = {**self._values, **{name: str(count) for name, count in self._counters.items()}}
             if not ranked:
                 return Report(OK, self._fine, values)
             return Report(ranked[0][0], "; ".join(cause for _, cause in ranked), values)
+
+
+class Losses:
+    """The share of a node's newest results that lack something which was asked for, and why. Thread-safe.
+
+    Args:
+        what: the results are without, such as ``results without a position``.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._clock = what, clock
+        self._lock = threading.Lock()
+        self._recent: Deque[Tuple[float, bool]] = deque()
+        self._cause: Union[str, Callable[[], str]] = ""
+
+    def note(self, cause: Union[str, Callable[[], str]] = "") -> None:
+        """Count one more result; ``cause``: why it lacks something, with the remedy. Empty: it is whole."""
+        with self._lock:
+            self._recent.append((self._clock(), bool(cause)))
+            self._cause = cause or self._cause
+            self._prune()
+
+    def clear(self) -> None:
+        """Forget all: nothing is asked for any more."""
+        with self._lock:
+            self._recent.clear()
+
+    def words(self) -> str:
+        """``12 of the last 25 results without a position: CAUSE``, by the newest cause; empty: none lacks anything."""
+        with self._lock:
+            self._prune()
+            lost, of = sum(lacks for _, lacks in self._recent), len(self._recent)
+            cause = self._cause
+        if not lost:
+            return ""
+        return f"{lost} of the last {of} {self._what}: {cause() if callable(cause) else cause}"
+
+    def _prune(self) -> None:
+        now = self._clock()
+        while self._recent and now - self._recent[0][0] > (WINDOW_S if len(self._recent) > 1 else LASTING_S):
+            self._recent.popleft()
+
+
+class Awaited:
+    """What is to come again and again, such as the messages of a topic; says when it stays away. Thread-safe.
+
+    Args:
+        what: is awaited, and where: ``cloud on /points``.
+        remedy: what to do.
+        after_s: silence that is too long, seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        remedy: Callable[[], str],
+        after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._remedy, self._after_s, self._clock = what, remedy, after_s, clock
+        self._came_s, self._began_s = -math.inf, clock()
+
+    def came(self) -> None:
+        """It is here."""
+        self._came_s = self._clock()
+
+    @property
+    def ever(self) -> bool:
+        """Whether it has come at all."""
+        return math.isfinite(self._came_s)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it came last, or since the start."""
+        return self._clock() - (self._came_s if self.ever else self._began_s)
+
+    def words(self) -> str:
+        """Since when nothing came, and the remedy; empty: it is not long enough ago."""
+        silent_s = self.silent_s
+        if silent_s <= self._after_s:
+            return ""
+        since = f"for {silent_s:.0f} s" if self.ever else "yet"
+        return f"no {self._what} {since}; {self._remedy()}"

@@ -1,14 +1,14 @@
-"""Topics that are there, of another type than a node takes: nothing comes then, and ROS itself says little."""
+"""Topics on which nothing comes: another type than a node takes, or another name. ROS itself says little."""
 
 from __future__ import annotations
 
 import xmlrpc.client
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import rospy
 from rospy.impl.registration import get_topic_manager
 
-from edge_offload.nodes.common.health import Health
+from edge_offload.nodes.common.health import Awaited, Health
 
 ARGUMENTS = {
     "sensor_msgs/Image": "image_topic or depth_topic",
@@ -53,6 +53,30 @@ class TopicTypes:
             self._health.warn("types", "; ".join(sorted(causes)))
         else:
             self._health.clear("types")
+
+
+def others_of(kind: str, name: str) -> str:
+    """`` (there are some on /a, /b)``: topics of a type besides ``name``; empty: none, or no master says so."""
+    try:
+        published = rospy.get_published_topics()
+    except (OSError, xmlrpc.client.Error, rospy.ROSException):
+        return ""
+    others = sorted(other for other, its in published if its == kind and other != name)
+    return f" (there are some on {', '.join(others)})" if others else ""
+
+
+def awaited(topic: str, kind: Any, what: str, remedy: str, after_s: float) -> Awaited:
+    """What says when a topic that is asked for is silent, and which others have its type.
+
+    Args:
+        topic: as it is subscribed to.
+        kind: class of its messages.
+        what: a message is.
+        remedy: what to do.
+        after_s: silence that is too long, seconds.
+    """
+    name = rospy.resolve_name(topic)
+    return Awaited(f"{what} on {name}", lambda: f"{remedy}{others_of(kind._type, name)}", after_s)
 
 
 def difference(name: str, wanted: str, published: Dict[str, str]) -> str:

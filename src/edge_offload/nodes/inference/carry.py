@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Task(Generic[Result]):
         alone: the local algorithm, if it is quick: the result of a frame that the carrier has seen.
         beside: the local algorithm, if it is slow: it works on the latest frame in a thread of its own.
         adopt: makes a result of what ``beside`` found, in the thread that carries; None: it cannot yet.
+        waits: until when (monotonic seconds) a frame's result waits for what else it needs; -infinity: not at all.
     """
 
     carrier: Carrier[Result]
@@ -85,6 +87,7 @@ class Task(Generic[Result]):
     alone: Optional[Callable[[Frame], Result]] = None
     beside: Optional[Callable[[Frame], Any]] = None
     adopt: Optional[Callable[[Frame, Any], Optional[Result]]] = None
+    waits: Callable[[Frame], float] = lambda _: -math.inf
 
 
 class CarryThread(Generic[Result]):
@@ -103,7 +106,7 @@ class CarryThread(Generic[Result]):
         self._task, self._health, self._slow = task, health, _Slow(slowdown)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
         carrying = Carrying(_Slowed(task.carrier, self._slow), task.drop)
-        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave)
+        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave, waits=task.waits)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
         self._lock = threading.Lock()
         self._waits: Optional[Callable[[], Iterator[None]]] = None
@@ -128,6 +131,10 @@ class CarryThread(Generic[Result]):
     def post(self, call: Callable[[], None]) -> None:
         """Have something done in the thread, where :attr:`loop` may be used."""
         self._events.post(call)
+
+    def wake(self) -> None:
+        """Something has come that the result of a frame may wait for."""
+        self._events.wake()
 
     def came(self, steps: Callable[[], Iterator[None]]) -> None:
         """The network's result has come: have it taken in, in ``steps``, between which frames may leave.
@@ -166,8 +173,11 @@ class CarryThread(Generic[Result]):
                 follows = self._task.see(frame)
                 local = None if self._task.alone is None else self._task.alone(frame)
         except EdgeOffloadError as error:
+            self._health.count("bad frames")
+            self._health.warn("unusable", str(error))
             self._task.fail(frame, error)
             return
+        self._health.clear("unusable")
         self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
         if self._beside is not None:
             self._latest.put(frame)

@@ -110,6 +110,7 @@ def forecast_message(situation: Situation, header: Any, task: str = "") -> Forec
         latency=[duration(forecast.latency_s) for forecast in forecasts],
         error=[duration(forecast.error_s) for forecast in forecasts],
         doubt=[duration(forecast.doubt_s) for forecast in forecasts],
+        covariance=[one.covariance.get(other.mode, 0.0) for one in forecasts for other in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
         bytes_up=[forecast.bytes_up for forecast in forecasts],
         bytes_down=[forecast.bytes_down for forecast in forecasts],
@@ -137,14 +138,18 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
     sizes = [array or [0] * len(message.mode) for array in (message.bytes_up, message.bytes_down)]
     if {len(array) for array in sizes} - {len(message.mode)}:
         raise BadInput("the sizes in a forecast are not those of its modes", remedy="one entry per mode, or none")
+    if len(message.covariance) not in (0, len(message.mode) ** 2):
+        raise BadInput("the covariance in a forecast is not that of its modes", remedy="one entry per pair, or none")
     absent = {parse_mode(name): why for name, why in zip(message.absent, message.remedy)}
-    forecasts = {}
-    for index, name in enumerate(message.mode):
-        mode, seconds, why = parse_mode(name), message.latency[index].to_sec(), message.obstacle[index]
+    modes, forecasts = [parse_mode(name) for name in message.mode], {}
+    for index in range(len(modes)):
+        mode, seconds, why = modes[index], message.latency[index].to_sec(), message.obstacle[index]
+        row = message.covariance[index * len(modes) : (index + 1) * len(modes)]
         if seconds > 0:
             forecasts[mode] = ModeForecast(
                 mode, seconds, message.error[index].to_sec(), float(message.energy[index]), why,
                 doubt_s=message.doubt[index].to_sec(), bytes_up=sizes[0][index], bytes_down=sizes[1][index],
+                covariance=dict(zip(modes, row)),
             )  # fmt: skip
         else:
             forecasts[mode] = ModeForecast(mode, unavailable_reason=why)

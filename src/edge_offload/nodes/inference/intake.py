@@ -1,4 +1,4 @@
-"""What a network node takes in: images (raw or compressed), the instant of each, calibration, depth, pose."""
+"""What a network node takes in: images (raw or compressed), the instant of each, calibration, pose."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Optional, Protocol, Tuple
+from typing import Any, Callable, Deque, Dict, Mapping, Optional, Protocol, Tuple
 
 import rospy
-import tf2_ros
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.manager.turn_taker import Claim
-from edge_offload.nodes.camera.calibration import camera_of, fitted
+from edge_offload.nodes.camera.calibration import camera_of, fitted, is_rectified, published_size, rectified
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.convert import depth_pixels, transform_of
-from edge_offload.nodes.common.health import Health
+from edge_offload.nodes.common.health import Health, Losses
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import Interval, Pose, PoseLookup, Poses, frame_name, waits_until
+from edge_offload.nodes.common.topic_types import others_of
 from edge_offload.perception import timeline
-from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
+from edge_offload.perception.geometry import Locator, PinholeCamera
 from edge_offload.perception.timeline import UNKNOWN, Instant, Timeline
 
 BUFFER_BYTES = 2**24
@@ -29,6 +30,15 @@ BUFFER_BYTES = 2**24
 
 SILENCE_S = 3.0
 MAX_GAP = 1000
+
+AUTO, NO_FRAME, DEFAULT_FRAME = "auto", "none", "map"
+WORLD_FRAME = Param(
+    "world_frame",
+    AUTO,
+    "tf frame of the positions, its ground at z = 0; auto: map, and no word of it where nobody publishes tf; "
+    "none: no positions on the ground",
+)
+"""Parameter of nodes that tell where things are."""
 
 
 FAULTS = {
@@ -51,6 +61,8 @@ class Frame:
         place: among the inferences.
         claim: its turn at the server.
         pixels: of an image, or the voxels that a sweep hit, where they are decoded already.
+        until_s: how long its result may wait for what comes late, on the monotonic clock.
+        pose: where its sensor was, looked up in tf.
     """
 
     message: Any
@@ -59,6 +71,8 @@ class Frame:
     place: Optional[int] = None
     claim: Optional[Claim] = None
     pixels: Optional[Array] = None
+    until_s: float = -math.inf
+    pose: Optional[Pose] = None
 
 
 class Arrivals:
@@ -67,22 +81,27 @@ class Arrivals:
     Args:
         health: where that is told.
         what: the messages are, such as images.
+        params: of the node: how long its results may wait.
     """
 
-    def __init__(self, health: Health, what: str) -> None:
-        self._health, self._what = health, what
+    def __init__(self, health: Health, what: str, params: Mapping[str, Any]) -> None:
+        self._health, self._what, self._params = health, what, params
+        self._interval = Interval()
         self._timeline = Timeline()
         self._recording = 0
         self._lock = threading.Lock()
 
-    def instant(self, header: Any, received_s: float) -> Instant:
-        """The instant of the message with ``header`` that came at ``received_s`` (monotonic seconds)."""
+    def frame(self, message: Any, received_s: float) -> Frame:
+        """A message that came at ``received_s`` (monotonic seconds). A leading slash of its frame_id is dropped."""
+        header = message.header
+        header.frame_id = frame_name(header.frame_id)
         with self._lock:
             found = self._timeline.instant(header.stamp.to_nsec(), received_s, _clock_ns())
+            until_s = waits_until(received_s, self._interval.arrived(received_s), self._params)
         if found.recording != self._recording:
             self._recording = found.recording
             self._health.count("recordings that began anew")
-        return found
+        return Frame(message, received_s, found, until_s=until_s)
 
     def refresh(self) -> None:
         """Tell of the newest stamps. Call it about once a second."""
@@ -123,7 +142,7 @@ class ImageIntake:
         self._topic = topic
         self._transport = transport
         self._slot = slot
-        self._arrivals = Arrivals(node.health, "images")
+        self._arrivals = Arrivals(node.health, "images", node.params)
         self._last: Optional[Tuple[str, int]] = None
         self._newest: Dict[Any, rospy.Time] = {}
         self._news_s = time.monotonic()
@@ -156,7 +175,7 @@ class ImageIntake:
         if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
             self._node.health.count("frames lost before this node", seq - self._last[1] - 1)
         self._last = (publisher, seq)
-        self._slot.put(Frame(message, self._news_s, self._arrivals.instant(message.header, self._news_s)))
+        self._slot.put(self._arrivals.frame(message, self._news_s))
 
     def refresh(self) -> None:
         """Look for a publisher, and tell when images stay away. Call it about once a second."""
@@ -175,7 +194,7 @@ class ImageIntake:
             ):
                 rospy.logwarn(f"no image on {topic} yet{self._others(topic)}")
         else:
-            health.warn("images", f"no image on {topic} for {silent:.0f} s")
+            health.warn("images", f"no image on {topic} for {silent:.0f} s; check its driver and the network")
 
     def _follow_publisher(self) -> None:
         raw = self._raw is not None and self._raw.get_num_connections() > 0
@@ -217,97 +236,117 @@ class ImageIntake:
                 subscriber.unregister()
 
 
-class DepthIntake:
-    """Keeps the latest depth images, to be found by the stamp of a colour image, or by its arrival."""
-
-    def __init__(self, node: Node, topic: str, tolerance_s: float) -> None:
-        self._node = node
-        self._tolerance_s = tolerance_s
-        self._lock = threading.Lock()
-        self._recent: Deque[Tuple[Any, float]] = deque(maxlen=16)
-        rospy.Subscriber(topic, Image, node.callback(self._on_depth), queue_size=4, buff_size=BUFFER_BYTES)
-
-    def _on_depth(self, message: Any) -> None:
-        with self._lock:
-            self._recent.append((message, time.monotonic()))
-
-    def at(self, frame: Frame) -> Tuple[Optional[Array], str]:
-        """Pixels and encoding of the depth image nearest to a frame; None when none is near, or it is faulty.
-
-        Nearest by the stamps where that of the frame is plausible, else by the arrivals.
-        """
-        with self._lock:
-            recent = list(self._recent)
-        nearest, off_s = None, math.inf
-        for message, received_s in reversed(recent):
-            by_stamp_s = (message.header.stamp - frame.message.header.stamp).to_sec()
-            apart_s = abs(by_stamp_s if frame.instant.placeable else received_s - frame.received_s)
-            if apart_s < off_s:
-                nearest, off_s = message, apart_s
-        if nearest is None or off_s > self._tolerance_s:
-            self._node.health.warn("depth", f"no depth image within {self._tolerance_s * 1e3:.0f} ms of the image")
-            return None, ""
-        try:
-            pixels, encoding = depth_pixels(nearest)
-        except BadInput as error:
-            self._node.health.count("bad depth images")
-            self._node.health.warn("depth", str(error))
-            return None, ""
-        self._node.health.clear("depth")
-        return pixels, encoding
-
-
 class CameraIntake:
-    """The camera behind the images: its calibration by ``CameraInfo``, its place by tf2."""
+    """The camera behind the images: its calibration by ``CameraInfo``, its place by tf.
 
-    def __init__(self, node: Node, topic: str, world_frame: str) -> None:
-        self._node = node
-        self._world = world_frame
-        self._info: Optional[Any] = None
+    Attributes:
+        world: tf frame of the positions; empty: none is asked for.
+        poses: what tf says.
+    """
+
+    def __init__(self, node: Node, topic: str, images: str, world_frame: str) -> None:
+        self._node, self._topic = node, topic
+        self._rectified = is_rectified(rospy.resolve_name(images))
+        self.world = frame_name({NO_FRAME: "", AUTO: DEFAULT_FRAME}.get(world_frame, world_frame))
+        self._asked = world_frame not in ("", NO_FRAME, AUTO)
+        self._carried = bool(node.params.get("carry"))
+        # each once, as long as it stays the same: a driver may move the region that it reads while frames are computed
+        self._infos: Deque[Any] = deque(maxlen=16)
         self._came = threading.Event()
         self._cached: Optional[Tuple[Any, PinholeCamera]] = None
-        self._buffer = tf2_ros.Buffer()
-        self._listener = tf2_ros.TransformListener(self._buffer)
+        self.poses = Poses()
+        self._lookup = PoseLookup(self.poses, "~world_frame (none: no positions on the ground)", self._carried)
+        self._losses = Losses("results without a position" + (f" in {self.world!r}" if self.world else ""))
+        node.health.watch("positions", self._losses.words)
         rospy.Subscriber(topic, CameraInfo, node.callback(self._on_info), queue_size=4)
 
     def _on_info(self, message: Any) -> None:
-        self._info = message
+        if not self._infos or _facts(message) != _facts(self._infos[-1]):
+            self._infos.append(message)
         self._came.set()
 
     def size(self, wait_s: float) -> Optional[Tuple[int, int]]:
         """Width and height of the images in pixels; None when no CameraInfo comes within ``wait_s``."""
-        if not self._came.wait(wait_s) or self._info is None or not (self._info.width and self._info.height):
+        if not self._came.wait(wait_s) or not (self._infos[-1].width and self._infos[-1].height):
             return None
-        return self._info.width, self._info.height
+        try:
+            return published_size(self._infos[-1])
+        except BadInput as error:
+            self._node.health.warn("calibration", str(error))
+            return None
 
     def locator(self, frame: Frame, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
-        """A locator for an image of this size; None while the camera is not calibrated."""
-        camera = self._camera(width, height)
-        return None if camera is None else make(camera=camera, pose=self.pose(frame))
+        """A locator for an image of this size; None while the camera is not calibrated.
 
-    def _camera(self, width: int, height: int) -> Optional[PinholeCamera]:
-        info = self._info
-        if info is None or not info.width or not info.K[0]:
-            self._node.health.value("positions", "unknown: the camera is not calibrated")
-            return None
-        key = (info.width, info.height, width, height, tuple(info.K), tuple(info.D), info.distortion_model)
+        Waits for a pose that comes late, unless results are carried along.
+        """
+        camera, uncalibrated = self._camera(frame, width, height)
+        pose, unplaced = None, ""
+        if self.world:
+            place = self._pose(frame)
+            pose = place.settled(wait=camera is not None and not self._carried)
+            unplaced = place.cause
+        self._account(uncalibrated, unplaced)
+        return None if camera is None else make(camera=camera, pose=pose)
+
+    def _account(self, uncalibrated: str, unplaced: str) -> None:
+        """Tell what is missing, where positions were asked for: by name, by depth, or by the other half of it."""
+        depth = bool(self._node.params.get("depth"))
+        if uncalibrated:
+            asked = self._asked or depth or bool(self.world and not unplaced)
+        else:
+            # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are
+            asked = self._asked or bool(self.poses.frames())
+        if not asked:
+            self._losses.clear()
+        else:
+            self._losses.note(self._remedy if not self._infos else uncalibrated or unplaced)
+        if uncalibrated or (not depth and (unplaced or not self.world)):
+            words = f"none: {uncalibrated or unplaced or 'no ~world_frame'}"
+        elif unplaced or not self.world:
+            words = f"in the camera's own frame: {unplaced or 'no ~world_frame'}"
+        else:
+            words = f"in {self.world}"
+        self._node.health.value("positions", words)
+
+    def _remedy(self) -> str:
+        """What to do where no CameraInfo comes."""
+        name = rospy.resolve_name(self._topic)
+        return f"no CameraInfo on {name}; name its topic (info_topic:=){others_of(CameraInfo._type, name)}"
+
+    def _camera(self, frame: Frame, width: int, height: int) -> Tuple[Optional[PinholeCamera], str]:
+        """The camera for images of this size, or why there is none."""
+        infos = list(self._infos)
+        # that of the frame's time; where stamps tell nothing, the newest
+        past = [info for info in infos if frame.instant.placeable and info.header.stamp <= frame.message.header.stamp]
+        info = (past or infos or [None])[-1]
+        if info is None:
+            return None, "no CameraInfo has come"
+        if not info.width or not info.K[0]:
+            return None, "the camera is not calibrated: K of its CameraInfo is 0; give the driver its calibration"
+        key = (*_facts(info), width, height)
         if self._cached is None or self._cached[0] != key:
             try:
-                self._cached = (key, camera_of(fitted(info, width, height)))
+                self._cached = (key, camera_of(fitted(rectified(info) if self._rectified else info, width, height)))
             except BadInput as error:
-                self._node.health.value("positions", f"unknown: {error}")
-                return None
-        return self._cached[1]
+                self._node.health.warn("calibration", str(error))
+                return None, str(error)
+        self._node.health.clear("calibration")
+        return self._cached[1], ""
 
-    def pose(self, frame: Frame) -> Optional[Transform]:
-        """Maps the camera's frame into the world's when the image was taken; None while tf does not know it."""
-        header = frame.message.header
-        try:
-            found = transform_of(
-                self._buffer.lookup_transform(self._world, header.frame_id, tf_time(header, frame.instant))
-            )
-        except (tf2_ros.TransformException, BadInput, ValueError) as error:
-            self._node.health.value("positions", f"no pose of {header.frame_id!r} in {self._world!r}: {error}")
-            return None
-        self._node.health.value("positions", f"in {self._world}")
-        return found
+    def _pose(self, frame: Frame) -> Pose:
+        """Maps the camera's frame into the world's when the image was taken."""
+        if frame.pose is None:
+            header = frame.message.header
+            at = tf_time(header, frame.instant)
+            frame.pose = self._lookup.pose(self.world, header.frame_id, at, frame.received_s, frame.until_s)
+        return frame.pose
+
+    def waits_s(self, frame: Frame) -> float:
+        """Until when a frame's result may wait for its pose (monotonic seconds); -infinity: not at all."""
+        return self._pose(frame).waits_s if self.world and self._infos else -math.inf
+
+
+def _facts(info: Any) -> Tuple[Any, ...]:
+    """What a ``CameraInfo`` says, without its header."""
+    return tuple(getattr(info, name) for name in info.__slots__ if name != "header")

@@ -19,12 +19,12 @@ from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.manager.policy import CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import BRIDGE, BRIDGED, Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
-from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.cores import resolve
 from edge_offload.nodes.common.health import ERROR, TORCHES, Health
 from edge_offload.nodes.common.params import Param
@@ -121,7 +121,7 @@ class Network:
         )
         virtual = installed_device()
         if self._client is not None and virtual is not None:
-            on_device = DeviceModule(virtual, self.estimator.module, self._client, params["codec"], self.patience)
+            on_device = DeviceModule(virtual, self.estimator.module, self._client, params["codec"])
             for mode in DEVICE_MODES:
                 self.module.add_runner(DeviceRunner(mode, on_device))
         #: Modes that cannot run as this node was started, and what each of them lacks, in words.

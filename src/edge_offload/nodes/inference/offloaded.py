@@ -183,7 +183,7 @@ class OffloadedNode(Node):
 
     def _on_mode(self, message: Any) -> None:
         mode = parse_mode(message.mode)
-        if mode is not self._mode:
+        if mode is not self._mode and not rospy.core.is_shutdown_requested():  # else the server goes, too
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
         self._mode, self._mode_reason, self._chosen = mode, message.reason, chooses(message.policy)
         self._network.aim(message.policy, self.params["deadline"])
@@ -206,7 +206,7 @@ class OffloadedNode(Node):
             # nothing goes to the server without a turn, not even to see how it is
             mode, refresh = Mode.LOCAL, False
         elif mode is Mode.LOCAL and frame.claim is not None:
-            self._network.module.refresher.may_ask()
+            self._network.module.explorer.allow()
         try:
             return self._network.module.run(inputs, mode, left, told, refresh=refresh, place=frame.place)
         finally:
@@ -337,7 +337,7 @@ class ImageNode(OffloadedNode):
 
     def start(self) -> None:
         params = self.params
-        self._camera = CameraIntake(self, "camera/camera_info", params.get("world_frame", ""))
+        self._camera = CameraIntake(self, "camera/camera_info", "camera/image_raw", params.get("world_frame", ""))
         self.begin(self.open())
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)

@@ -34,10 +34,15 @@ from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import frame_name
+from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.lidar.sweeps import WORLDS, BagSweeps, FileSweeps, Sweep, WorldSweeps
 from edge_offload.perception.scene.scans import AUTO
 
 Sweeps = Union[FileSweeps, BagSweeps, WorldSweeps]
+
+SILENCE_S = 3.0
+REMEDY = "check the driver, or name its topic (input:=)"
 
 
 class LidarNode(Node):
@@ -68,7 +73,8 @@ class LidarNode(Node):
         self._thread: Optional[threading.Thread] = None
         self._publisher = rospy.Publisher("lidar/points", PointCloud2, queue_size=4)
         if self.params["input"]:
-            self.health.warn("input", f"no cloud on {self.params['input']} yet")
+            self._input = awaited(self.params["input"], PointCloud2, "cloud", REMEDY, SILENCE_S)
+            self.health.watch("input", self._input.words)
             rospy.Subscriber(
                 self.params["input"], PointCloud2, self.callback(self._on_cloud), queue_size=4, buff_size=2**24
             )
@@ -96,13 +102,13 @@ class LidarNode(Node):
             thread.join(5.0)
 
     def _on_cloud(self, message: Any) -> None:
+        self._input.came()
         points = cloud_to_points(message)
         self._publisher.publish(points_to_cloud(points, message.header))
         if len(points) or not message.width * message.height:
             self.health.clear("returns")
         else:
             self.health.warn("returns", f"none of {message.width * message.height} points is a return: is it covered?")
-        self.health.clear("input")
         self.health.count("clouds")
 
     def _play(self) -> None:
@@ -133,7 +139,7 @@ class LidarNode(Node):
             stamp = self._clock.now(self._stop)
             if stamp is None:
                 break
-            header = Header(stamp=stamp, frame_id=self.params["frame_id"])
+            header = Header(stamp=stamp, frame_id=frame_name(self.params["frame_id"]))
             if turn.pose is not None and self._broadcaster is not None:
                 self._broadcaster.sendTransform(_transform(turn.pose, header.stamp, self.params))
             self._publisher.publish(points_to_cloud(turn.points, header))
@@ -145,9 +151,8 @@ class LidarNode(Node):
 
 def _transform(pose: Any, stamp: Any, params: Any) -> TransformStamped:
     x, y, z, yaw = pose
-    message = TransformStamped(
-        header=Header(stamp=stamp, frame_id=params["map_frame"]), child_frame_id=params["frame_id"]
-    )
+    header = Header(stamp=stamp, frame_id=frame_name(params["map_frame"]))
+    message = TransformStamped(header=header, child_frame_id=frame_name(params["frame_id"]))
     message.transform.translation = Vector3(x, y, z)
     message.transform.rotation = Quaternion(0.0, 0.0, float(np.sin(yaw / 2)), float(np.cos(yaw / 2)))
     return message

@@ -89,12 +89,9 @@ class BagSweeps:
             self._topic = cloud_topic(bag, topic)
 
     def _open(self) -> Any:
-        import rosbag
+        from edge_offload.nodes.common.bags import open_bag
 
-        try:
-            return rosbag.Bag(self._path)
-        except (OSError, rosbag.ROSBagException) as error:
-            raise BadInput(f"cannot read bag {self._path}: {error}") from error
+        return open_bag(self._path)
 
     def __iter__(self) -> Iterator[Sweep]:
         with self._open() as bag:

@@ -34,7 +34,7 @@ goes to another. A task whose frames its policy keeps on the robot has a turn no
 A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
 the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
 
-~margin, ~frames, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget, ~weights, ~max_run and ~dry_run can be turned
+~margin, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget, ~weights, ~max_run and ~dry_run can be turned
 while it runs:
   rosrun dynamic_reconfigure dynparam set offload_manager_node margin 0.2
 """
@@ -52,6 +52,7 @@ from sensor_msgs.msg import BatteryState
 from edge_offload.errors import BadInput
 from edge_offload.manager.bandwidth import Heard, informed
 from edge_offload.manager.battery import BatteryReader
+from edge_offload.manager.explore import FRAMES
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -63,13 +64,13 @@ from edge_offload.manager.policy import (
     chooses,
     make_policy,
 )
-from edge_offload.manager.refresh import Refresher
 from edge_offload.manager.turn_giver import Rules
 from edge_offload.manager.turns import HORIZON, MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.nodes.inference.turns import task_name
 from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
@@ -79,6 +80,9 @@ from edge_offload_msgs.srv import SetMode, SetModeResponse
 
 #: Seconds between two looks at the temperature.
 TEMPERATURE_S = 1.0
+
+#: Seconds of silence of a battery that are too long.
+BATTERY_S = 30.0
 
 
 #: Tasks for which modes are decided.
@@ -109,7 +113,7 @@ class _Deciding:
         self.here += 1
         known = {} if self.situation is None else self.situation.forecasts
         there = any(TABLE[mode].needs_link and not forecast.unavailable_reason for mode, forecast in known.items())
-        return there and chooses(decision.policy) and self.here > Refresher.FRAMES
+        return there and chooses(decision.policy) and self.here > FRAMES
 
     def key(self, what: str) -> str:
         """Of a value on /diagnostics."""
@@ -121,10 +125,7 @@ class OffloadManagerNode(Node):
 
     name = "offload_manager_node"
     knobs: ClassVar[Tuple[Param, ...]] = (
-        Param(
-            "margin", Knobs.margin, "share by which another mode must be better to be switched to", low=0.0, high=5.0
-        ),
-        Param("frames", Knobs.frames, "forecasts in a row that must favour it", low=1, high=100),
+        Param("margin", Knobs.margin, "share by which a mode must be worse to be left", low=0.0, high=5.0),
         Param("sigmas", Knobs.sigmas, "standard deviations that a latency must leave to the deadline", low=0, high=10),
         Param("power_budget", 0.0, "W that the robot may draw while it computes a frame; 0: no bound", low=0.0),
         Param("max_temperature", 0.0, "degrees Celsius above which hot_budget holds; 0: no bound", low=0.0, high=150.0),
@@ -164,7 +165,9 @@ class OffloadManagerNode(Node):
         self._turns = TurnGiving(self, rules, self._taken)
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
-        rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
+        self._battery_news = awaited("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
+        self.health.watch("battery", self._battery_words)
+        self._batteries = rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
@@ -202,7 +205,7 @@ class OffloadManagerNode(Node):
         return found
 
     def _policy(self, name: str, reason: str) -> Any:
-        knobs = Knobs(self._values["margin"], self._values["frames"], self._values["sigmas"])
+        knobs = Knobs(self._values["margin"], self._values["sigmas"])
         policy = make_policy(name, knobs)
         if not isinstance(policy, FixedPolicy):
             return policy
@@ -214,7 +217,7 @@ class OffloadManagerNode(Node):
             for deciding in self._tasks.values():
                 policy, told = deciding.manager.policy, deciding.told
                 if hasattr(policy, "turn"):
-                    policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))
+                    policy.turn(Knobs(values["margin"], values["sigmas"]))
                 held = told.mode if told is not None else Mode.SERVER
                 deciding.manager.dry_run = held if values["dry_run"] else None
         try:
@@ -223,7 +226,14 @@ class OffloadManagerNode(Node):
         except BadInput as error:
             self.health.warn("weights", f"{error}; those of before hold")
 
+    def _battery_words(self) -> str:
+        """Whether the battery is silent; where nobody publishes its topic, or remapped it, there is none."""
+        default = rospy.names.ns_join(rospy.get_namespace(), "battery")
+        there = self._battery_news.ever or self._batteries.get_num_connections() > 0
+        return self._battery_news.words() if there or rospy.resolve_name("battery") != default else ""
+
     def _on_battery(self, message: Any) -> None:
+        self._battery_news.came()
         fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
         battery = self._battery.read(*map(float, fields))
         with self._lock:

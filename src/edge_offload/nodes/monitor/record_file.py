@@ -36,10 +36,15 @@ class RecordFile:
         self.path = path
         self._health = health
         self._lock = threading.Lock()
+        self._frames_end = False
         self._writer = Writer(path, max_bytes)
         self._flushed_at = time.monotonic()
         self._put({"kind": "about", "t_s": time.time(), "link": link or "none"})
         self._topics = RunTopics(self._put, guard)
+
+    def end_frames(self) -> None:
+        """Keep no more frames and results: the run counts no more. Other records are kept until the end."""
+        self._frames_end = True
 
     def close(self) -> None:
         """Take no more records, and finish the file."""
@@ -47,6 +52,8 @@ class RecordFile:
         self._try(self._writer.close)
 
     def _put(self, record: Record) -> None:
+        if self._frames_end and record["kind"] in ("latency", "people", "scene"):
+            return
         self._try(lambda: self._write(record))
 
     def _write(self, record: Record) -> None:

@@ -20,6 +20,7 @@ result within ~timeout is written down as such: whoever compares the outcome see
 
 from __future__ import annotations
 
+import copy
 import struct
 import threading
 import time
@@ -34,7 +35,9 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, PointCloud2
 
 from edge_offload import records
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.nodes.camera.bag import image_topic, open_bag
+from edge_offload.nodes.camera.bag import image_topic
+from edge_offload.nodes.camera.calibration import is_rectified, rectified
+from edge_offload.nodes.common.bags import open_bag
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.lidar.sweeps import cloud_topic
@@ -106,7 +109,9 @@ class RegressNode(Node):
             self._frames = rospy.Publisher(f"camera/image_raw{'/compressed' if compressed else ''}", kind, queue_size=2)
             info_topic = self._topic.rsplit("/image", 1)[0] + "/camera_info"
             infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=2, latch=True)
-            self._beside = {info_topic: infos.publish}
+            # on their new topic nothing says of rectified images that they are
+            fit = rectified if is_rectified(self._topic) else copy.copy
+            self._beside = {info_topic: lambda message: infos.publish(fit(message))}
         self._condition = threading.Condition()
         self._results: Dict[int, List[Any]] = {}
         self._latencies: Dict[int, List[Any]] = {}

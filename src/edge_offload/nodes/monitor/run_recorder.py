@@ -34,24 +34,23 @@ import genpy
 import roslaunch.netapi
 import rospy
 from diagnostic_msgs.msg import DiagnosticArray
-from sensor_msgs.msg import Image
 
 from edge_offload import records
 from edge_offload.dashboard.messages import DIAGNOSTICS_TOPIC
 from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.health import TORCHES
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
+from edge_offload.nodes.monitor.overlay_file import OverlayFile
+from edge_offload.nodes.monitor.progress import PROGRESS, results_line, waiting_line
 from edge_offload.nodes.monitor.record_file import RecordFile
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table
 from edge_offload.outputs import check_folder, check_output
-from edge_offload.perception.video import VideoParts, write_png
+from edge_offload.perception.video import VideoParts
 from edge_offload.runtime.carrying import FRESH
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Latency, ObjectArray, PersonArray, Power, SemanticGrid
@@ -76,9 +75,6 @@ RESULTS = {
     ),
     "scenes": _Results("lidar/points", "agrnav/semantic_grid", SemanticGrid, "agrnav/overlay", lambda message: 0),
 }
-PROGRESS = "progress "
-"""How a line of progress begins; scripts/run writes it over on a terminal."""
-
 MB = 1e6
 QUARTERS = 4
 """Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
@@ -124,35 +120,31 @@ class RunRecorder(Node):
         self._first: Optional[float] = None
         self._news = self._frame_news = time.monotonic()
         self._ended = ""
+        self._finished = False
         self._looked = time.monotonic()
-        self._best: Optional[Any] = None
-        self._most = -1
         self._found: Dict[int, int] = {}
         self._began = self._told = time.monotonic()
         self._last: Optional[InferenceReport] = None
         limit = params["record_limit"] * MB
         self._json = self._place()
+        alone = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
+        # before the count: rospy calls in this order, and the frame that completes the run is a record of it
+        self._records: Optional[RecordFile] = None
+        if params["records"] and not alone:
+            path = self._json.with_suffix(".jsonl")
+            most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
+            self._records = RecordFile(path, params["link"], self.callback, self.health, most)
         # small messages and a deep queue: nothing may be missed
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
         self._kind = RESULTS[params["results"]]
         rospy.Subscriber(self._kind.topic, self._kind.message, self.callback(self._on_result), queue_size=1000)
         rospy.Subscriber(self._kind.frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
         rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
-        self._overlays: LatestFrameQueue[Any] = LatestFrameQueue(capacity=16)
-        self._video: Optional[VideoParts] = None
-        self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
-        self._writer.start()
-        alone = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
+        self._overlay: Optional[OverlayFile] = None
         if params["video"] and not alone:
-            self._video = VideoParts(
-                self._json.with_suffix(".avi"), params["video_rate"], limit / QUARTERS, QUARTERS - 1
-            )
-            rospy.Subscriber(self._kind.overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
-        self._records: Optional[RecordFile] = None
-        if params["records"] and not alone:
-            path = self._json.with_suffix(".jsonl")
-            most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
-            self._records = RecordFile(path, params["link"], self.callback, self.health, most)
+            path = self._json.with_suffix(".avi")
+            video = VideoParts(path, params["video_rate"], limit / QUARTERS, QUARTERS - 1)
+            self._overlay = OverlayFile(path, video, self._kind.overlay, self._shown, self.health)
         self._ticker = Ticker(0.1, self._check, self.fault)
         self._ticker.start()
 
@@ -189,7 +181,7 @@ class RunRecorder(Node):
             self._news = time.monotonic()
             while time.monotonic() - self._news < SETTLE_S:
                 time.sleep(0.05)
-        if not self._writer.drain(10.0):
+        if self._overlay is not None and not self._overlay.drain(10.0):
             rospy.logwarn("the overlay video is incomplete: it could not be written in time")
         if self._records is not None:
             self._records.close()
@@ -213,15 +205,12 @@ class RunRecorder(Node):
             raise BadInput(f"message of {len(buffer)} bytes has no header")
         stamp = genpy.Time(int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[8:12], "little"))
         with self._lock:
-            if not self._ended:
-                self._tally.frame(stamp.to_nsec())
-                self._frame_news = time.monotonic()
+            self._tally.frame(stamp.to_nsec())
+            self._frame_news = time.monotonic()
 
     def _on_result(self, message: Any) -> None:
         stamp_ns = message.header.stamp.to_nsec()
         with self._lock:
-            if self._ended:
-                return
             # objects are never carried along
             origin = message.result.origin if hasattr(message, "result") else FRESH
             delay_s = (rospy.Time.now() - message.header.stamp).to_sec() if stamp_ns else math.nan
@@ -235,8 +224,6 @@ class RunRecorder(Node):
         measured = message.energy_source == Power.MEASURED
         report = report_of(message)
         with self._lock:
-            if self._ended:
-                return
             self._last = report
             self._tally.latency(message.header.stamp.to_nsec(), report, message.energy, measured)
             self._note_result()
@@ -254,6 +241,8 @@ class RunRecorder(Node):
 
     def _note_result(self) -> None:
         """Called with the lock held, in the very message that may complete the run."""
+        if self._ended:
+            return
         self._news = time.monotonic()
         if self._first is None:
             self._first = self._news
@@ -261,17 +250,8 @@ class RunRecorder(Node):
         if wanted and self._tally.complete >= wanted:
             self._end(f"{wanted} results")
 
-    def _write(self, message: Any) -> None:
-        bgr = image_to_bgr(message)
-        if self._video is not None:
-            self._video.write(bgr)
-        found = self._found.get(message.header.stamp.to_nsec(), 0)
-        if found >= self._most:
-            self._best, self._most = bgr, found
-
-    def _on_write_error(self, _: Any, error: BaseException) -> None:
-        self.health.warn("video", f"overlay: {error}")
-        rospy.logwarn_throttle(10.0, f"overlay: {error}")
+    def _shown(self, stamp_ns: int) -> int:
+        return self._found.get(stamp_ns, 0)
 
     def _progress(self, now: float) -> None:
         """A line of how far the run is, now and then."""
@@ -282,11 +262,9 @@ class RunRecorder(Node):
             self._told, last = now, self._last
             done, seen = self._tally.complete, self._tally.frames
         if last is None:
-            came = f"{seen} frames came" if seen else "no frame came yet"
-            text = f"no result after {now - self._began:.0f} s, {came}"
+            text = waiting_line(now - self._began, seen)
         else:
-            many, passed = f"{done} of {wanted}" if wanted else f"{done}", now - (self._first or now)
-            text = f"{many} results in {passed:.0f} s: {last.mode}, {last.total_s * 1e3:.0f} ms"
+            text = results_line(done, wanted, now - (self._first or now), str(last.mode), last.total_s)
         print(f"{PROGRESS}{text}", flush=True)
 
     def _check(self) -> None:
@@ -299,6 +277,8 @@ class RunRecorder(Node):
                 self._ended = "no result"
                 self.finish(self._ended, exit_code=1)
         with self._lock:
+            if self._tally.closed:
+                self._finish(now)
             if self._ended or self._first is None:
                 return
             # a slow network may still work on the last frame
@@ -309,27 +289,30 @@ class RunRecorder(Node):
                 self._end("no more frames")
 
     def _end(self, reason: str) -> None:
-        self._ended = reason
+        """The count is over; what it still lacks is waited for. Called with the lock held."""
+        self._ended, self._news = reason, time.monotonic()
+        self._tally.close()
+        if self._records is not None:
+            self._records.end_frames()
         rospy.loginfo(f"the run ends: {reason}")
-        self.finish(reason)
+
+    def _finish(self, now: float) -> None:
+        """End the node once every frame that is counted is whole, or nothing comes any more."""
+        if not self._finished and (not self._tally.faults() or now - self._news >= SETTLE_S):
+            self._finished = True
+            self.finish(self._ended)
 
     def _files(self) -> List[str]:
-        files = []
         try:
-            if self._video is not None:
-                files += [str(path) for path in self._video.close()]
-            if self._best is not None and self._video is not None:
-                files.append(str(write_png(self._json.with_suffix(".png"), self._best)))
+            return [] if self._overlay is None else self._overlay.close()
         except EdgeOffloadError as error:
             rospy.logerr(f"overlay: {error}")
             self.exit_code = 1
-        return files
+        return []
 
     def _summarise(self, files: List[str]) -> None:
         with self._lock:
             try:
-                if self._ended:
-                    self._tally.drop_half()
                 record = self._tally.summary(self.params["link"], files)
             except EdgeOffloadError as error:
                 rospy.logerr(f"no summary: {error}")

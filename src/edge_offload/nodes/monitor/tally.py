@@ -33,39 +33,50 @@ class Tally:
     #: What is to be done about different versions of torch on robot and server; empty: nothing.
     two_torches: str = ""
     frames: int = 0
+    #: Whether the count is over: only what an answer that is counted lacks is still taken.
+    closed: bool = False
     _number: Dict[int, int] = field(default_factory=dict)
-    _answered: List[int] = field(default_factory=lambda: [0])
-    _newest: Tuple[int, int] = (0, 0)
+    _settled: int = 0
+    #: Number and stamp of the frame that each result, and each latency, belongs to.
+    _results: List[Tuple[int, int]] = field(default_factory=list)
+    _latencies: List[Tuple[int, int]] = field(default_factory=list)
 
     def frame(self, stamp_ns: int) -> None:
         """A frame was published. A bag that is played again and again brings the same stamps again."""
+        answers = max(self.results[stamp_ns], self.latencies[stamp_ns]) if self.closed else 0
+        if self.closed and self.published[stamp_ns] >= answers:
+            return
         self.published[stamp_ns] += 1
         self.frames += 1
         self._number[stamp_ns] = self.frames
         if self.results[stamp_ns] >= self.published[stamp_ns]:
             # its result was received first
-            self._answered[-1] = max(self._answered[-1], self.frames)
+            self._settled = self.frames
 
     def result(self, stamp_ns: int, origin: str = FRESH, delay_s: float = math.nan) -> None:
         """What was found in a frame was published, ``delay_s`` after its stamp."""
-        self._note(stamp_ns)
+        if self.closed and self.results[stamp_ns] >= self.latencies[stamp_ns]:
+            return
+        self._results.append((self._order(stamp_ns), stamp_ns))
         self.origins[origin] += 1
         self.delays_s.append(delay_s)
         self.results[stamp_ns] += 1
-        self._answered.append(max(self._answered[-1], self._number.get(stamp_ns, 0)))
+        self._settled = max(self._settled, self._number.get(stamp_ns, 0))
 
     def latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
         """The cost of a frame was published; energy is NaN when it is not known."""
-        self._note(stamp_ns)
+        if self.closed and (self.carried or self.latencies[stamp_ns] >= self.results[stamp_ns]):
+            return
+        self._latencies.append((self._order(stamp_ns), stamp_ns))
         self.latencies[stamp_ns] += 1
         self.reports.append(report)
+        self.energies.append(energy_j)
         if math.isfinite(energy_j):
-            self.energies.append(energy_j)
             self.energy_measured = self.energy_measured and measured
 
-    def _note(self, stamp_ns: int) -> None:
-        """Whether an answer belongs to the newest frame that has one; its stamp may have been there before."""
-        self._newest = max(self._newest, (self._number.get(stamp_ns, 0), stamp_ns))
+    def _order(self, stamp_ns: int) -> int:
+        """The number of the frame that an answer belongs to; the next one's if it has overtaken its frame."""
+        return self._number.get(stamp_ns, self.frames + 1)
 
     @property
     def carried(self) -> bool:
@@ -75,26 +86,38 @@ class Tally:
     @property
     def settled(self) -> int:
         """Frames published up to the newest that has a result: what came later may still be under way."""
-        return self._answered[-1]
+        return self._settled
 
     @property
     def complete(self) -> int:
         """Frames that have a result, and a latency unless results are carried along."""
         return sum((self.results if self.carried else self.results & self.latencies).values())
 
-    def drop_half(self) -> None:
-        """Forget the newest frame if only half of its answer is here: the count was stopped between the two."""
-        _, newest = self._newest
-        if self.carried:
-            return
-        results, latencies = self.results[newest], self.latencies[newest]
-        if latencies > results:
-            self.latencies[newest] -= 1
-            self.reports.pop()
-        elif results > latencies:
-            self.results[newest] -= 1
-            self._answered.pop()
+    def close(self) -> None:
+        """Take no more frames, and forget those behind the last whole one of which half an answer is here.
+
+        Frames may be under way at once, and the two topics of an answer do not keep step.
+        """
+        self.closed = True
+        whole = {stamp for stamp, count in self.results.items() if self.carried or count == self.latencies[stamp]}
+        last = max((number for number, stamp in self._results if stamp in whole), default=0)
+        for number, stamp in self._results[::-1]:
+            if number > last and self.results[stamp] > self.latencies[stamp] and not self.carried:
+                self._forget(self._results, self.results, (number, stamp), self.delays_s)
+        for number, stamp in self._latencies[::-1]:
+            if number > last and self.latencies[stamp] > self.results[stamp]:
+                self._forget(self._latencies, self.latencies, (number, stamp), self.reports, self.energies)
         self.results, self.latencies = +self.results, +self.latencies
+        self._settled = min(max((number for number, _ in self._results), default=0), self.frames)
+
+    @staticmethod
+    def _forget(
+        answers: List[Tuple[int, int]], counts: Counter[Any], which: Tuple[int, int], *columns: List[Any]
+    ) -> None:
+        back = answers[::-1].index(which) + 1
+        counts[which[1]] -= 1
+        for column in (answers, *columns):
+            del column[-back]
 
     def faults(self, final: bool = True) -> List[str]:
         """What contradicts "every frame taken up gives exactly one result and one latency with its stamp".
@@ -130,6 +153,7 @@ class Tally:
         """
         if not self.reports:
             raise BadInput("no frame got a result", remedy="the first error above names the cause")
+        energies = [energy for energy in self.energies if math.isfinite(energy)]
         modes = Counter(report.mode for report in self.reports)
         mode: Mode = modes.most_common(1)[0][0]
         count = len(self.reports)
@@ -138,7 +162,7 @@ class Tally:
         known = sum((answers & self.published).values())
         record: Dict[str, Any] = {
             "frames_in": taken,
-            "frames_published": self.settled,
+            "frames_published": self.settled + taken - known,  # frames of before we listened may be answered
             "frames_superseded": max(0, self.settled - known),
             "results_out": sum(self.results.values()),
             "model": self.reports[-1].model,
@@ -151,11 +175,11 @@ class Tally:
             "bytes_up": sum(report.bytes_up for report in self.reports) / count,
             "bytes_down": sum(report.bytes_down for report in self.reports) / count,
             "round_trips": sum(report.round_trips for report in self.reports) / count,
-            "energy_j": sum(self.energies) / len(self.energies) if self.energies else None,
+            "energy_j": sum(energies) / len(energies) if energies else None,
             "robot_slowdown": max(1.0, *(report.emulated_slowdown for report in self.reports), 1.0),
         }
         measured = "measured" if self.energy_measured else "model"
-        record["energy_source"] = measured if self.energies else "unknown"
+        record["energy_source"] = measured if energies else "unknown"
         if self.carried:
             record["inferences"] = count
             record["results_by_origin"] = dict(self.origins.most_common())

@@ -1,17 +1,19 @@
-"""Shows on the terminal what runs now, from ROS's topics: ``edge-offload top`` without a file."""
+"""Shows on the terminal what runs now, from ROS's topics: ``edge-offload top`` without a file, and how far it is."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import List
+from typing import Any, Dict, List
 
 import rosgraph
 import rospy
 
 from edge_offload.dashboard.terminal import TerminalView, columns, summary_line
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.nodes.monitor.progress import PROGRESS, results_line, waiting_line
 from edge_offload.nodes.monitor.run_topics import RunTopics
+from edge_offload_msgs.msg import Latency
 
 CLEAR = "\x1b[H\x1b[J"
 
@@ -43,6 +45,51 @@ def watch(interval_s: float, window_s: float, once: bool) -> None:
         print()
     finally:
         topics.close()
+
+
+class Counts:
+    """Results of every network, from what they say on offload/latency; times by a monotonic clock."""
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s = began_s
+        self._first_s: Dict[str, float] = {}
+        self._done: Dict[str, int] = {}
+        self._last: Dict[str, Any] = {}
+
+    def note(self, message: Any, now_s: float) -> None:
+        """One more result."""
+        self._first_s.setdefault(message.model, now_s)
+        self._done[message.model] = self._done.get(message.model, 0) + 1
+        self._last[message.model] = message
+
+    def line(self, now_s: float) -> str:
+        """How far each of them is."""
+        last = dict(self._last)
+        if not last:
+            return waiting_line(now_s - self._began_s)
+        return "; ".join(
+            f"{name}: {results_line(self._done[name], 0, now_s - self._first_s[name], said.mode, said.total.to_sec())}"
+            for name, said in sorted(last.items())
+        )
+
+
+def tell_progress(every_s: float) -> None:
+    """Print a line every ``every_s`` that says how far the networks are, until Ctrl-C or the end of the master.
+
+    Raises:
+        EdgeOffloadError: there is no ROS master.
+    """
+    if not rosgraph.is_master_online():
+        raise EdgeOffloadError(f"no ROS master at {rosgraph.get_master_uri()}", remedy="start a launch file")
+    rospy.init_node("progress", argv=[], anonymous=True, disable_signals=True)
+    counts = Counts(time.monotonic())
+    rospy.Subscriber("offload/latency", Latency, lambda message: counts.note(message, time.monotonic()), queue_size=200)
+    try:
+        while rosgraph.is_master_online():
+            time.sleep(every_s)
+            print(f"{PROGRESS}{counts.line(time.monotonic())}", flush=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        pass
 
 
 def _print(lines: List[str], window_s: float, once: bool) -> None:

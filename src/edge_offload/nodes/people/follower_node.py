@@ -19,19 +19,22 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 import rospy
-import tf2_ros
 from geometry_msgs.msg import Twist, Vector3
 
-from edge_offload.errors import BadInput
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.convert import transform_of
+from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import TF_WAIT, Interval, PoseLookup, Poses, waits_until
 from edge_offload.nodes.common.ticker import Ticker
+from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.perception.follower import Follower, FollowerConfig
 from edge_offload.perception.timeline import AHEAD_S
 from edge_offload_msgs.msg import Person, PersonArray
 
 _LIMITS = FollowerConfig()
+
+SILENCE_S = 3.0
+"""Without people, empty ones included: whoever finds them is not running."""
 
 
 class FollowerNode(Node):
@@ -45,6 +48,7 @@ class FollowerNode(Node):
         Param("max_linear", _LIMITS.max_linear, "m/s", low=0.0),
         Param("max_angular", _LIMITS.max_angular, "rad/s", low=0.0),
         Param("target_timeout", _LIMITS.target_timeout_s, "s without seeing the target until it stops", low=0.05),
+        TF_WAIT,
         Param("result_timeout", _LIMITS.result_timeout_s, "s without a result until it stops", low=0.05),
     )
 
@@ -60,8 +64,13 @@ class FollowerNode(Node):
                 result_timeout_s=params["result_timeout"],
             )
         )
-        self._buffer = tf2_ros.Buffer()
-        self._listener = tf2_ros.TransformListener(self._buffer)
+        self._interval = Interval()
+        self._lookup = PoseLookup(Poses(), "~base_frame")
+        self._losses = Losses("sights of the target without a place to drive to")
+        remedy = "start kapao_node, or remap the topic; the robot stands"
+        self._people = awaited("kapao/people", PersonArray, "people", remedy, SILENCE_S)
+        self.health.watch("position", self._losses.words)
+        self.health.watch("people", self._people.words)
         self._publisher = rospy.Publisher("cmd_vel", Twist, queue_size=1)
         rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=4)
         self._ticker = Ticker(1.0 / params["rate"], self._tick, self.fault)
@@ -75,11 +84,14 @@ class FollowerNode(Node):
 
     def _on_people(self, message: Any) -> None:
         # the age is taken on the ROS clock, on which the stamp is, and the rest is timed by the monotonic one
+        received_s = time.monotonic()
+        self._people.came()
+        until_s = waits_until(received_s, self._interval.arrived(received_s), self.params)
         age_s = self._age_s(message.header.stamp)
         target = next((person for person in message.people if person.target and person.observed), None)
-        place = None if target is None else self._in_base(target, message.header.stamp)
+        place = None if target is None else self._in_base(target, message.header.stamp, received_s, until_s)
         with self._lock:
-            self._follower.see(place, time.monotonic() - age_s)
+            self._follower.see(place, received_s - age_s)
 
     def _age_s(self, stamp: rospy.Time) -> float:
         """Seconds since the image was taken; infinity where the stamp does not tell, for whoever drives has to know."""
@@ -96,17 +108,18 @@ class FollowerNode(Node):
         self.health.warn("stamps", f"the robot stands: {cause}")
         return max(age_s, 0.0) if stamp and age_s > 0 else math.inf
 
-    def _in_base(self, person: Any, stamp: rospy.Time) -> Optional[Tuple[float, float]]:
+    def _in_base(
+        self, person: Any, stamp: rospy.Time, received_s: float, until_s: float
+    ) -> Optional[Tuple[float, float]]:
+        """Where the target was in the base's frame, m; waits for a pose that comes late."""
         if person.position_source == Person.UNKNOWN:
-            self.health.warn("position", "the target's position is unknown: the camera needs calibration and tf")
+            self._losses.note("the target's position is unknown; /diagnostics of the node that finds people says why")
             return None
-        base = self.params["base_frame"]
-        try:
-            found = transform_of(self._buffer.lookup_transform(base, person.position_frame, stamp))
-        except (tf2_ros.TransformException, BadInput, ValueError) as error:
-            self.health.warn("position", f"no pose of {person.position_frame!r} in {base!r}: {error}")
+        pose = self._lookup.pose(self.params["base_frame"], person.position_frame, stamp, received_s, until_s)
+        found = pose.settled()
+        self._losses.note(pose.cause)
+        if found is None:
             return None
-        self.health.clear("position")
         place = person.position
         x, y, _ = found.points(np.array([place.x, place.y, place.z])).tolist()
         return x, y

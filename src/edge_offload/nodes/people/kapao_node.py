@@ -39,6 +39,7 @@ Sets the parameter ~weights_sha256 to the checksum of the model's weights.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -53,9 +54,11 @@ from edge_offload.models.people import People
 from edge_offload.models.registry import build_estimator
 from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import TF_WAIT
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
-from edge_offload.nodes.inference.intake import DepthIntake, Frame
+from edge_offload.nodes.inference.depth import DepthIntake
+from edge_offload.nodes.inference.intake import WORLD_FRAME, Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
@@ -102,7 +105,8 @@ class KapaoNode(ImageNode):
         Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
         Param("local", "", "with ~carry: a smaller network that runs here and stands in where it is the better one"),
         Param("local_options", {}, "options of that network, such as {size: 320}"),
-        Param("world_frame", "map", "tf frame of the positions, its ground at z = 0"),
+        WORLD_FRAME,
+        TF_WAIT,
     )
 
     def open(self) -> Network:
@@ -113,14 +117,17 @@ class KapaoNode(ImageNode):
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
         self._recording = 0
-        if params["carry"]:
-            self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
         self._detections = DetectionPublisher("kapao/detections", ["person"], network.estimator.name, self.health)
         self._depth = (
             DepthIntake(self, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
         )
+        if params["carry"]:
+            self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
+            self._camera.poses.tell(self.carry.wake)
+            if self._depth is not None:
+                self._depth.tell(self.carry.wake)
         return network
 
     def _carried(self) -> Task[List[TrackedPerson]]:
@@ -129,7 +136,9 @@ class KapaoNode(ImageNode):
         if params["every_frame"]:
             raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
         self._flow = FlowCarrier()
-        task: Task[List[TrackedPerson]] = Task(self._flow, self._see, self._leave, self._publish_failure, people_drop)
+        task: Task[List[TrackedPerson]] = Task(
+            self._flow, self._see, self._leave, self._publish_failure, people_drop, waits=self._waits_s
+        )
         if not params["local"]:
             return task
         local = self._local = build_estimator(params["local"], **params["local_options"])
@@ -139,7 +148,6 @@ class KapaoNode(ImageNode):
 
     def look(self, frame: Frame, bgr: Array) -> Steps:
         header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
-        depth, encoding = self._depth_at(frame, size) if self.carry is None else (None, "")
         prepared = self._pipeline.prepare(bgr, frame.received_s)
         yield
         facts = {"frame_id": header.frame_id, "image": list(size), "options": self.params["model_options"]}
@@ -152,7 +160,7 @@ class KapaoNode(ImageNode):
             found = seen.found if self._network.estimator.trained else People.empty()
             self.carry.came(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
             return
-        locator = self._locator(frame, size)
+        locator, (depth, encoding) = self._locator(frame, size), self._depth_at(frame, size)
         self._notice_recording(frame)
         seconds = frame.instant.seconds
         result = self._pipeline.finish(prepared, outputs, inference, seconds, size, locator, depth, encoding)
@@ -173,11 +181,11 @@ class KapaoNode(ImageNode):
 
     def _depth_at(self, frame: Frame, size: Tuple[int, int]) -> Tuple[Optional[Array], str]:
         """The depth image that belongs to an image, and its encoding."""
-        depth, encoding = self._depth.at(frame) if self._depth is not None else (None, "")
-        if depth is not None and depth.shape != size[::-1]:
-            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {list(size)}")
-            depth = None
-        return depth, encoding or "32FC1"
+        return (None, "32FC1") if self._depth is None else self._depth.at(frame, size, wait=self.carry is None)
+
+    def _waits_s(self, frame: Frame) -> float:
+        """Until when the result of an image may wait for its pose and its depth image."""
+        return max(self._camera.waits_s(frame), -math.inf if self._depth is None else self._depth.waits_s(frame))
 
     def _locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
         make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
@@ -247,7 +255,7 @@ class KapaoNode(ImageNode):
         self._selector.select(people, seconds)
         target = self._selector.target_id
         pose = None if locator is None else locator.pose
-        placed = place(people, pose, self.params["world_frame"], header.frame_id, self._motion, seconds)
+        placed = place(people, pose, self._camera.world, header.frame_id, self._motion, seconds)
         self._people.publish(people_message(header, report, size, people, placed, target, along))
         return placed, target
 

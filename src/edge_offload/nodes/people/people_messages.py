@@ -113,6 +113,7 @@ def _person(person: TrackedPerson, placed: Optional[Placed], target: bool) -> Pe
         message.position_frame = placed.frame
         message.position = Point(*placed.position.xyz.tolist())
         message.velocity = Vector3(*placed.velocity.tolist())
+        message.position_covariance = placed.position.covariance.ravel().tolist()
     return message
 
 

@@ -37,91 +37,43 @@ what the sweep hit, and the node says so.
 from __future__ import annotations
 
 import functools
-import threading
 import time
-from typing import Any, Callable, ClassVar, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional
 
-import numpy as np
 import rospy
-import tf2_ros
-from geometry_msgs.msg import PoseStamped
-from nav_msgs.msg import OccupancyGrid, Path
 from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
-from visualization_msgs.msg import MarkerArray
 
 from edge_offload.arrays import Array
-from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.errors import EdgeOffloadError
 from edge_offload.mode import Mode
-from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
+from edge_offload.models.scenes.labels import GROUND
 from edge_offload.models.sconet.baselines import nothing
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
-from edge_offload.models.voxels import VoxelGrid, around
-from edge_offload.modes.remote import TimeoutLimits
-from edge_offload.nodes.common.convert import cloud_to_points, transform_of
+from edge_offload.models.voxels import VoxelGrid
+from edge_offload.nodes.common.convert import cloud_to_points
+from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.poses import TF_WAIT, Pose, PoseLookup, Poses
+from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.carry import CarryThread, Task
-from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Arrivals, Frame, tf_time
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps
-from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.inference.pictures import Painter
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
-from edge_offload.nodes.scene import scene_messages, scene_report
+from edge_offload.nodes.scene import scene_report
+from edge_offload.nodes.scene.goal import GoalIntake
+from edge_offload.nodes.scene.scene_network import SceneNetwork
+from edge_offload.nodes.scene.scene_outputs import Picture, SceneOutputs
 from edge_offload.perception.agreement import scene_drop
 from edge_offload.perception.carry.odometry import SceneCarrier
-from edge_offload.perception.geometry import Transform
 from edge_offload.perception.scene.pipeline import ScenePipeline, SceneResult
-from edge_offload.perception.scene.planning import Cell, Plan, find_path, occupancy_slice
-from edge_offload.perception.scene.view import draw_scene
+from edge_offload.perception.scene.planning import Plan, find_path, occupancy_slice
 from edge_offload.runtime.carrying import Along, FrameLoop
 from edge_offload.timing import InferenceReport
-from edge_offload_msgs.msg import SemanticGrid
 
 SILENCE_S = 5.0
-
-ODOMETRY_S = 0.02
-"""How long a sweep waits for its pose: tf comes by another connection."""
-
-
-class SceneNetwork(Network):
-    """A scene completer whose module runs here or on a server."""
-
-    untrained = "the scene is not completed, results show what the sweep hit"
-    # what the network says has megabytes: the coded scene is told instead (scene_report)
-    report_results = False
-    # 70 GFLOP take seconds on a processor core
-    patience = TimeoutLimits(cap_s=60.0, first_s=30.0)
-    # a minute or more: sweeps are completed here meanwhile
-    waits_for_plans = False
-    declared: ClassVar[Tuple[Param, ...]] = (
-        Param("model", "sconet", "name of the model ('edge-offload models list')", choices=("sconet",)),
-        *(param for param in Network.declared if param.name != "model"),
-    )
-
-    def build(self) -> SceneCompleter:
-        """The completer that the parameters describe."""
-        params = self._params
-        options = params["model_options"]
-        unknown = sorted(set(options) - {"weights", "seed"})
-        if unknown:
-            raise BadInput(f"model sconet has no option {', '.join(unknown)}", remedy="it has: weights, seed")
-        grid = around(params["sensor_height"], params["voxel_size"], params["extent"] == "forward", params["cells"])
-        return SceneCompleter(grid=grid, **options)
-
-
-class _Picture(NamedTuple):
-    """What is drawn: a completed sweep, the slice found free or not, the path through it from robot to goal (cells)."""
-
-    header: Any
-    labels: Array
-    occupancy: Array
-    report: InferenceReport
-    found: Any
-    plan: Optional[Plan]
-    robot: Cell
-    goal: Optional[Cell]
 
 
 class AgrnavNode(OffloadedNode):
@@ -151,37 +103,41 @@ class AgrnavNode(OffloadedNode):
         Param("carry", False, "give every sweep its result at once, carried along from what the network saw last"),
         Param("local", True, "with ~carry: column fill, which needs no network, stands in where it is the better one"),
         Param("odometry_frame", "odom", "with ~carry: tf frame that stands still while the robot moves"),
+        TF_WAIT,
     )
 
     def start(self) -> None:
         params = self.params
-        self._goal: Optional[Any] = None
-        self._goal_lock = threading.Lock()
-        self._heard_s = time.monotonic()
-        self._arrivals = Arrivals(self.health, "sweeps")
+        self._arrivals = Arrivals(self.health, "sweeps", params)
         self._recording = 0
         self._told = 0
-        self._buffer = tf2_ros.Buffer()
-        self._listener = tf2_ros.TransformListener(self._buffer)
+        self._poses = Poses()
         self.begin(SceneNetwork(params, self.health))
         self._completer: SceneCompleter = self._network.estimator
         self._grid: VoxelGrid = self._completer.grid
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
         self._pipeline = ScenePipeline(self._completer)
-        self._advertise()
+        self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
         self._worker = self.lanes(self._slot, self._work, self._on_failure)
-        self._painter: Painter[_Picture] = Painter(self, "agrnav/overlay", self._draw, 1, beside=self._publish_voxels)
+        outputs = self._outputs
+        self._painter: Painter[Picture] = Painter(
+            self, "agrnav/overlay", outputs.draw, 1, beside=outputs.publish_voxels
+        )  # fmt: skip
         if params["carry"]:
             self._carrier = SceneCarrier(self._grid)
+            self._odometry = PoseLookup(self._poses, "~odometry_frame", carried=True)
+            self._losses = Losses("sweeps without odometry, scenes are held")
+            self.health.watch("odometry", self._losses.words)
             task = Task(self._carrier, self._see, self._leave, self._publish_failure, scene_drop,
-                        self._alone if params["local"] else None)  # fmt: skip
+                        self._alone if params["local"] else None, waits=self._waits_s)  # fmt: skip
             self.carry = CarryThread(task, params["slowdown"], self.health, self.fault)
+            self._poses.tell(self.carry.wake)
         self._worker.start()
         self._painter.start()
         self.listen(self._slot)
-        rospy.Subscriber("agrnav/goal", PoseStamped, self.callback(self._on_goal), queue_size=4)
+        self._goal = GoalIntake(self, self._poses)
         # made up, but not empty: mode split measures on it how far sweeps can be coded
         sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, params["sensor_height"])))
         assert sweep.points is not None
@@ -190,17 +146,13 @@ class AgrnavNode(OffloadedNode):
         self.publish_forecast([example], Header(stamp=rospy.Time.now()))
         self.collector.begin()
         # last: from now on sweeps come
+        remedy = "check the driver, or name its topic (input:=)"
+        self._topic = awaited("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
+        self.health.watch("sweeps", self._topic.words)
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES
         )
         rospy.loginfo(f"model {self._completer.name} is ready, mode {self._mode}")
-
-    def _advertise(self) -> None:
-        self._semantic = rospy.Publisher("agrnav/semantic_grid", SemanticGrid, queue_size=4)
-        self._occupancy = rospy.Publisher("agrnav/occupancy", OccupancyGrid, queue_size=4)
-        self._path = rospy.Publisher("agrnav/path", Path, queue_size=4)
-        self._voxels = rospy.Publisher("agrnav/voxels", PointCloud2, queue_size=2)
-        self._markers = rospy.Publisher("agrnav/markers", MarkerArray, queue_size=2)
 
     def stop(self) -> None:
         if hasattr(self, "_sweeps"):
@@ -210,22 +162,12 @@ class AgrnavNode(OffloadedNode):
     def refresh(self) -> None:
         if not hasattr(self, "_sweeps"):
             return
-        silent = time.monotonic() - self._heard_s
-        if silent > SILENCE_S:
-            self.health.warn("sweeps", f"no sweep on {rospy.resolve_name('lidar/points')} for {silent:.0f} s")
-        else:
-            self.health.clear("sweeps")
         self._arrivals.refresh()
         self.refresh_network(self._slot, "sweeps")
 
-    def _on_goal(self, message: Any) -> None:
-        with self._goal_lock:
-            self._goal = message
-
     def _on_sweep(self, message: Any) -> None:
-        self._heard_s = time.monotonic()
-        frame = Frame(message, self._heard_s, self._arrivals.instant(message.header, self._heard_s))
-        (self.carry or self._slot).put(frame)
+        self._topic.came()
+        (self.carry or self._slot).put(self._arrivals.frame(message, time.monotonic()))
 
     def _work(self, frame: Frame, place: int) -> Steps:
         """One sweep: exactly one result, whatever happens."""
@@ -260,25 +202,26 @@ class AgrnavNode(OffloadedNode):
         if not same:
             self._carrier.forget()
         self._recording = frame.instant.recording
-        follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame)) and same
+        # looked up when it is needed: tf comes by another connection, and may come late
+        follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame).found) and same
         self._slot.put(frame)
         return follows
+
+    def _pose(self, frame: Frame) -> Pose:
+        """Where the sensor is in a frame that stands still."""
+        if frame.pose is None:
+            header, fixed = frame.message.header, self.params["odometry_frame"]
+            at = tf_time(header, frame.instant)
+            frame.pose = self._odometry.pose(fixed, header.frame_id, at, frame.received_s, frame.until_s)
+        return frame.pose
+
+    def _waits_s(self, frame: Frame) -> float:
+        """Until when the result of a sweep may wait for odometry and for the place of the goal."""
+        return max(self._pose(frame).waits_s, self._goal.waits_s(frame))
 
     def _alone(self, frame: Frame) -> Array:
         """What can be made of a sweep without a network."""
         return self._carrier.alone(frame.instant)
-
-    def _pose(self, frame: Frame) -> Optional[Transform]:
-        """Where the sensor is in a frame that stands still; None while tf does not know it."""
-        header, fixed = frame.message.header, self.params["odometry_frame"]
-        at, wait = tf_time(header, frame.instant), rospy.Duration(ODOMETRY_S)
-        try:
-            found = transform_of(self._buffer.lookup_transform(fixed, header.frame_id, at, wait))
-        except (tf2_ros.TransformException, BadInput, ValueError) as error:
-            self.health.warn("odometry", f"no pose of {header.frame_id!r} in {fixed!r}, scenes are held: {error}")
-            return None
-        self.health.clear("odometry")
-        return found
 
     def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> Iterator[None]:
         """The network's result for an earlier sweep (in the thread that carries)."""
@@ -287,6 +230,9 @@ class AgrnavNode(OffloadedNode):
     def _leave(self, frame: Frame, along: Along[Array]) -> None:
         """The result of a sweep, whatever its origin."""
         assert frame.pixels is not None
+        pose = self._pose(frame)
+        pose.settled(wait=False)
+        self._losses.note(pose.cause)
         report = along.tag or InferenceReport(Mode.LOCAL, self._completer.name)
         labels = nothing(frame.pixels) if along.result is None else along.result
         self._publish(frame, labels, frame.pixels, report, along)()
@@ -302,26 +248,23 @@ class AgrnavNode(OffloadedNode):
         """The one result of a sweep. Returns what shows it to whoever watches."""
         header, params = frame.message.header, self.params
         found = occupancy_slice(labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"])
-        robot, goal = self._grid.cell(0.0, 0.0), self._goal_cell(frame)
-        plan = None
+        place = self._goal.place(frame, wait=self.carry is None)
+        robot, goal, plan = self._grid.cell(0.0, 0.0), None if place is None else self._grid.cell(*place), None
         if goal is not None:
             plan = find_path(found, self._grid.voxel_size, robot, goal, params["robot_radius"])
             self._tell(plan)
-        self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS, along))
-        self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
-        height_m = -params["sensor_height"] + 0.1
-        self._path.publish(scene_messages.path_message(header, plan, self._grid, height_m))
+        self._outputs.publish(header, labels, found, plan, along)
         if along is None or along.source != self._told:
             # what was carried along is no news to them
             self._told = 0 if along is None else along.source
-            self._tell_server(header, labels, found, plan, report, height_m)
-        return lambda: self._painter.paint(_Picture(header, labels, occupancy, report, found, plan, robot, goal))
+            self._tell_server(header, labels, found, plan, report)
+        return lambda: self._painter.paint(Picture(header, labels, occupancy, report, found, plan, robot, goal))
 
     def _tell_server(
-        self, header: Any, labels: Array, found: Array, plan: Optional[Plan], report: InferenceReport, height_m: float
+        self, header: Any, labels: Array, found: Array, plan: Optional[Plan], report: InferenceReport
     ) -> None:
         told = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, "frame_id": header.frame_id}
-        told.update(scene_report.facts(self._grid, height_m))
+        told.update(scene_report.facts(self._grid, self._outputs.path_height_m))
         self._network.tell(scene_report.coded(labels, found, plan), report, told)
 
     def _tell(self, plan: Optional[Plan]) -> None:
@@ -333,35 +276,9 @@ class AgrnavNode(OffloadedNode):
             self.health.clear("path")
             self.health.value("path", f"{plan.length_m:.1f} m")
 
-    def _goal_cell(self, frame: Frame) -> Optional[Cell]:
-        """The goal in this sweep's grid; None while tf cannot tell where it is."""
-        header = frame.message.header
-        with self._goal_lock:
-            goal = self._goal
-        if goal is None:
-            return self._grid.cell(self.params["goal_x"], self.params["goal_y"])
-        place = np.array([goal.pose.position.x, goal.pose.position.y, goal.pose.position.z])
-        if goal.header.frame_id not in ("", header.frame_id):
-            try:
-                found = self._buffer.lookup_transform(
-                    header.frame_id, goal.header.frame_id, tf_time(header, frame.instant), rospy.Duration(0.2)
-                )
-                transform = transform_of(found)
-            except (tf2_ros.TransformException, BadInput, ValueError) as error:
-                self.health.warn("goal", f"the goal's place is not known: {error}")
-                return None
-            place = transform.rotation @ place + transform.translation
-        self.health.clear("goal")
-        return self._grid.cell(float(place[0]), float(place[1]))
-
     def _publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a sweep that could not be used: a grid and a slice in which nothing is known."""
-        header = frame.message.header
-        labels = np.zeros(self._grid.shape, dtype=np.uint8)
-        self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS, NOTHING))
-        unknown = np.full(self._grid.shape[:2], -1, dtype=np.int8)
-        self._occupancy.publish(scene_messages.slice_message(header, unknown, self._grid))
-        self._path.publish(scene_messages.path_message(header, None, self._grid, 0.0))
+        self._outputs.publish_nothing(frame.message.header)
         self._tell_latency(frame, error)
 
     def _tell_failure(self, frame: Frame, error: BaseException) -> None:
@@ -384,34 +301,6 @@ class AgrnavNode(OffloadedNode):
         else:
             self.fault("network", error)
         self._tell_failure(frame, error)
-
-    def _publish_voxels(self, picture: _Picture) -> None:
-        header, labels = picture.header, picture.labels
-        if self._voxels.get_num_connections():
-            self._voxels.publish(scene_messages.voxels_message(header, labels, self._grid, COLOURS))
-        if self._markers.get_num_connections():
-            self._markers.publish(scene_messages.markers_message(header, labels, self._grid, COLOURS, GROUND, LABELS))
-
-    def _draw(self, picture: _Picture) -> Array:
-        plan = picture.plan
-        path = None if plan is None else plan.cells
-        top = int((self.params["body_high"] + 1.2) / self._grid.voxel_size)
-        return draw_scene(
-            picture.labels, COLOURS, picture.occupancy, picture.found, path, picture.robot, picture.goal,
-            self._lines(picture.report, plan), top=top,
-        )  # fmt: skip
-
-    def _lines(self, report: InferenceReport, plan: Optional[Plan]) -> List[str]:
-        way = "no path" if plan is None else f"path {plan.length_m:.1f} m{'' if plan.reached else ' (not to the goal)'}"
-        lines = [
-            f"{report.model}, mode {report.mode}, {report.total_s * 1e3:.0f} ms, {report.bytes_up / 1e3:.1f} kB up, "
-            f"{report.bytes_down / 1e3:.1f} kB down, {way}"
-        ]
-        if not self._completer.trained:
-            lines.append("random weights: the scene is NOT completed, this is what the sweep hit")
-        if report.fallback_reason:
-            lines.append(f"ran on the robot: {report.fallback_reason}")
-        return lines
 
 
 NODE = AgrnavNode

@@ -54,8 +54,12 @@ class OffloadServerNode(Node):
     declared = (
         Param("bind", "tcp://127.0.0.1:5700", "address to listen on; port 0: any free"),
         Param("device", AUTO, "auto (the GPU if there is one), cpu or cuda; emulated:TABLE.csv"),
-        Param("engine", "exact", "what computes models: exact (torch, on a GPU as CUDA graphs), eager (torch), auto, "
-              "or a name from 'edge-offload engines'"),
+        Param(
+            "engine",
+            "exact",
+            "what computes models: exact (torch, on a GPU as CUDA graphs), eager (torch), auto, "
+            "or a name from 'edge-offload engines'",
+        ),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
         Param("keys", "", "key directory; none: the user's"),

@@ -154,14 +154,14 @@ class FlowCarrier:
             yield
 
     def _course(self, result: Sequence[TrackedPerson], source: int, target: int) -> _Course:
-        for known, course in self._courses:
-            if known is result and course.source == source and (course.at <= target or target in course.passed):
-                break
-        else:
-            known, course = result, _Course(result, source, self.config)
+        its = [course for known, course in self._courses if known is result and course.source == source]
+        # one that has been there comes first: another may have left the frame out
+        course = next((each for each in its if target in each.passed), None)
+        course = course or next((each for each in its if each.at <= target), None)
+        course = course or _Course(result, source, self.config)
         # others stay: of the result before, with which what came is compared, and of the local algorithm's
         others = [each for each in self._courses if each[1] is not course]
-        self._courses = [*others[-_OTHERS:], (known, course)]
+        self._courses = [*others[-_OTHERS:], (result, course)]
         return course
 
     def _hop(self, course: _Course, stamp: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Iterator, Optional, Tuple
+from typing import Callable, Iterator, Optional, Tuple, Union
 
 import cv2
 import numpy as np
@@ -23,12 +23,20 @@ LEAST_S = 0.05
 """Poses nearer to each other in time are judged as if they were so far apart: two clocks differ by some of that."""
 
 
+Pose = Union[Transform, Callable[[], Optional[Transform]], None]
+"""Where a sensor is, or what is asked where it was: the answer may come late."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Sweep:
     """Voxels hit, as bits, and the sensor's pose in the world (None: not known)."""
 
     bits: Array
-    pose: Optional[Transform]
+    asked: Pose
+
+    @property
+    def pose(self) -> Optional[Transform]:
+        return self.asked() if callable(self.asked) else self.asked
 
 
 class SceneCarrier:
@@ -55,13 +63,14 @@ class SceneCarrier:
         self._sight = Sight(grid)
         self._alone: Optional[Tuple[_Sweep, Array]] = None
 
-    def see(self, stamp: int, occupancy: Array, pose: Optional[Transform] = None) -> bool:
+    def see(self, stamp: int, occupancy: Array, pose: Pose = None) -> bool:
         """Take a sweep in.
 
         Args:
             stamp: ns, of the sweep or on a timeline. One that goes back begins anew: what was before is forgotten.
             occupancy: uint8 [x, y, z], voxels that it hit.
-            pose: maps the sensor's frame into one that does not move; None: not known.
+            pose: maps the sensor's frame into one that does not move; None: not known. Or a call that gives it, which
+                is made whenever a result is carried from this sweep, or to it.
 
         Returns:
             Whether earlier sweeps are still known.
@@ -136,11 +145,11 @@ class SceneCarrier:
         """Maps the sensor's frame of now into that of before; None where that is not known, and why."""
         if before is None or now is None:
             self.degraded = "the sweep that the network saw, or this one, is not held any more"
-        elif before.pose is None or now.pose is None:
+        elif (was := before.pose) is None or (then := now.pose) is None:
             self.degraded = "no odometry: the sensor's pose is not known"
         else:
-            back = before.pose.inverse()
-            motion = Transform(back.rotation @ now.pose.rotation, back.points(now.pose.translation))
+            back = was.inverse()
+            motion = Transform(back.rotation @ then.rotation, back.points(then.translation))
             metres = float(np.linalg.norm(motion.translation))
             turned = math.acos(min(1.0, max(-1.0, (float(np.trace(motion.rotation)) - 1) / 2)))
             time_s = max(passed_s, LEAST_S)

@@ -1,4 +1,4 @@
-"""How a split is learnt without frames noticing: a process of idle priority traces, measures and plans.
+"""How a split is learnt without frames noticing: a process of low priority traces, measures and plans.
 
 Robot and server begin one each when a split is opened, and end it when that is open. Frames go on in the process that
 began it, whose interpreter and processor nothing of this takes.

@@ -1,4 +1,4 @@
-"""The process of idle priority that learns a split: begun when something is to be learnt, ended when nothing is.
+"""The process of low priority that learns a split: begun when something is to be learnt, ended when nothing is.
 
 It runs when nobody else wants a processor. Where that is too seldom, or where it ends, its work is done in the thread
 that waited for it, in slices between frames, and that is said; another process is tried when something is to be learnt
@@ -122,7 +122,7 @@ class Learning:
         """The profile of a network that the process has traced; None where ``place`` has to measure it.
 
         What several threads, a GPU or another process compute is measured where it is computed: beside frames a process
-        of idle priority knows of one thread alone how long it computed.
+        of low priority knows of one thread alone how long it computed.
         """
         identity = sequence_hash(network.program.sequence)
         with self._turn, self.at_work():
@@ -161,7 +161,7 @@ class Learning:
             if callable(facts.get("state_hash")):
                 facts["state_hash"] = facts["state_hash"]()
             if self._process is None:
-                tell("a process of idle priority is being started")
+                tell("a process of low priority is being started")
                 self._begin()
             assert self._process is not None
             answer = self._process.ask(what, tell, tensors, facts)
@@ -264,7 +264,7 @@ class _Process:
                 self._process.wait(0.0 if late else ENDS_S)
             why = f"has not done it within {LIMIT_S:g} s" if late else f"ended with code {self._process.poll()}"
             self.close()
-            raise LinkLost(f"the process of idle priority {why}") from None
+            raise LinkLost(f"the process of low priority {why}") from None
         failed = header.get("failed")
         if failed is not None:
             kind, cause, remedy = (str(part) for part in failed)

@@ -16,9 +16,10 @@ from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
-from edge_offload.modes.remote import Handles, TimeoutLimits, TimeoutPolicy, Work
-from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.modes.remote import Handles, Work
+from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.modes.split.robot.contest import Contest
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
 from edge_offload.modes.split.robot.opening import OpenSplit, Source, SplitOpener
@@ -34,7 +35,7 @@ PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
 MAX_SHAPES = 64
 
 
-class SplitRunner:
+class SplitRunner(Runner):
     """Runs inferences on robot and server together.
 
     Args:
@@ -42,7 +43,6 @@ class SplitRunner:
         client: the link, owned by someone else.
         slowdown: emulate a robot that is so many times slower.
         bandwidth: bytes per second to look plans up by, instead of the link's estimate (for experiments).
-        limits: bounds on the wait for the server.
         place: where the robot's half is computed.
         settings: how plans are made (:class:`PlanSettings`).
 
@@ -58,13 +58,11 @@ class SplitRunner:
         client: Client,
         slowdown: float = 1.0,
         bandwidth: Optional[float] = None,
-        limits: Optional[TimeoutLimits] = None,
         place: Optional[Place] = None,
         **settings: Any,
     ) -> None:
         self.opener = SplitOpener(source, client, slowdown, PlanSettings(**settings), place)
         self.bandwidth = bandwidth
-        self.patience = TimeoutPolicy(limits)
         self.counted: Optional[Counted] = None
         self._source, self._client, self._slowdown = source, client, slowdown
         self._handles: Handles[Specs, OpenSplit] = Handles(
@@ -88,10 +86,6 @@ class SplitRunner:
             self._handles.forget(specs, opened)
             self._outdated.append(opened)
         return self._handles.unavailable_reason(specs, prepare)
-
-    def opening(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether plans for such inputs are being made."""
-        return self._handles.opening(specs_of(inputs))
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
         """What is in force for such inputs; None before it is open."""
@@ -137,9 +131,7 @@ class SplitRunner:
         self._handles.replace(specs, opened)
         return opened
 
-    def run(
-        self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]
-    ) -> Attempt:
+    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         del meta
         specs = specs_of(inputs)
@@ -170,7 +162,7 @@ class SplitRunner:
             self.opener.place,
         )
         try:
-            attempt = frame.run(began + self.patience.wait_s(deadline_s, local_s))
+            attempt = frame.run(began + budget.give_up_s)
         except EdgeOffloadError as error:
             self._silent += 1
             if contest is not None:
@@ -181,11 +173,10 @@ class SplitRunner:
                 self._handles.forget(specs, opened)
             raise FailedAttempt(error, time.monotonic() - began, frame.bytes_up) from error
         took_s = time.monotonic() - began
-        self.patience.note(took_s)
         if contest is not None:
             contest.note(divides, took_s)
         elif divides:
-            self._against_local(planned, bandwidth, took_s, local_s)
+            self._against_local(planned, bandwidth, took_s, budget.local_s)
         self.counted = frame.counted()
         self._silent = 0
         return attempt

@@ -17,6 +17,7 @@ import torch
 from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.segments import Outcome
+from edge_offload.manager.lateness import Lateness
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.cut import held, put
@@ -49,6 +50,7 @@ class SplitStrategy(Strategy):
 
     Attributes:
         splits: what has been done so far.
+        lateness: decides for how long the server's half is waited for.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SplitStrategy(Strategy):
     ) -> None:
         super().__init__(dispatcher)
         self.splits = SplitCounters()
+        self.lateness = Lateness()
         self.once = Once()
         self.inferences = Inferences(dispatcher.definitions, self.once)
         self.deferred = DeferredSteps(dispatcher, self.inferences, self.splits)
@@ -155,7 +158,10 @@ class SplitStrategy(Strategy):
             return None
         local_s = sorted(inference.seconds)[len(inference.seconds) // 2] if inference.seconds else 0.0
         try:
-            attempt = runner.run(payloads, None, local_s, {})
+            began = time.monotonic()
+            attempt = runner.run(payloads, {}, self.lateness.alone(inference.name, local_s))
+            if attempt.round_trips:
+                self.lateness.note(inference.name, time.monotonic() - began)
         except Exception as error:  # the link, or an operator on a part of its rows: the device computes all of it
             self.splits.failed += 1
             self._failed_at(inference, error)

@@ -1,0 +1,344 @@
+"""When a remote result is late, when the robot begins by itself, and when an attempt is given up: the one place.
+
+A result is late when it exceeds its forecast by more than all but one frame in fifty did, or by as long as the robot
+takes by itself. While there is no forecast, the latest replies tell how long one is waited for. A link that dies tells
+earlier: bytes are not acknowledged, pings are not answered. How long a link that is well may be quiet is learnt from
+the frames that came through. What makes progress, but so little that the rest of the upload alone would take longer
+than the robot does, counts as stopped. Knows nothing of torch or ROS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Callable, ContextManager, Deque, Dict, Hashable, NamedTuple, Optional, Tuple
+
+from edge_offload.link.transport.attention import Attention
+from edge_offload.manager.forecast import Forecast
+
+#: Seconds between two looks at a frame that waits; less than that is no lateness (``bench adaptive --outages``).
+LOOK_S = 0.01
+#: Latest frames whose slowest ones tell what is usual, the fewest of them, and how many one is left out of, at the top
+#: (``bench adaptive``: hedges; tests/manager/test_lateness.py).
+FRAMES, FEWEST, ONE_IN = 64, 8, 50
+#: Silences up to this multiple of what is usual, and up to so many seconds, are those of a link that is well
+#: (``chaos stalls``, ``bench adaptive --outages``).
+SILENCE, LEAST_SILENCE_S = 1.5, 0.04
+#: Bytes under way below which their pace says nothing (tests/manager/test_lateness.py).
+BACKLOG_BYTES = 4096
+#: Seconds after which an attempt is given up at the earliest, when the robot has its own result (``chaos``).
+GIVE_UP_S = 10.0
+
+
+@dataclass(frozen=True)
+class TimeoutLimits:
+    """Bounds on the wait for a reply of which there is no forecast.
+
+    Attributes:
+        factor: multiple of the recent round trip that a reply may take.
+        slack_s: added to it, so that a few milliseconds of jitter are no fault on a fast link (seconds).
+        floor_s, cap_s: the wait is never shorter or longer than this (seconds).
+        first_s: the wait while nothing is known yet (seconds).
+    """
+
+    factor: float = 3.0
+    slack_s: float = 0.05
+    floor_s: float = 0.1
+    cap_s: float = 5.0
+    first_s: float = 5.0
+
+
+class Budget(NamedTuple):
+    """How much time a remote attempt has.
+
+    Attributes:
+        use_s: how long its result is of use (seconds): a server refuses what cannot be ready by then.
+        give_up_s: when it fails if nothing has come (seconds).
+        local_s: what the robot takes by itself (seconds); 0 while that is unknown.
+    """
+
+    use_s: float
+    give_up_s: float
+    local_s: float = 0.0
+
+
+class Tail:
+    """What the slowest of the latest frames reached, all but one in fifty. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._seconds: Deque[float] = deque(maxlen=FRAMES)
+
+    def note(self, seconds: float) -> None:
+        """One more frame."""
+        self._seconds.append(seconds)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds; inf while too little is known."""
+        if len(self._seconds) < FEWEST:
+            return math.inf
+        ordered = sorted(self._seconds)
+        return ordered[-1 - len(ordered) // ONE_IN]
+
+
+class Patience:
+    """Predicts round trips from the latest ones and derives the wait for the next. Thread-safe."""
+
+    def __init__(self, limits: Optional[TimeoutLimits] = None, samples: int = 16) -> None:
+        self.limits = limits or TimeoutLimits()
+        self._recent: Deque[float] = deque(maxlen=samples)
+        self._lock = threading.Lock()
+
+    def note(self, round_trip_s: float) -> None:
+        """A reply took this long, from the call to usable outputs (seconds). Late replies count too."""
+        with self._lock:
+            self._recent.append(round_trip_s)
+
+    def expected_s(self) -> Tuple[float, float]:
+        """Median and maximum of the latest round trips (seconds); inf while there are none."""
+        with self._lock:
+            ordered = sorted(self._recent)
+        return (ordered[len(ordered) // 2], ordered[-1]) if ordered else (math.inf, math.inf)
+
+    def wait_s(self, deadline_s: Optional[float] = None, local_s: float = 0.0) -> float:
+        """Longest wait for the next reply (seconds), and within the deadline, as :func:`due_s` takes it."""
+        limits, (expected_s, slowest_s) = self.limits, self.expected_s()
+        wait_s = limits.first_s
+        if math.isfinite(expected_s):
+            wait_s = max(limits.floor_s, limits.factor * expected_s + limits.slack_s, slowest_s)
+        return min(wait_s, limits.cap_s, due_s(deadline_s, local_s, expected_s, slowest_s))
+
+
+def due_s(deadline_s: Optional[float], local_s: float, expected_s: float, slowest_s: float) -> float:
+    """When the robot must begin by itself to be in time (seconds from now).
+
+    inf without a deadline, or where that is too soon for a normal reply while the server is the one that can be in
+    time, or is the faster one anyway (a slow robot).
+
+    Args:
+        deadline_s: when the result is due, seconds from now.
+        local_s: what the local computation takes (seconds).
+        expected_s: what a reply usually takes (seconds).
+        slowest_s: what it takes at most when all is well (seconds).
+    """
+    if deadline_s is None:
+        return math.inf
+    room_s = max(0.0, deadline_s - local_s)
+    if room_s < slowest_s < math.inf and expected_s <= max(deadline_s, local_s):
+        return math.inf
+    return room_s
+
+
+class Watch:
+    """Over the link while one remote frame is out.
+
+    Args:
+        limit_s: longest silence of a link that is well; inf while that is unknown.
+        local_s: what the robot takes by itself.
+
+    Attributes:
+        longest_s: for how long the link has been quiet at most.
+    """
+
+    def __init__(self, limit_s: float, local_s: float) -> None:
+        self._limit_s, self._local_s = max(LEAST_SILENCE_S, SILENCE * limit_s), local_s
+        self._mark: Optional[Tuple[float, int]] = None
+        self.longest_s = 0.0
+
+    def stopped(self, now: float, quiet_s: float, given: int, acked: int) -> bool:
+        """Whether the robot should begin.
+
+        Args:
+            now: seconds, monotonic.
+            quiet_s: for how long a sign of life has been overdue.
+            given: bytes given to the connection so far.
+            acked: bytes acknowledged by the next hop so far.
+        """
+        self.longest_s = max(self.longest_s, quiet_s)
+        return quiet_s > self._limit_s or self._crawls(now, given, acked)
+
+    def _crawls(self, now: float, given: int, acked: int) -> bool:
+        left = given - acked
+        if left < BACKLOG_BYTES:
+            self._mark = None
+            return False
+        if self._mark is None:
+            self._mark = (now, acked)
+        since_s, before = self._mark
+        if now - since_s < self._limit_s:
+            return False
+        pace = (acked - before) / (now - since_s)
+        return left > pace * self._local_s
+
+
+class FrameLateness:
+    """One frame's: from the beginning of its remote attempt until the first result. A context, while that is out.
+
+    Attributes:
+        began_s: when the attempt began (monotonic seconds).
+        budget: of the attempt.
+        watch: over the link; None where nobody looks.
+    """
+
+    def __init__(
+        self,
+        owner: Lateness,
+        forecast: Forecast,
+        began_s: float,
+        limits_s: Tuple[float, float, float],
+        budget: Budget,
+        behind: Optional[Callable[[], Tuple[float, float]]] = None,
+        watch: Optional[Watch] = None,
+    ) -> None:
+        self.began_s, self.budget, self.watch = began_s, budget, watch
+        self._owner, self._forecast, self._behind = owner, forecast, behind
+        self._usual_s, self._slack_s, self._due_s = limits_s
+        self._attention: Optional[Attention] = None
+        self._attending = contextlib.ExitStack()
+
+    def __enter__(self) -> FrameLateness:
+        if self.watch is not None and self._owner.attend is not None:
+            self._attention = self._attending.enter_context(self._owner.attend())
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._attending.close()
+
+    @property
+    def doubtful_at(self) -> float:
+        """When it is late enough for no other frame to be begun beside it (monotonic seconds)."""
+        return self.began_s + self._usual_s + self._slack_s / 2
+
+    def rival_at(self) -> float:
+        """When the robot begins by itself (monotonic seconds); behind its own frames that moves."""
+        since_s, part_s = (-math.inf, math.nan) if self._behind is None else self._behind()
+        since_s -= self.began_s
+        usual_s = self._usual_s
+        if since_s > 0:
+            usual_s = max(usual_s, since_s + (usual_s if math.isnan(part_s) else part_s))
+        return self.began_s + min(usual_s + self._slack_s, self._due_s)
+
+    def link_stopped(self) -> bool:
+        """Whether there is no use in waiting for that long."""
+        attention, now = self._attention, time.monotonic()
+        if attention is None or self.watch is None:
+            return False
+        return self.watch.stopped(now, attention.quiet_s(now), attention.given, attention.acked)
+
+    def came(self, seconds: float) -> None:
+        """The remote result came, in time or not, so long after it was asked for.
+
+        The silences before it were none of a link that is dead.
+        """
+        silence_s = math.nan if self.watch is None else self.watch.longest_s
+        if self._attention is not None:
+            silence_s = max(silence_s, self._attention.longest_s)
+        self._owner.note(self._forecast.mode, seconds, seconds - self._forecast.latency_s, silence_s)
+
+
+class Lateness:
+    """Decides for every remote frame; learns from those that came. Thread-safe.
+
+    Args:
+        limits: bounds on waits of which there is no forecast.
+        hedging: whether the robot begins when a result is late by its forecast; else when none has come for long.
+        attend: signs of life of the link (:meth:`.Client.attend`); None: nobody looks.
+    """
+
+    def __init__(
+        self,
+        limits: Optional[TimeoutLimits] = None,
+        hedging: bool = True,
+        attend: Optional[Callable[[], ContextManager[Attention]]] = None,
+    ) -> None:
+        self.attend = attend
+        self._limits, self._hedging = limits, hedging
+        self._patience: Dict[Hashable, Patience] = {}
+        self._errors: Dict[Hashable, Tail] = {}
+        self._silences = Tail()
+        self._lock = threading.Lock()
+
+    def alone(self, key: Hashable, local_s: float, deadline_s: Optional[float] = None) -> Budget:
+        """The time of an attempt that has no rival: the caller computes when it was given up."""
+        wait_s = self._of(key).wait_s(deadline_s, local_s)
+        return Budget(wait_s, wait_s, local_s)
+
+    def frame(
+        self,
+        forecast: Forecast,
+        local_s: float,
+        deadline_s: Optional[float] = None,
+        now: Optional[float] = None,
+        watched: bool = False,
+        behind: Optional[Callable[[], Tuple[float, float]]] = None,
+    ) -> FrameLateness:
+        """A frame whose remote attempt begins.
+
+        Args:
+            forecast: of its mode.
+            local_s: what the robot takes by itself (seconds); 0 while that is unknown.
+            deadline_s: when its result is due, seconds from now.
+            now: monotonic seconds.
+            watched: whether the robot begins, too, when the link is seen to have stopped.
+            behind: since when nothing of the robot's own is before it (monotonic; inf: something is), and what takes
+                longest of a frame (seconds; nan while that is unknown).
+        """
+        now = time.monotonic() if now is None else now
+        patience = self._of(forecast.mode)
+        wait_s = patience.wait_s()
+        usual_s, slowest_s = patience.expected_s()
+        forecast_tells = self._hedging and local_s > 0 and forecast.known
+        if forecast_tells:
+            usual_s, slowest_s = forecast.latency_s, forecast.latency_s + forecast.error_s
+        due = due_s(deadline_s, local_s, usual_s, slowest_s)
+        usual_s = usual_s if math.isfinite(usual_s) else 0.0
+        slack_s = self._slack_s(forecast, local_s) if forecast_tells else max(0.0, wait_s - usual_s)
+        # what a rival sees to, the server need not know
+        use_s = wait_s if forecast_tells else min(wait_s, due)
+        with self._lock:
+            watch = Watch(self._silences.limit_s, local_s) if watched and local_s > 0 else None
+        return FrameLateness(
+            self, forecast, now, (usual_s, slack_s, due), self._raced(use_s, local_s), behind, watch
+        )  # fmt: skip
+
+    def beside(self, forecast: Forecast, local_s: float, now: Optional[float] = None) -> FrameLateness:
+        """A frame that the robot computes in any case: it begins at once."""
+        now = time.monotonic() if now is None else now
+        budget = self._raced(self._of(forecast.mode).wait_s(), local_s)
+        return FrameLateness(self, forecast, now, (0.0, 0.0, 0.0), budget)
+
+    def note(self, key: Hashable, seconds: float, error_s: float = math.nan, silence_s: float = math.nan) -> None:
+        """A remote result came after so long (seconds).
+
+        Args:
+            key: of its mode.
+            seconds: from the call to usable outputs, without what was spent behind the robot's own frames.
+            error_s: how much later that is than its forecast; nan: there was none.
+            silence_s: for how long the link was quiet at most meanwhile; nan: nobody looked.
+        """
+        self._of(key).note(seconds)
+        with self._lock:
+            if not math.isnan(error_s):
+                self._errors.setdefault(key, Tail()).note(error_s)
+            if not math.isnan(silence_s):
+                self._silences.note(silence_s)
+
+    def _of(self, key: Hashable) -> Patience:
+        with self._lock:
+            return self._patience.setdefault(key, Patience(self._limits))
+
+    def _slack_s(self, forecast: Forecast, local_s: float) -> float:
+        """How much later than its forecast a result may be."""
+        with self._lock:
+            tail_s = self._errors.get(forecast.mode, Tail()).limit_s
+        slack_s = LOOK_S + max(0.0, tail_s if math.isfinite(tail_s) else forecast.latency_s)
+        # by then the robot could have had its own result: whoever waits longer has chosen the wrong mode
+        return min(slack_s, max(LOOK_S, local_s))
+
+    @staticmethod
+    def _raced(use_s: float, local_s: float) -> Budget:
+        return Budget(use_s, max(GIVE_UP_S, 2 * use_s), local_s)

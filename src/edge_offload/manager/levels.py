@@ -1,0 +1,162 @@
+"""Mean costs of several modes that are measured now and then, with their covariance.
+
+A Kalman filter over logarithms. Modes that need the same machines and link share a level that drifts; each mode has an
+offset from it that drifts more slowly. So a frame in one mode also tells of the others, and the ratio of two modes is
+better known than either cost. The noise of each mode is learnt; frames that are far off are kept aside until there are
+enough of them to be a step. Pure: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Hashable, List
+
+import numpy
+
+from edge_offload.arrays import Array
+
+#: Standard deviation by which the shared level, and the offset of one mode, drift in one second.
+SHARED_DRIFT, OWN_DRIFT = 0.03, 0.003
+#: Standard deviation of either at most, however long nothing was measured.
+MOST_DEVIATION = 0.7
+#: Standard deviation of one frame until the frames have shown it; it counts as so many frames at first, and one frame
+#: has this share in the variance at least.
+FIRST_NOISE, FIRST_COUNT, NOISE_GAIN = 0.15, 4, 0.05
+#: A frame is kept aside from so many standard deviations on; so many in a row on the same side are a step.
+SURPRISE, STEP = 2.5, 3
+#: Resolution of the clocks that measure a frame (seconds).
+RESOLUTION_S = 1e-3
+#: Variance of what was never measured.
+_UNKNOWN = 1e8
+
+
+class Levels:
+    """Estimates the costs of modes, by any keys. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._state = numpy.zeros(1)
+        self._covariance = numpy.zeros((1, 1))
+        self._now = -math.inf
+        self._index: Dict[Hashable, int] = {}
+        self._shares: List[bool] = [True]
+        self._noise: Dict[Hashable, float] = {}
+        self._count: Dict[Hashable, int] = {}
+        self._aside: Dict[Hashable, List[float]] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._noise
+
+    def mean(self, key: Hashable) -> float:
+        """Return the cost of ``key``, in its unit; 0 before the first frame."""
+        return math.exp(float(self._row(key) @ self._state)) if key in self else 0.0
+
+    def covariance(self, now: float, one: Hashable, other: Hashable) -> float:
+        """Return the covariance of the logarithms of two mean costs; inf where one was never measured.
+
+        Frames of ``one`` that are kept aside add half their distance to its own: they are a step or an accident.
+        """
+        if one not in self or other not in self:
+            return math.inf
+        aside = self._aside[one] if one == other else []
+        distance = sum(aside) / len(aside) - math.log(self.mean(one)) if aside else 0.0
+        return float(self._row(one) @ self._covariance_at(now) @ self._row(other)) + (distance / 2) ** 2
+
+    def start(self, now: float, key: Hashable, value: float, shares: bool) -> None:
+        """Take ``value`` for the mean, and forget what was known of ``key``.
+
+        Args:
+            now: monotonic seconds.
+            key: what was measured.
+            value: its cost.
+            shares: whether it shares the level; else it is independent of all others.
+        """
+        self._advance(now)
+        if key not in self._index:
+            self._index[key] = len(self._state)
+            self._state = numpy.append(self._state, 0.0)
+            self._covariance = numpy.pad(self._covariance, (0, 1))
+            self._shares.append(shares)
+        index = self._index[key]
+        self._covariance[index, :] = self._covariance[:, index] = 0.0
+        self._covariance[index, index] = _UNKNOWN
+        self._noise[key], self._count[key], self._aside[key] = FIRST_NOISE**2, FIRST_COUNT, []
+        self._update(key, _logarithm(value), self._noise[key])
+
+    def observe(self, now: float, key: Hashable, value: float, shares: bool) -> None:
+        """Learn from a frame; arguments as for :meth:`start`."""
+        if key not in self:
+            return self.start(now, key, value, shares)
+        self._advance(now)
+        row, measured = self._row(key), _logarithm(value)
+        variance = float(row @ self._covariance @ row)
+        innovation = measured - float(row @ self._state)
+        expected = variance + self._noise[key]
+        if innovation**2 > SURPRISE**2 * expected:
+            aside = self._aside[key]
+            same_side = aside and (aside[0] > measured - innovation) == (innovation > 0)
+            aside = self._aside[key] = [*aside, measured] if same_side else [measured]
+            self._learn_noise(key, SURPRISE**2 * expected, variance, value)
+            if len(aside) == STEP:
+                self._aside[key] = []
+                self._step(key, sum(aside) / STEP)
+            return
+        self._aside[key] = []
+        self._update(key, measured, self._noise[key])
+        self._learn_noise(key, innovation**2, variance, value)
+
+    def disturb(self, deviation: float) -> None:
+        """Expect each mode to have changed by such a share (standard deviation), whatever was measured."""
+        for key, index in self._index.items():
+            if key in self:
+                self._covariance[index, index] += deviation**2
+
+    def _step(self, key: Hashable, mean: float) -> None:
+        """Move to ``mean`` at once: half of the step is the shared level's, as far as nothing is known.
+
+        It may be wrong by half: accidents may follow each other, and the next frames will tell.
+        """
+        distance = mean - float(self._row(key) @ self._state)
+        index = self._index[key]
+        moved = [0, index] if self._shares[index] else [index]
+        self._covariance[moved, moved] += distance**2
+        self._update(key, mean, self._noise[key] / STEP)
+        self._covariance[moved, moved] += (distance / 2) ** 2 / len(moved)
+
+    def _update(self, key: Hashable, measured: float, noise: float) -> None:
+        row = self._row(key)
+        column = self._covariance @ row
+        gain = column / (float(row @ column) + noise)
+        self._state = self._state + gain * (measured - float(row @ self._state))
+        self._covariance = self._covariance - numpy.outer(gain, column)
+        self._covariance = (self._covariance + self._covariance.T) / 2
+
+    def _learn_noise(self, key: Hashable, squared: float, variance: float, value: float) -> None:
+        # an innovation that comes of an old estimate is no noise
+        noise = self._noise[key]
+        self._count[key] += 1
+        noise += max(NOISE_GAIN, 1 / self._count[key]) * noise / (noise + variance) * (squared - noise)
+        self._noise[key] = max(noise, (RESOLUTION_S / max(value, RESOLUTION_S)) ** 2)
+
+    def _row(self, key: Hashable) -> Array:
+        row = numpy.zeros(len(self._state))
+        index = self._index[key]
+        row[index] = 1.0
+        if self._shares[index]:
+            row[0] = 1.0
+        return row
+
+    def _covariance_at(self, now: float) -> Array:
+        elapsed_s = max(0.0, now - self._now) if math.isfinite(self._now) else 0.0
+        drifted = self._covariance.copy()
+        for index, shares in enumerate(self._shares):
+            drift = OWN_DRIFT if index and shares else SHARED_DRIFT
+            room = max(0.0, MOST_DEVIATION**2 - drifted[index, index])
+            drifted[index, index] += min(drift**2 * elapsed_s, room)
+        return drifted
+
+    def _advance(self, now: float) -> None:
+        self._covariance, self._now = self._covariance_at(now), max(now, self._now)
+
+
+def _logarithm(value: float) -> float:
+    return math.log(max(value, RESOLUTION_S))

@@ -1,0 +1,109 @@
+"""Depth images beside the images of a camera: found by their stamps, waited for where they come late."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Optional, Tuple
+
+import rospy
+from sensor_msgs.msg import Image
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import depth_pixels
+from edge_offload.nodes.common.health import Losses
+from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.inference.intake import BUFFER_BYTES, SILENCE_S, Frame
+
+
+class DepthIntake:
+    """Keeps the latest depth images, to be found by the stamp of a colour image, or by its arrival."""
+
+    def __init__(self, node: Node, topic: str, tolerance_s: float) -> None:
+        self._node, self._tolerance_s = node, tolerance_s
+        self._changed = threading.Condition()
+        self._recent: Deque[Tuple[Any, float]] = deque(maxlen=16)
+        self._told: Callable[[], None] = lambda: None
+        remedy = "check the driver, or name the topic of its aligned depth (depth_topic:=)"
+        self._topic = awaited(topic, Image, "depth image", remedy, SILENCE_S)
+        self._losses = Losses("images without depth")
+        node.health.watch("depth", self._losses.words)
+        node.health.watch("depth topic", self._topic.words)
+        rospy.Subscriber(topic, Image, node.callback(self._on_depth), queue_size=4, buff_size=BUFFER_BYTES)
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when a depth image has come."""
+        self._told = call
+
+    def _on_depth(self, message: Any) -> None:
+        self._topic.came()
+        with self._changed:
+            self._recent.append((message, time.monotonic()))
+            self._changed.notify_all()
+        self._told()
+
+    def waits_s(self, frame: Frame) -> float:
+        """Until when a frame may wait for its depth image (monotonic seconds); -infinity: it is here, or will not come.
+
+        It may come as long as those that are here are older than the image.
+        """
+        if not self._recent or self._topic.silent_s > SILENCE_S:
+            return -math.inf
+        _, off_s = self._nearest(frame)
+        return frame.until_s if off_s < -self._tolerance_s else -math.inf
+
+    def _nearest(self, frame: Frame) -> Tuple[Any, float]:
+        """The depth image nearest to a frame, and by how much it is later (seconds).
+
+        By the stamps where that of the frame is plausible, else by the arrivals.
+        """
+        nearest, off_s = None, math.inf
+        for message, received_s in reversed(list(self._recent)):
+            by_stamp_s = (message.header.stamp - frame.message.header.stamp).to_sec()
+            apart_s = by_stamp_s if frame.instant.placeable else received_s - frame.received_s
+            if abs(apart_s) < abs(off_s):
+                nearest, off_s = message, apart_s
+        return nearest, off_s
+
+    def at(self, frame: Frame, size: Tuple[int, int], wait: bool = True) -> Tuple[Optional[Array], str]:
+        """Pixels and encoding of the depth image of a frame; None when none is near, it is faulty or not aligned.
+
+        Args:
+            frame: it.
+            size: its width and height, pixels.
+            wait: for a depth image that comes late.
+        """
+        with self._changed:
+            while wait and self.waits_s(frame) > time.monotonic():
+                self._changed.wait(max(0.0, self.waits_s(frame) - time.monotonic()))
+            nearest, off_s = self._nearest(frame)
+        try:
+            if nearest is None:
+                raise BadInput("none has come")
+            if abs(off_s) > self._tolerance_s:
+                raise BadInput(self._unmatched(off_s))
+            try:
+                pixels, encoding = depth_pixels(nearest)
+            except BadInput:
+                self._node.health.count("bad depth images")
+                raise
+            if pixels.shape != size[::-1]:
+                sizes = f"{pixels.shape[1]}x{pixels.shape[0]} is not aligned with the image {size[0]}x{size[1]}"
+                raise BadInput(f"depth image {sizes}", remedy="align depth to colour (registered depth)")
+        except BadInput as error:
+            self._losses.note(str(error))
+            return None, "32FC1"
+        self._losses.note()
+        return pixels, encoding
+
+    def _unmatched(self, off_s: float) -> str:
+        """Why the nearest depth image is too far off."""
+        cause = f"the nearest depth image is {abs(off_s) * 1e3:.0f} ms {'younger' if off_s > 0 else 'older'}"
+        if abs(off_s) > 1.0:
+            return f"{cause}; stamp both by one clock"
+        enough = math.ceil(abs(off_s) * 1.2 / 0.01) * 0.01
+        return f"{cause}; have the driver synchronise them, or give ~depth_tolerance:={enough:.2g}"

@@ -1,0 +1,74 @@
+"""Where agrnav_node plans to: what agrnav/goal named last, in the frame of a sweep."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Tuple
+
+import numpy as np
+import rospy
+from geometry_msgs.msg import PoseStamped
+
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.health import Losses
+from edge_offload.nodes.common.poses import Pose, PoseLookup, Poses, frame_name
+from edge_offload.nodes.inference.intake import Frame, tf_time
+
+
+class GoalIntake:
+    """The goal of a node: that of its parameters ``goal_x`` and ``goal_y`` until a message names another.
+
+    Args:
+        node: whose it is.
+        poses: what tf says.
+    """
+
+    def __init__(self, node: Node, poses: Poses) -> None:
+        self._params = node.params
+        self._lookup = PoseLookup(poses, carried=bool(node.params.get("carry")))
+        self._losses = Losses("sweeps without a path, as the place of the goal is not known")
+        self._goal: Optional[Any] = None
+        node.health.watch("goal", self._losses.words)
+        rospy.Subscriber("agrnav/goal", PoseStamped, node.callback(self._on_goal), queue_size=4)
+
+    def _on_goal(self, message: Any) -> None:
+        message.header.frame_id = frame_name(message.header.frame_id)
+        self._goal = message
+
+    def _pose(self, goal: Any, frame: Frame) -> Optional[Pose]:
+        """Of the goal's frame in the sensor's at the time of a sweep; None where they are the same."""
+        header = frame.message.header
+        if goal is None or goal.header.frame_id in ("", header.frame_id):
+            return None
+        at = tf_time(header, frame.instant)
+        return self._lookup.pose(header.frame_id, goal.header.frame_id, at, frame.received_s, frame.until_s)
+
+    def waits_s(self, frame: Frame) -> float:
+        """Until when a sweep may wait for the goal's place (monotonic seconds); -infinity: not at all."""
+        pose = self._pose(self._goal, frame)
+        return -math.inf if pose is None else pose.waits_s
+
+    def place(self, frame: Frame, wait: bool) -> Optional[Tuple[float, float]]:
+        """Where the goal is in the frame of a sweep, m ahead and to the left; None while tf cannot tell.
+
+        Args:
+            frame: the sweep.
+            wait: for a pose that comes late.
+        """
+        goal = self._goal
+        pose = self._pose(goal, frame)
+        if goal is None:
+            return self._params["goal_x"], self._params["goal_y"]
+        place = np.array([goal.pose.position.x, goal.pose.position.y, goal.pose.position.z])
+        if pose is None:
+            self._losses.clear()
+        else:
+            found = pose.settled(wait)
+            self._losses.note(pose.cause)
+            if found is None:
+                return None
+            place = found.points(place)
+        if not np.isfinite(place).all():
+            self._losses.note("the goal's place is not finite; publish another one on agrnav/goal")
+            return None
+        return float(place[0]), float(place[1])
