@@ -17,6 +17,7 @@ from edge_offload.perception.timeline import (
     BACKWARD,
     FUTURE,
     JUMP,
+    SLOW,
     STANDING,
     ZERO,
     Instant,
@@ -103,6 +104,30 @@ def test_a_recording_that_is_played_again_is_another_one(pause_s: float) -> None
     assert steps_of(found)[110:190] == pytest.approx([0.1] * 80)
 
 
+def test_a_device_clock_that_wraps_is_no_recording() -> None:
+    """RealSense's HARDWARE_CLOCK counts microseconds in 32 bits: it begins again every 72 minutes."""
+    turn = 2**32 * 1000
+    stamps = [(turn - 3 * SECOND + 12_345 + number * FRAME) % turn for number in range(60)]
+    found = instants(stamps)
+    assert {instant.recording for instant in found} == {0}
+    assert [instant.fault for instant in found if instant.fault] == [JUMP]
+    assert steps_of(found) == pytest.approx([0.1] * 59)
+
+
+def test_a_clock_of_the_wrong_unit_that_hardly_goes_on_leaves_the_time_to_the_arrivals() -> None:
+    """Microseconds that were written as nanoseconds: nobody would ever be forgotten."""
+    found = instants([12 * SECOND + number * FRAME // 1000 for number in range(40)])
+    assert {instant.fault for instant in found[1:]} == {SLOW}
+    assert steps_of(found)[1:] == pytest.approx([0.1] * 38)
+    assert {instant.recording for instant in found} == {0}
+
+
+def test_a_recording_that_is_stepped_through_keeps_its_own_time() -> None:
+    found = instants([BASE + number * FRAME // 10 for number in range(40)], step_s=5.0)
+    assert {instant.fault for instant in found} == {""}
+    assert steps_of(found) == pytest.approx([0.01] * 39)
+
+
 def test_stamps_ahead_of_the_clock_are_told_and_good_for_ages() -> None:
     timeline = Timeline()
     found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME - 2 * SECOND) for n in range(5)]
@@ -143,22 +168,37 @@ WRITTEN = st.lists(
 )
 
 
-def stamps_of(written: Sequence[Tuple[str, float]]) -> List[int]:
+#: Where the driver's clock begins: at the epoch's beginning, or when the device was switched on.
+BEGINS = st.sampled_from([BASE, SECOND, 12 * SECOND + 345])
+#: By how much frames come late, in seconds.
+LATE = st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.1, 0.2]), min_size=50, max_size=50)
+
+
+def stamps_of(written: Sequence[Tuple[str, float]], begins: int) -> List[int]:
     """Clocks are wrong for five frames at most: for longer it may be a recording that is played again."""
     stamps: List[int] = []
     wrong = 0
     for number, (kind, off_s) in enumerate(written):
-        true, before = BASE + number * FRAME, stamps[-1] if stamps else BASE
+        true, before = begins + number * FRAME, stamps[-1] if stamps else begins
         wrong = wrong + 1 if kind in ("future", "past") else 0
         kind, off = "true" if wrong > 5 else kind, round(off_s * SECOND)
         stamps.append(
             {
                 "true": true, "zero": 0, "standing": before, "back": max(0, before - off), "future": true + off,
                 # twice in a row, that is a clock that was set back, or a recording that is played again
-                "past": true if number and written[number - 1][0] == "past" else true - off,
+                "past": true if number and written[number - 1][0] == "past" else max(0, true - off),
             }[kind]
         )  # fmt: skip
     return stamps
+
+
+def arrived(stamps: Sequence[int], late: Sequence[float]) -> List[Instant]:
+    """Instants of frames that are taken every 0.1 s, come late, and in order."""
+    timeline, found, arrival_s = Timeline(), [], 0.0
+    for number, stamp in enumerate(stamps):
+        arrival_s = max(arrival_s + 1e-4, 100.0 + 0.1 * number + late[number])
+        found.append(timeline.instant(stamp, arrival_s))
+    return found
 
 
 def people(boxes: Sequence[Sequence[float]]) -> People:
@@ -167,10 +207,12 @@ def people(boxes: Sequence[Sequence[float]]) -> People:
 
 
 @settings(max_examples=200, deadline=None)
-@given(WRITTEN)
-def test_who_stands_still_has_one_id_in_every_frame_whatever_the_stamps(written: List[Tuple[str, float]]) -> None:
+@given(WRITTEN, BEGINS, LATE)
+def test_who_stands_still_has_one_id_in_every_frame_whatever_the_stamps(
+    written: List[Tuple[str, float]], begins: int, late: List[float]
+) -> None:
     tracker, recording = Tracker(), 0
-    found = instants(stamps_of(written))
+    found = arrived(stamps_of(written, begins), late)
     assert all(before < after for before, after in zip(found, found[1:]))
     for instant in found:
         if instant.recording != recording:
@@ -182,14 +224,16 @@ def test_who_stands_still_has_one_id_in_every_frame_whatever_the_stamps(written:
 
 
 @settings(max_examples=30, deadline=None)
-@given(WRITTEN)
-def test_who_stands_still_is_carried_to_every_frame_whatever_the_stamps(written: List[Tuple[str, float]]) -> None:
+@given(WRITTEN, BEGINS, LATE)
+def test_who_stands_still_is_carried_to_every_frame_whatever_the_stamps(
+    written: List[Tuple[str, float]], begins: int, late: List[float]
+) -> None:
     """The network takes every third frame, and two frames long."""
     picture = np.random.default_rng(0).integers(0, 255, (96, 128, 3), np.uint8)
     tracker, flow, left, recording = Tracker(), FlowCarrier(), [], 0
     carrying: Carrying[List[TrackedPerson]] = Carrying(flow, lambda a, b: boxes_drop(boxes(a), boxes(b)))
     loop = FrameLoop(carrying, lambda frame, along: left.append((frame, along)), lambda: 0.0)
-    found = instants(stamps_of(written))
+    found = arrived(stamps_of(written, begins), late)
     for number, instant in enumerate(found):
         another = instant.recording != recording
         recording = instant.recording

@@ -47,8 +47,10 @@ def clouds(draw):
     fields, offset = [], draw(st.integers(0, 3))
     for name in draw(st.permutations(names)):
         kind = draw(st.sampled_from(sorted(KINDS) if name not in "xyz" or draw(st.booleans()) else [7, 8]))
-        fields.append(PointField(name, offset, kind, 1))
-        offset += np.dtype(KINDS[kind]).itemsize + draw(st.integers(0, 5))
+        # some drivers leave the count at 0; histograms and the like have more than one element
+        count = 1 if name in "xyz" else draw(st.sampled_from([1, 1, 2, 3]))
+        fields.append(PointField(name, offset, kind, count))
+        offset += count * np.dtype(KINDS[kind]).itemsize + draw(st.integers(0, 5))
     step, big = offset + draw(st.integers(0, 9)), draw(st.booleans())
     width, height = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     chance = np.random.default_rng(draw(st.integers(0, 2**16)))
@@ -80,15 +82,18 @@ def clouds(draw):
     wrong = line + padding if padding and height > 1 else draw(st.sampled_from([line + padding, 0, step, width, 10**6]))
     if height == 1 and wrong > line:
         wrong = 0
-    return PointCloud2(Header(), height, width, list(fields), big, step, wrong, packed, False), right
+    uncounted = draw(st.sampled_from([0, 1, 1]))
+    stated = [PointField(f.name, f.offset, f.datatype, f.count if f.count > 1 else uncounted) for f in fields]
+    return PointCloud2(Header(), height, width, stated, big, step, wrong, packed, False), right
 
 
 def expected(message: PointCloud2) -> np.ndarray:
     """The points by ROS's own reader, without those that are no returns."""
-    names = [field.name for field in sorted(message.fields, key=lambda field: field.offset)]
+    # the first element of each field is what it is about
+    names = [name for field in sorted(message.fields, key=lambda f: f.offset) for name in (field.name,) * field.count]
     made = []
     for values in point_cloud2.read_points(message, set(names)):
-        point = dict(zip(names, values))
+        point = dict(reversed(list(zip(names, values))))
         place = [point[name] for name in "xyz"]
         if np.isfinite(place).all() and np.linalg.norm(place) >= 0.1 and point.get("range", 1) > 0:
             intensity = point.get("intensity", 0)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Deque, Optional, Tuple
 from typing import Counter as Counts
 
-ZERO, STANDING, BACKWARD, JUMP, FUTURE = "zero", "standing", "backward", "jump", "future"
-"""What is wrong with a stamp: it is 0; that of the frame before; a little older; far off; ahead of the clock."""
+ZERO, STANDING, SLOW, BACKWARD, JUMP, FUTURE = "zero", "standing", "slow", "backward", "jump", "future"
+"""What is wrong with a stamp: it is 0; that of the frame before; hardly newer; a little older; far off; ahead of the
+clock."""
 
 BACK_S = 0.5
 """Stamps that go back by at most this are of images out of order. By more, they may be of another recording."""
@@ -24,6 +25,12 @@ FORWARD_S = 1.5
 
 AHEAD_S = 0.5
 """By so much clocks of two machines may differ."""
+
+SLOW_S, SLOWER = 0.002, 20.0
+"""Stamps nearer than this, of frames that arrive so many times as far apart, are of a clock of another unit."""
+
+WRAP_S = 2**32 * 1e-6
+"""Clocks of devices that count microseconds in 32 bits begin again after so long."""
 
 SILENCE_S = 1.0
 """After so long without a frame, stamps that go far back are another recording's at once."""
@@ -115,6 +122,7 @@ class Timeline:
         self._newest = 0
         self._arrival_s = math.nan
         self._number = self._recording = 0
+        self._before: Optional[_Seen] = None
         #: Newest plausible stamp, how many there were in line with it, and offsets of the newest of them.
         self._anchor: Optional[_Seen] = None
         self._in_line = 0
@@ -141,7 +149,7 @@ class Timeline:
         waited_s = 0.0 if math.isnan(self._arrival_s) else max(0.0, arrival_s - self._arrival_s)
         fault = self._fault(_Seen(self._number, stamp_ns, arrival_s), waited_s)
         waited = round(waited_s * 1e9)
-        self._trust = 0 if fault in (ZERO, STANDING, JUMP) else min(TRUST, self._trust + (fault == ""))
+        self._trust = 0 if fault in (ZERO, STANDING, SLOW, JUMP) else min(TRUST, self._trust + (fault == ""))
         if not self._number and fault:
             time_ns = max(LEAST_NS, round(arrival_s * 1e9))
         elif self._trust < TRUST or self._shift is None:
@@ -171,6 +179,7 @@ class Timeline:
 
     def _fault(self, seen: _Seen, waited_s: float) -> str:
         """What is wrong with a stamp, apart from lying in the future; learns from it."""
+        before, self._before = self._before, seen
         if not seen.stamp:
             return ZERO
         anchor = self._anchor
@@ -180,6 +189,9 @@ class Timeline:
         passed_s = (seen.stamp - anchor.stamp) * 1e-9
         if not passed_s:
             return STANDING
+        step_s = 0.0 if before is None else (seen.stamp - before.stamp) * 1e-9
+        if 0 < step_s < SLOW_S and waited_s > max(SLOW_S, SLOWER * step_s):
+            return SLOW
         if passed_s > 0 and seen.offset_s <= max(self._offsets) + FORWARD_S:
             self._step = seen.stamp - anchor.stamp
             self._follow(seen)
@@ -187,7 +199,8 @@ class Timeline:
         if -BACK_S <= passed_s < 0:
             return BACKWARD
         candidate, self._candidate = self._candidate, seen
-        another = passed_s < 0 and self._in_line >= RECORDING and not self._was_followed(seen)
+        wraps = abs(passed_s + WRAP_S - (seen.arrival_s - anchor.arrival_s)) <= BACK_S
+        another = passed_s < 0 and self._in_line >= RECORDING and not wraps and not self._was_followed(seen)
         follows = (
             candidate is not None
             and candidate.number == seen.number - 1

@@ -45,6 +45,7 @@ WORLD_FRAME = Param(
 FAULTS = {
     timeline.ZERO: "are 0; have the driver write the time of capture into header.stamp",
     timeline.STANDING: "are that of the message before; have the driver stamp each one, or publish /clock more often",
+    timeline.SLOW: "hardly go on; check the unit of the driver's clock: header.stamp has seconds and nanoseconds",
     timeline.BACKWARD: "are older than that of the message before; have the driver publish in the order of capture",
     timeline.JUMP: "are far off those around them; check the clock of the driver (chronyc tracking)",
     timeline.FUTURE: "are ahead of the clock of this machine; set both clocks by NTP (chrony)",

@@ -65,7 +65,8 @@ class PowerNode(Node):
             self.health.warn("rails", f"what this machine draws is not known: {found.parts}")
         model = None if powers is None else StateModel(self._timeline, powers)
         self._meter = EnergyMeter(found.sources, model).start()
-        self.health.value("source", self._meter.name or "unknown: no sensor, and no table of watts for this machine")
+        why = f"unknown: {found.parts or 'no sensor'}, and no table of watts for this machine"
+        self.health.value("source", self._meter.name or why)
         self._started = self._counted = time.monotonic()
         self._joules, self._known = 0.0, False
         self._publisher = rospy.Publisher("offload/power", Power, queue_size=10)
