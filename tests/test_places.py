@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from edge_offload import cli, places
+from edge_offload import cache, cli, places
 from edge_offload.errors import BadInput
 from edge_offload.link.security import keys
-from edge_offload.models import cache
 from edge_offload.native import recipe
 from edge_offload.server import blobs
 from edge_offload.server.pool import cluster

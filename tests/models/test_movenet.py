@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edge_offload.cache import tensors_hash
 from edge_offload.errors import BadInput
-from edge_offload.models.cache import tensors_hash
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.network import HEADS, INPUT_SCALE, MoveNet
 from edge_offload.models.movenet.readout import Readout

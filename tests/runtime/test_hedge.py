@@ -11,6 +11,7 @@ from torch import nn
 from edge_offload.errors import LinkLost
 from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.lateness import GIVE_UP_S, TimeoutLimits
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.runtime.hedge import Hedge
@@ -52,6 +53,7 @@ class Planned(Runner):
     """Mode split with a plan that leaves everything to the robot."""
 
     mode = Mode.SPLIT
+    has_plans = True
 
     def __init__(self, lost=None):
         self.thread, self.lost = None, lost
@@ -264,7 +266,7 @@ class Remote(Runner):
     mode = Mode.SERVER
 
     def __init__(self):
-        self.answer, self.asked = threading.Event(), 0
+        self.answer, self.asked, self.budgets = threading.Event(), 0, []
         self.answer.set()
 
     def unavailable_reason(self, inputs):
@@ -272,6 +274,7 @@ class Remote(Runner):
 
     def run(self, inputs, meta, budget):
         self.asked += 1
+        self.budgets.append(budget)
         if not self.answer.wait(FOREVER_S):
             raise FailedAttempt(LinkLost("nothing came"), FOREVER_S, 99)
         return Attempt(tuple(x * 2 for x in inputs), {"uplink": 0.001}, 1000, 1000, 1)
@@ -316,6 +319,27 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     while module.unavailable_reason(Mode.SERVER, x) is not None:
         time.sleep(0.005)
     assert module.run(x, Mode.SERVER)[1].round_trips == 1
+    module.close()
+
+
+@pytest.mark.process
+def test_without_hedging_the_robot_begins_when_nothing_has_come_for_long_and_the_attempt_goes_on():
+    remote, x, limits = Remote(), [torch.arange(4.0)], TimeoutLimits(first_s=0.05)
+    module = OffloadedModule("twice", Twice(), None, hedging=False, patience=limits)
+    module.add_runner(remote)
+    remote.answer.clear()
+    outputs, report = module.run(x, Mode.SERVER)
+    assert torch.equal(outputs[0], x[0] * 2)
+    assert report.mode is Mode.LOCAL
+    assert report.fallback_reason == "server: the server did not answer within 0.050 s"
+    assert "has not answered for" in module.run(x, Mode.SERVER)[1].fallback_reason
+    assert remote.asked == 1
+    remote.answer.set()
+    while module.unavailable_reason(Mode.SERVER, x) is not None:
+        time.sleep(0.005)
+    assert module.run(x, Mode.SERVER)[1].mode is Mode.SERVER
+    assert remote.budgets[0].use_s == 0.05
+    assert remote.budgets[0].give_up_s == GIVE_UP_S
     module.close()
 
 

@@ -9,9 +9,9 @@ from typing import Dict, List, Mapping, Protocol, Sequence, Tuple
 import torch
 from torch import nn
 
+from edge_offload.cache import write_atomic
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
-from edge_offload.models.cache import write_atomic
 
 
 class Settings(Protocol):

@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _network(args: argparse.Namespace) -> int:
     """A real network on one core."""
-    from edge_offload.models.cache import cache_dir
+    from edge_offload.cache import cache_dir
     from edge_offload_benchmarks import fleet_robots
 
     bound = 0.1 if args.bound is None else args.bound
@@ -377,7 +377,7 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
     Raises:
         BadInput: no such stretches, or too short ones.
     """
-    from edge_offload.models.cache import cache_dir
+    from edge_offload.cache import cache_dir
     from edge_offload_benchmarks.simulation.staleness import FAR, Stretch, table
 
     asked = []

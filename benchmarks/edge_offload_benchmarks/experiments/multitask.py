@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
-    from edge_offload.models.cache import cache_dir
+    from edge_offload.cache import cache_dir
     from edge_offload_benchmarks.experiments.people import LABELS, read_labels
 
     latencies_s, weights = read_latencies(args.latency), read_weights(args.weights)

@@ -98,8 +98,8 @@ def _describe(entry: Entry) -> str:
 
 def _shipped(path: pathlib.Path) -> Tuple[int, str]:
     """Bytes of the file, and the checksum of its tensors."""
+    from edge_offload.cache import tensors_hash
     from edge_offload.models import checkpoint
-    from edge_offload.models.cache import tensors_hash
 
     return path.stat().st_size, tensors_hash(checkpoint.read(path)[0])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edge_offload.cache import cache_dir
 from edge_offload.device.remote import WorkerRemote
-from edge_offload.models.cache import cache_dir
 from edge_offload.protocol.remote import Remote
 from edge_offload.replay.recovery.copies import UploadCopies
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import time
@@ -33,7 +34,9 @@ from edge_offload.execute.engines.base import (
     EAGER,
     ENGINE,
     FASTEST_EXACT,
+    Built,
     Direct,
+    facts,
     stated,
 )
 from edge_offload.execute.fingerprint import fingerprint
@@ -66,6 +69,17 @@ class Divided(Protocol):
 
     def dense_part(self) -> Tuple[nn.Module, Callable[..., object]]:
         """A network with static shapes, and what makes the module's outputs of its outputs."""
+
+
+@runtime_checkable
+class ByEngine(Protocol):
+    """A module that torch cannot compute, nor trace: an engine always does."""
+
+    def backend(self, device: str) -> Built:
+        """What computes it for inputs on ``device``, ``cpu`` or ``cuda``."""
+
+    def use(self, backend: Optional[Built]) -> None:
+        """Have it computed by ``backend`` on its device; None: by the first engine that is installed."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +180,7 @@ class ModuleExecutor:
             started = time.monotonic()
             moved = [tensor.to(device) for tensor in canonical]
             if self._seat is None or module is not self.placed:
-                outputs, engine = module(*moved), EAGER
+                outputs, engine = module(*moved), self._without_seat(module, device)
             else:
                 dense, engine = self._seat.run(moved)
                 outputs = self._read_out(*dense)
@@ -181,10 +195,15 @@ class ModuleExecutor:
     @property
     def engine(self) -> str:
         """What computed last, as in :attr:`Execution.engine`."""
-        return EAGER if self._seat is None else self._seat.in_force()
+        return self._without_seat(self.placed, self.device) if self._seat is None else self._seat.in_force()
+
+    def _without_seat(self, module: nn.Module, device: torch.device) -> str:
+        return _named(module.backend(device.type)) if isinstance(module, ByEngine) else EAGER
 
     def engine_facts(self) -> Dict[str, str]:
         """What a fingerprint says of the engine; nothing where results have torch's bits."""
+        if isinstance(self.placed, ByEngine):
+            return {ENGINE: stated(self.placed.backend(self.device.type))}
         told = stated(None if self._seat is None else self._seat.backend)
         return {ENGINE: told} if told else {}
 
@@ -193,6 +212,11 @@ class ModuleExecutor:
         why = "" if self._spare is None else self._spare.stands_in(time.monotonic())
         if why:
             return why, True
+        if isinstance(self.placed, ByEngine) and not self._unseated:
+            backend = self.placed.backend(self.device.type)
+            elsewhere = backend.device != self.device.type
+            here = f"; no engine computes it on {self.device} here: pip install onnxruntime-gpu" if elsewhere else ""
+            return f"{_named(backend)}{here}", elsewhere
         return (self._unseated or EAGER, bool(self._unseated)) if self._seat is None else self._seat.state()
 
     @property
@@ -214,23 +238,26 @@ class ModuleExecutor:
         from edge_offload.execute.engines import table
         from edge_offload.execute.engines.seat import Seat
 
+        plain = self._without_seat(self.placed, self.device)
         try:
             backend = table.pick(name, self.device.type, self.module)
         except Unsupported as error:  # its package may have been removed since the last start
-            self._unseated = f"{EAGER}: {error}"
-            _log.warning("%s; torch computes", error)
+            self._unseated = f"{plain}: {error}"
+            _log.warning("%s; %s computes", error, "torch" if plain == EAGER else plain)
             return
         if backend is None:
             none = name == AUTO and not any(one.present for one in table.engines()[1:])
             self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else ""
         elif self.device.type == CUDA and backend.device == CPU:
-            self._unseated = f"{EAGER}: engine {backend.name} computes on the CPU, and this device is {self.device}"
+            self._unseated = f"{plain}: engine {backend.name} computes on the CPU, and this device is {self.device}"
         elif self.device.index and name == FASTEST_EXACT:
             _log.info("engine %s computes on the first GPU alone: torch computes on %s", backend.name, self.device)
         elif self.device.index and backend.device == CUDA:
-            self._unseated = f"{EAGER}: engine {backend.name} computes on the first GPU, and this is {self.device}"
+            self._unseated = f"{plain}: engine {backend.name} computes on the first GPU, and this is {self.device}"
         elif self.device.type == CPU and isinstance(backend, Direct):
-            self._unseated = f"{EAGER}: engine {backend.name} is for device cuda, and this one is {self.device}"
+            self._unseated = f"{plain}: engine {backend.name} is for device cuda, and this one is {self.device}"
+        elif isinstance(self.placed, ByEngine):
+            self.placed.use(backend if isinstance(backend, Built) else None)
         else:
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
@@ -262,6 +289,10 @@ class Spare:
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         self._why = f"computed on the CPU in place of {self._device}: {error}"
         return self._why
+
+
+#: An engine with its facts; what is installed stays as it is.
+_named: Callable[[Any], str] = functools.lru_cache(maxsize=None)(lambda backend: str(facts(backend)))
 
 
 def canonical_input(tensor: torch.Tensor) -> torch.Tensor:

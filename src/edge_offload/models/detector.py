@@ -15,6 +15,7 @@ from edge_offload.models.base import Estimator
 from edge_offload.models.detections import Detections
 from edge_offload.models.entry import Scalar
 from edge_offload.models.letterbox import Letterbox, letterbox
+from edge_offload.models.onnxfile.estimators import OnnxModule
 
 
 class Detector(Estimator):
@@ -31,7 +32,7 @@ class Detector(Estimator):
         pad_value: grey value of the padding.
     """
 
-    labels: ClassVar[Sequence[str]] = ()
+    labels: Sequence[str] = ()
     size: ClassVar[int] = 640
     stride: ClassVar[int] = 32
     pad_value: ClassVar[int] = 114
@@ -90,11 +91,31 @@ class Boxes(Detector):
         if len(outputs) != 3:
             raise BadInput(
                 f"model {self.name!r} returns {len(outputs)} tensors, not boxes, scores and classes",
-                remedy="name a class with an interpret() of its own: detector:=package.module:Class",
+                remedy="name a class with an interpret() of its own: detector:=package.module:Class; outputs of "
+                "an ONNX file are decoded by themselves",
             )
         boxes, scores, classes = (output.numpy() for output in outputs)
         kept = scores >= self.least_score
         return Detections(placement.boxes_to_image(boxes[kept]), scores[kept], classes[kept])
+
+
+class Decoded(Detector):
+    """For networks from ONNX files, whose outputs are decoded where they are computed."""
+
+    def __init__(self, name: str, module: OnnxModule) -> None:
+        super().__init__(name, module)
+        self._module = module
+        self.labels = module.labels
+
+    def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
+        """See :class:`Detector`."""
+        return self._module.place(bgr)
+
+    def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> Detections:
+        """See :class:`Detector`."""
+        boxes, scores, classes = (output.numpy() for output in outputs[:3])
+        mask = placement.mask_to_image(outputs[3].numpy()) if self._module.plan.masks else None
+        return Detections(placement.boxes_to_image(boxes), scores, classes, mask)
 
 
 def build_detector(name: str, detector: str = "", options: Optional[Mapping[str, Scalar]] = None) -> Detector:
@@ -102,8 +123,9 @@ def build_detector(name: str, detector: str = "", options: Optional[Mapping[str,
 
     Args:
         name: ``package.module:factory`` of an ``nn.Module`` or of a whole :class:`Detector`, or the path of a
-            TorchScript file.
-        detector: ``package.module:Class``, a :class:`Detector` that is made of the module; by default :class:`Boxes`.
+            TorchScript or ONNX file.
+        detector: ``package.module:Class``, a :class:`Detector` that is made of the module; by default :class:`Boxes`,
+            or the decoder of an ONNX file. With a class an ONNX file is given with option ``decoder`` "none".
         options: of the factory; ``weights`` is a safetensors file that is loaded into what it makes.
 
     Raises:
@@ -114,7 +136,8 @@ def build_detector(name: str, detector: str = "", options: Optional[Mapping[str,
         return built
     if not isinstance(built, nn.Module):
         raise BadInput(f"model {name!r} is a {type(built).__name__}, not a detector", "kapao_node runs it")
-    kind: Any = registry.own_factory(detector) if detector else Boxes
+    usual = Decoded if isinstance(built, OnnxModule) else Boxes
+    kind: Any = registry.own_factory(detector) if detector else usual
     if not (isinstance(kind, type) and issubclass(kind, Detector)):
         raise BadInput(f"{detector!r} is no class of detectors", f"derive it from {Detector.__module__}.Detector")
     try:

@@ -32,7 +32,7 @@ class Entry:
         shipped: file of the weights that come with edge_offload; None where none do.
         weights_bytes: size of the cached file, 0 if there is none.
         download_bytes: what ``fetch`` transfers, 0 if nothing.
-        sha256: checksum of the tensors in the cached file (:func:`edge_offload.models.cache.tensors_hash`).
+        sha256: checksum of the tensors in the cached file (:func:`edge_offload.cache.tensors_hash`).
     """
 
     name: str

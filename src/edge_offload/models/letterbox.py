@@ -45,6 +45,15 @@ class Letterbox:
             points = np.clip(points, 0, np.array([self.image_width, self.image_height], dtype=np.float32))
         return points.astype(np.float32)
 
+    def mask_to_image(self, mask: Array) -> Array:
+        """The uint8 [h, w] mask of the original image, of one of the network's input [H, W]; nearest pixels."""
+        width, height = round(self.image_width * self.scale_x), round(self.image_height * self.scale_y)
+        inner = np.ascontiguousarray(mask[self.top : self.top + height, self.left : self.left + width])
+        if inner.shape == (self.image_height, self.image_width):
+            return inner
+        resized: Array = cv2.resize(inner, (self.image_width, self.image_height), interpolation=cv2.INTER_NEAREST)
+        return resized
+
     def boxes_to_image(self, boxes: Array, clip: bool = True) -> Array:
         """Map float [n, 4] x1 y1 x2 y2 boxes of the network's input to pixels of the original image."""
         return self.to_image(np.asarray(boxes, dtype=np.float32).reshape(-1, 2, 2), clip=clip).reshape(-1, 4)
@@ -65,27 +74,46 @@ def letterbox(bgr: Array, size: int, stride: int, pad: int = 114) -> Tuple[torch
     Raises:
         BadInput: the image is not a non-empty uint8 colour image, or a size makes no sense.
     """
+    _check(bgr)
+    if size % stride or not stride <= size <= MAX_SIDE:
+        raise BadInput(f"input size {size} is not a multiple of {stride} between {stride} and {MAX_SIDE}")
+    scale = size / max(bgr.shape[:2])
+    inner = (max(1, round(bgr.shape[1] * scale)), max(1, round(bgr.shape[0] * scale)))
+    width, height = (-(-side // stride) * stride for side in inner)
+    return _place(bgr, inner, width, height, pad)
+
+
+def fit(bgr: Array, width: int, height: int, stretch: bool = False, pad: int = 114) -> Tuple[torch.Tensor, Letterbox]:
+    """Scale ``bgr`` into an input of exactly ``width`` by ``height`` pixels and convert it to RGB.
+
+    With ``stretch`` it fills the input whatever its aspect; else it is padded with ``pad``. Returns and errors as of
+    :func:`letterbox`.
+    """
+    _check(bgr)
+    scale = min(height / bgr.shape[0], width / bgr.shape[1])
+    inner = (max(1, round(bgr.shape[1] * scale)), max(1, round(bgr.shape[0] * scale)))
+    return _place(bgr, (width, height) if stretch else inner, width, height, pad)
+
+
+def _check(bgr: Array) -> None:
     if not isinstance(bgr, np.ndarray) or bgr.dtype != np.uint8 or bgr.ndim != 3 or bgr.shape[2] != 3:
         found = f"{bgr.dtype} {bgr.shape}" if isinstance(bgr, np.ndarray) else type(bgr).__name__
         raise BadInput(f"expected a uint8 [h, w, 3] BGR image, got {found}", remedy="convert the image to bgr8")
-    image_height, image_width = bgr.shape[:2]
     if not 0 < min(bgr.shape[:2]) <= max(bgr.shape[:2]) <= MAX_SIDE:
-        raise BadInput(f"image of {image_width}x{image_height} pixels", remedy=f"sides must be 1 to {MAX_SIDE}")
-    if size % stride or not stride <= size <= MAX_SIDE:
-        raise BadInput(f"input size {size} is not a multiple of {stride} between {stride} and {MAX_SIDE}")
-    scale = size / max(image_width, image_height)
-    inner_width = max(1, round(image_width * scale))
-    inner_height = max(1, round(image_height * scale))
-    width = -(-inner_width // stride) * stride
-    height = -(-inner_height // stride) * stride
-    if (inner_width, inner_height) != (image_width, image_height):
-        bgr = cv2.resize(bgr, (inner_width, inner_height), interpolation=cv2.INTER_LINEAR)
-    left, top = (width - inner_width) // 2, (height - inner_height) // 2
+        raise BadInput(f"image of {bgr.shape[1]}x{bgr.shape[0]} pixels", remedy=f"sides must be 1 to {MAX_SIDE}")
+
+
+def _place(bgr: Array, inner: Tuple[int, int], width: int, height: int, pad: int) -> Tuple[torch.Tensor, Letterbox]:
+    """``bgr`` scaled to ``inner`` (width, height) in the middle of an input of ``width`` by ``height`` pixels."""
+    image_height, image_width = bgr.shape[:2]
+    if inner != (image_width, image_height):
+        bgr = cv2.resize(bgr, inner, interpolation=cv2.INTER_LINEAR)
+    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
     canvas = np.full((3, height, width), pad, dtype=np.uint8)
-    canvas[:, top : top + inner_height, left : left + inner_width] = bgr[:, :, ::-1].transpose(2, 0, 1)
+    canvas[:, top : top + inner[1], left : left + inner[0]] = bgr[:, :, ::-1].transpose(2, 0, 1)
     placement = Letterbox(
-        scale_x=inner_width / image_width,
-        scale_y=inner_height / image_height,
+        scale_x=inner[0] / image_width,
+        scale_y=inner[1] / image_height,
         left=left,
         top=top,
         image_width=image_width,

@@ -11,11 +11,12 @@ from typing import Any, Callable, Dict, Mapping, Tuple, Union
 from torch import nn
 
 from edge_offload import places
+from edge_offload.cache import tensors_hash
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models import checkpoint, torchscript
 from edge_offload.models.base import Estimator, PersonEstimator
-from edge_offload.models.cache import tensors_hash
 from edge_offload.models.entry import Entry, Scalar
+from edge_offload.models.onnxfile import reading
 
 #: Option of every factory of the user's own: a safetensors file whose tensors are loaded into what it makes.
 WEIGHTS = "weights"
@@ -49,17 +50,26 @@ def _zoo_entries() -> Tuple[Entry, ...]:
 
 
 def is_own(name: str) -> bool:
-    """Whether ``name`` is of the user's own: a factory (``package.module:factory``) or a TorchScript file.
+    """Whether ``name`` is of the user's own: a factory (``package.module:factory``), a TorchScript or an ONNX file.
 
-    Both run code when they are built. A server must not build such a name because a peer asks for it, unless its
-    operator has listed it.
+    The first two run code when they are built. A server must not build such a name because a peer asks for it, unless
+    its operator has listed it.
     """
-    return ":" in name or torchscript.is_script(name)
+    return ":" in name or is_file(name)
+
+
+def is_file(name: str) -> bool:
+    """Whether ``name`` is the path of a file that holds a whole network: TorchScript or ONNX."""
+    return torchscript.is_script(name) or reading.is_onnx(name)
+
+
+def _checksum(name: str) -> str:
+    return reading.checksum(name) if reading.is_onnx(name) else torchscript.checksum(name)
 
 
 def name_on_wire(name: str) -> str:
     """What a robot calls a model when it asks a server for it: of a file its name alone, wherever it lies."""
-    return pathlib.PurePath(name).name if torchscript.is_script(name) else name
+    return pathlib.PurePath(name).name if is_file(name) else name
 
 
 def options_on_wire(name: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
@@ -68,7 +78,7 @@ def options_on_wire(name: str, options: Mapping[str, Scalar]) -> Dict[str, Scala
     Raises:
         BadInput: the file cannot be read.
     """
-    return {**options, "sha256": torchscript.checksum(name)} if torchscript.is_script(name) else dict(options)
+    return {**options, "sha256": _checksum(name)} if is_file(name) else dict(options)
 
 
 def check_own(name: str) -> None:
@@ -77,8 +87,8 @@ def check_own(name: str) -> None:
     Raises:
         BadInput: it is not.
     """
-    if torchscript.is_script(name):
-        torchscript.checksum(name)
+    if is_file(name):
+        _checksum(name)
     else:
         own_factory(name)
 
@@ -87,13 +97,19 @@ def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
     """Build the person estimator ``name`` with its weights loaded.
 
     Args:
-        name: a name of :func:`entries`, or ``package.module:factory`` of the user's own.
+        name: a name of :func:`entries`, or of the user's own: ``package.module:factory``, or an ONNX file that finds
+            people's keypoints.
         options: scalars only (they travel to the server in a message); the entry lists them with their defaults.
 
     Raises:
         BadInput: no such model or option, a value of the wrong type, or weights that cannot be had.
     """
     built = build(name, options)
+    if reading.is_onnx(name):
+        from edge_offload.models.onnxfile import estimators
+
+        assert isinstance(built, estimators.OnnxModule)
+        return estimators.OnnxPeople(name, built)
     if not isinstance(built, PersonEstimator):
         raise BadInput(
             f"model {name!r} is a {type(built).__name__}, not a PersonEstimator",
@@ -121,7 +137,8 @@ def build(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Modul
         return _build_own(name, options)
     table = entries()
     if name not in table:
-        raise BadInput(f"no model named {name!r}", remedy=f"use one of {', '.join(table)} or package.module:factory")
+        remedy = f"use one of {', '.join(table)}, package.module:factory or net.onnx"
+        raise BadInput(f"no model named {name!r}", remedy)
     entry = table[name]
     return entry.build(_checked(entry, options))
 
@@ -165,6 +182,10 @@ def own_factory(name: str) -> Callable[..., Any]:
 
 def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
     given = dict(options)
+    if reading.is_onnx(name):
+        from edge_offload.models.onnxfile import estimators
+
+        return estimators.load(name, given)
     if torchscript.is_script(name):
         sha256 = given.pop("sha256", "")
         if given:

@@ -8,8 +8,8 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from edge_offload import places
 from edge_offload.arrays import Array
+from edge_offload.cache import cache_dir
 from edge_offload.errors import BadInput
-from edge_offload.models.cache import cache_dir
 
 ENVIRONMENT = "EDGE_OFFLOAD_VIDEO"
 FILE_NAME = "vtest.avi"

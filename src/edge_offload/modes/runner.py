@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
@@ -63,9 +63,15 @@ class Plans(Protocol):
 
 
 class Runner(abc.ABC):
-    """One mode. Implementations are thread-safe."""
+    """One mode. Implementations are thread-safe.
+
+    Attributes:
+        mode: the mode.
+        has_plans: whether it runs by plans, one per bandwidth; others are not asked for them.
+    """
 
     mode: Mode
+    has_plans: ClassVar[bool] = False
 
     @abc.abstractmethod
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:

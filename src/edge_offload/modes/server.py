@@ -138,7 +138,7 @@ class ServerRunner(Runner):
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
         engine = self._engine()
-        if reason is None and self._exact and engine != EAGER:
+        if reason is None and self._exact and engine != self._own_fingerprint.get(ENGINE, EAGER):
             return f"exact results were asked for, and {engine} computes there; start it with --engine eager"
         return reason
 

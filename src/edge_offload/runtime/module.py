@@ -17,7 +17,7 @@ from edge_offload.companion.process import ExecutorProcess
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
-from edge_offload.execute.module import Inputs, as_inputs, canonical_input
+from edge_offload.execute.module import ByEngine, Inputs, as_inputs, canonical_input
 from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
@@ -55,11 +55,10 @@ class OffloadedModule:
     Args:
         name: of the model in the registry (also the server's), or ``package.module:factory``.
         module: the robot's own copy; put in eval mode. A GPU computes with a copy of it.
-        client: the link, or None for a robot without a server. Its owner starts and closes it. Wire
-            :meth:`link_changed` to its ``on_state``, and the model is open again before the next frame asks.
+        client: the link, started and closed by its owner; None: no server. Wire :meth:`link_changed` to ``on_state``.
         options: what ``module`` was built with, for the server to build the same.
         device: where the robot computes; ``engine``: by what, as :func:`.table.chosen` takes it.
-        exact: no result may have other bits than torch's: neither here nor on a server is an engine used.
+        exact: no result may have other bits than torch's: no engine is used, here or on a server.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
         patience: bounds on the wait for a reply of which there is no forecast.
@@ -67,10 +66,10 @@ class OffloadedModule:
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
-            ``server`` stands in for ``replay`` until that is ready, and while it is slower.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
-        beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
+        beside: computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
+        built_from: the file that another process of the robot builds the module from, if any.
 
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
@@ -101,6 +100,7 @@ class OffloadedModule:
         powers: Optional[StatePowers] = None,
         in_flight: int = 1,
         beside: Optional[ExecutorProcess] = None,
+        built_from: str = "",
     ) -> None:
         self.name = name
         self.row, self.pace = Row(), Pace(in_flight)
@@ -110,7 +110,8 @@ class OffloadedModule:
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
+        by = EAGER if exact else chosen(engine, name)
+        executor = executor_of(module, device, beside, built_from or name, options or {}, by)
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
@@ -132,7 +133,8 @@ class OffloadedModule:
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, hashed, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "power": powers}
-            self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
+            if not isinstance(module, ByEngine):
+                self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
         background.when_learnt(self.forecaster.disturb)
@@ -165,13 +167,14 @@ class OffloadedModule:
     def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         inputs = as_inputs(inputs)
+        if mode is Mode.LOCAL:
+            return None  # nothing ever keeps the robot from computing by itself
         if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
             self.add_runner(self._make_split())  # tracing and planning are costly: only for who asks for it
         runner = self._runners.get(mode)
         if runner is None:
             return f"mode {mode} is not available for model {self.name!r}"
-        out = None if mode is Mode.LOCAL else self._hedge.unavailable_reason()
-        return runner.unavailable_reason(inputs) if out is None else out
+        return self._hedge.unavailable_reason() or runner.unavailable_reason(inputs)
 
     def aim(self, objective: Objective) -> None:
         """What plans of mode ``split`` are made for from now on; returns at once."""
@@ -243,14 +246,12 @@ class OffloadedModule:
         """One inference: exactly one result, in ``mode`` or locally.
 
         Args:
-            inputs: what the module takes: a tensor, or a tuple or list of tensors; one that is not contiguous is copied
-                first, so that modes agree bit for bit.
+            inputs: a tensor, or a tuple or list of them; copied where not contiguous, so that modes agree to the bit.
             mode: where to run.
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
             meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
-            refresh: now and then another candidate may be asked, beside a local call (the first result is used) or
-                instead of one that is about as good, so that a policy's forecasts do not go stale.
+            refresh: the call may explore another candidate, instead of ``mode`` or beside a local computation.
             place: in :attr:`row`, which is given up; none: behind all calls that are under way.
 
         Returns:
@@ -283,7 +284,7 @@ class OffloadedModule:
         self, inputs: Sequence[torch.Tensor], mode: Mode, beside: Optional[Mode], deadline_s: Optional[float],
         meta: Mapping[str, Any], refresh: bool, place: int,
     ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
-        """The mode that was asked in the end, what came of it, and why the robot had to help out."""
+        """Return the mode that was asked in the end, its outcome, and why the robot had to help out."""
         if beside is not None:
             return beside, self._run_remotely(beside, inputs, deadline_s, meta, place, beside=True), ""
         reason = ""
@@ -312,8 +313,10 @@ class OffloadedModule:
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
         runner = self._runners.get(mode)
-        planned = None if runner is None or not self._inputs else runner.planned(self._inputs)
-        return None if planned is None or reading.uplink <= 0 else planned.expected(reading.uplink)
+        if runner is None or not runner.has_plans or not self._inputs or reading.uplink <= 0:
+            return None
+        planned = runner.planned(self._inputs)
+        return None if planned is None else planned.expected(reading.uplink)
 
     def _run_remotely(
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
@@ -324,15 +327,15 @@ class OffloadedModule:
         ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
         is seen to have stopped.
         """
-        runner, local_s = self._runners[mode], self._local.expected_s()
+        runner = self._runners[mode]
 
         def local(enough: threading.Event) -> Attempt:
             self.pace.begun(place, -math.inf)
             return self._local.run(inputs, enough=enough)
 
-        if not beside and runner.stays_local(inputs):
+        if not beside and runner.has_plans and runner.stays_local(inputs):
             self.pace.begun(place, -math.inf)
-            budget = self._lateness.alone(mode, local_s, deadline_s)
+            budget = self._lateness.alone(mode, self._local.expected_s(), deadline_s)
             return self._hedge.here(lambda: runner.run(inputs, meta, budget), local)
         late = self._late(mode, deadline_s, place, beside, watched)
         self.pace.begun(place, -math.inf if beside else late.doubtful_at)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from edge_offload import cache as user_cache
 from edge_offload.execute.engines import cache as engines_cache
 from edge_offload.execute.engines import table
 from edge_offload.execute.engines.base import CLOSE, CPU, Built
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.models import cache as models_cache
 from edge_offload.server.server import OffloadServer
 
 
@@ -86,7 +86,7 @@ class StandIn(Built):
 def served(tmp_path, monkeypatch):
     """Makes a server in this process, and its client, for a network of the tests and an engine."""
     # native libraries are where they always are; engines alone have a cache of the test's own
-    for module in (models_cache, engines_cache):
+    for module in (user_cache, engines_cache):
         monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
     monkeypatch.delenv("EDGE_OFFLOAD_CACHE")
     keys, own = KeyStore(tmp_path / "server"), KeyStore(tmp_path / "robot")

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
     from safetensors.torch import save
 
-    from edge_offload.models.cache import tensors_hash, write_atomic
+    from edge_offload.cache import tensors_hash, write_atomic
     from edge_offload_training.pickled import read_state
 
     state = read_state(args.file)

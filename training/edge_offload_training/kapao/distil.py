@@ -9,9 +9,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Uni
 import numpy as np
 
 from edge_offload.arrays import Array
+from edge_offload.cache import cache_dir, write_atomic
 from edge_offload.errors import BadInput
 from edge_offload.models.base import PersonEstimator
-from edge_offload.models.cache import cache_dir, write_atomic
 from edge_offload.models.people import People
 from edge_offload.models.video import read_frames
 

@@ -9,8 +9,8 @@ from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 import torch
 
+from edge_offload.cache import write_atomic
 from edge_offload.errors import BadInput
-from edge_offload.models.cache import write_atomic
 from edge_offload.models.kapao.network import DEFAULT_ANCHORS, STRIDES, Scale
 from edge_offload_training.kapao import start
 from edge_offload_training.kapao.augment import Augmentation

@@ -90,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
     import cv2
     import torch
 
+    from edge_offload.cache import cache_dir
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
-    from edge_offload.models.cache import cache_dir
     from edge_offload_training import evaluation  # noqa: F401 - what is missing is said before the training
     from edge_offload_training.kapao import recipe
 

@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
+    from edge_offload.cache import cache_dir
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
-    from edge_offload.models.cache import cache_dir
     from edge_offload.models.sconet.network import SCONet
     from edge_offload_training.sconet.crops import CropConfig
     from edge_offload_training.sconet.sources import folder_source, procedural

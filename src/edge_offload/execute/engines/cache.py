@@ -15,8 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from edge_offload.cache import cache_dir, locked
 from edge_offload.errors import Unsupported, in_words
-from edge_offload.models.cache import cache_dir, locked
 
 #: Bytes that all entries may take together.
 MOST_BYTES = 2 << 30

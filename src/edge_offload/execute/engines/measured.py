@@ -10,9 +10,9 @@ from typing import Any, Dict, Mapping
 
 from torch import nn
 
+from edge_offload.cache import cache_dir, locked, tensors_hash, write_atomic
 from edge_offload.execute.engines.base import machine
 from edge_offload.execute.engines.cache import key_of
-from edge_offload.models.cache import cache_dir, locked, tensors_hash, write_atomic
 
 #: Networks whose measurements are kept; those measured first go first.
 MOST = 256

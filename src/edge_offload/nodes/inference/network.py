@@ -13,6 +13,7 @@ from edge_offload.companion.process import choose
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
+from edge_offload.execute.module import ByEngine
 from edge_offload.execute.threads import pin
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.estimate.scheduling import words as of_machine
@@ -23,7 +24,8 @@ from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.manager.policy import CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import BRIDGE, BRIDGED, Mode, parse_mode
-from edge_offload.models.registry import build_estimator, state_hash
+from edge_offload.models.onnxfile.reading import is_onnx
+from edge_offload.models.registry import build_estimator, name_on_wire, options_on_wire, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
 from edge_offload.nodes.common.cores import resolve
 from edge_offload.nodes.common.health import ERROR, TORCHES, Health
@@ -45,6 +47,8 @@ DEVICE_MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
 USUAL = (*CANDIDATES, BRIDGED, Mode.SPLIT)
 #: Says why a program that was to have a virtual device has none (``edge-offload exec --optional``).
 NO_DEVICE = "EDGE_OFFLOAD_NO_DEVICE"
+#: Of the parameter of nodes that run ONNX files.
+DECODER = "of an ONNX file, how its outputs are decoded: yolov5, yolov8, rtdetr, ...; none: as its outputs are"
 #: Seconds from which on a first inference is not much slower than any later one.
 SLOW_S = 3.0
 
@@ -67,7 +71,7 @@ class Network:
     #: Whether the start waits while plans for mode split are being made, too.
     waits_for_plans: ClassVar[bool] = True
     declared: ClassVar[Tuple[Param, ...]] = (
-        Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
+        Param("model", "movenet", "name of the model ('edge-offload models list'), package.module:factory or net.onnx"),
         Param("model_options", {}, "options of the model, such as {size: 512}"),
         Param("server", "", "address of the server, tcp://host:port, several with commas; none: everything runs here"),
         Param("keys", "", "key directory; none: the user's"),
@@ -89,7 +93,7 @@ class Network:
         self._watch = LinkWatch()
         self.pin()
         #: What a server is asked for.
-        self.name, self.options = str(params["model"]), params["model_options"]
+        self.name, self.options = name_on_wire(str(params["model"])), self._model_options()
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         candidates = [parse_mode(str(name)) for name in params["candidates"]]
@@ -118,9 +122,11 @@ class Network:
             powers=self.powers,
             in_flight=params["in_flight"],
             beside=companion,
+            built_from=str(params["model"]),
         )
+        self._by_engine = isinstance(self.estimator.module, ByEngine)
         virtual = installed_device()
-        if self._client is not None and virtual is not None:
+        if self._client is not None and virtual is not None and not self._by_engine:
             on_device = DeviceModule(virtual, self.estimator.module, self._client, params["codec"])
             for mode in DEVICE_MODES:
                 self.module.add_runner(DeviceRunner(mode, on_device))
@@ -136,6 +142,8 @@ class Network:
         if self._client is not None:
             self._client.start()
         health.value("model", self.estimator.name)
+        if self._by_engine:
+            rospy.loginfo(self.estimator.module.describe())
         if not self.estimator.trained:
             health.warn("weights", f"model {self.estimator.name} has random weights: {self.untrained}")
 
@@ -144,6 +152,8 @@ class Network:
             return "its results agree within a tolerance, not to the bit; start with exact:=false"
         if self.module.offers(mode):
             return ""
+        if self._by_engine and self._client is not None:
+            return "an ONNX file is computed whole, by an engine: modes local and server"
         if self._client is None:
             device = " virtual_device:=true" if mode in DEVICE_MODES else ""
             return f"it needs a server; start with server:=host:port{device}"
@@ -157,7 +167,17 @@ class Network:
 
         It may set :attr:`name` and :attr:`options`, where a server knows the model by others.
         """
-        return build_estimator(self._params["model"], **self._params["model_options"])
+        return build_estimator(self._params["model"], **self._model_options())
+
+    def _model_options(self) -> Dict[str, Any]:
+        """With what the model is built here and on a server."""
+        params = self._params
+        options = dict(params["model_options"])
+        if params.get("decoder"):
+            options["decoder"] = params["decoder"]
+        elif params.get("detector") and is_onnx(params["model"]):
+            options.setdefault("decoder", "none")  # the class interprets what the network returns
+        return options_on_wire(params["model"], options)
 
     def pin(self) -> None:
         """Keep to the threads and cores that were asked for; each thread that computes does so by itself."""

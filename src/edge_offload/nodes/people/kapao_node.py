@@ -60,7 +60,7 @@ from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.depth import DepthIntake
 from edge_offload.nodes.inference.intake import WORLD_FRAME, Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
-from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.network import DECODER, Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
@@ -97,6 +97,7 @@ class KapaoNode(ImageNode):
         *Network.declared,
         *OffloadedNode.shared,
         *ImageNode.looks,
+        Param("decoder", "", DECODER),
         Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
         Param("keypoint_score", 0.3, "keypoints below this are not relied on for positions", low=0.0, high=1.0),
         Param("target", "largest", "who to follow", choices=tuple(RULES)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, 
 import numpy as np
 
 from edge_offload.errors import BadInput
-from edge_offload.models import registry, torchscript
+from edge_offload.models import registry
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.letterbox import Letterbox
 from edge_offload.models.people import People
@@ -144,7 +144,7 @@ class Interpreter:
     def _built(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
         """What finds people; None for another kind of model of the operator's own, which its robot interprets."""
         if name in self._allow and registry.is_own(name):
-            built = None if torchscript.is_script(name) else registry.build(name, options)
+            built = None if registry.is_file(name) else registry.build(name, options)
             return built if isinstance(built, PersonEstimator) else None
         return registry.build_estimator(name, **options)
 

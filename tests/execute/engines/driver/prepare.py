@@ -17,7 +17,7 @@ import sys
 import tempfile
 from typing import List
 
-from edge_offload.models.cache import cache_dir, locked
+from edge_offload.cache import cache_dir, locked
 
 TENSORRT = "1.7.1.116"
 PYCUDA = "2026.1"

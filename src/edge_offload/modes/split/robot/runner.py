@@ -51,6 +51,7 @@ class SplitRunner(Runner):
     """
 
     mode = Mode.SPLIT
+    has_plans = True
 
     def __init__(
         self,

@@ -13,12 +13,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from edge_offload.cache import cache_dir, write_atomic
 from edge_offload.errors import BadInput
 from edge_offload.execute.batches import BatchExecutor
 from edge_offload.execute.emulated import EmulatedExecutor
 from edge_offload.execute.module import Execution
 from edge_offload.execute.tensors import TensorSpec
-from edge_offload.models.cache import cache_dir, write_atomic
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.services.replica.replicas import Replica
 

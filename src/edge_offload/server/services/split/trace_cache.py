@@ -21,9 +21,9 @@ from typing import Any, Dict, List, Mapping, Optional
 import msgpack
 from torch import nn
 
+from edge_offload.cache import write_atomic
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.build import TracedProgram
-from edge_offload.models.cache import write_atomic
 from edge_offload.split.runtime import traces
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.traces import MAX_EXTRA_BYTES, BoundTrace, WrittenTrace

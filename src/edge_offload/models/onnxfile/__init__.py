@@ -1,0 +1,1 @@
+"""Detectors from ONNX files: their operators run as torch's, their outputs are decoded by published formats."""

@@ -1,0 +1,227 @@
+"""What a network's outputs mean: boxes, keypoints and masks, by the formats that detectors are published with.
+
+Every decoder makes float [n, 4] boxes (x1 y1 x2 y2 in pixels of the network's input), float [n] scores and int64 [n]
+classes, best first, of the outputs of one image; with keypoints float [n, k, 3] or one mask uint8 [H, W] behind them
+(class of each pixel plus one, 0: none) where the network finds such.
+
+Formats, with A = places of the network, q = queries, c = classes, e = what belongs to a keypoint or mask:
+
+  yolov5, yolov7              [1, A, 5 + c + e]: centre, size (pixels), objectness, class scores
+  yolov8 and later, yolov5u   [1, 4 + c + e, A]: centre, size (pixels), class scores
+  end2end (yolov10, yolo26)   [1, n, 6 + e]: corners (pixels), score, class; overlaps are gone already
+  rtdetr                      [1, q, 6] centre, size (shares of the input), score, class; [1, q, 4 + c]; or
+                              logits [1, q, c] (sigmoid) and pred_boxes [1, q, 4] (centre, size, shares)
+  detr                        logits [1, q, c + 1] (softmax, the last one: nothing) and pred_boxes [1, q, 4]
+  ssd                         boxes [n, 4] (corners), scores [n], classes [n], as torchvision and TensorFlow write them
+  segmentation                [1, c, h, w] scores of classes, or integers [1, h, w]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from edge_offload.models.kapao.nms import nms
+
+Tensors = Sequence[torch.Tensor]
+#: Detections of an image at most.
+MAX_DET = 300
+#: Boxes that end here or before are shares of the input: no object is two pixels wide and high.
+SHARES = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the outputs of one network are decoded.
+
+    Attributes:
+        decoder: a name of :data:`DECODERS`.
+        size: height and width of the network's input, pixels.
+        classes: how many; 0: it does not matter.
+        keypoints: how many of how many numbers each; (0, 0): none.
+        outputs: positions of the outputs that are decoded, in the decoder's order.
+        masks: whether the last of them are the prototypes of masks, [1, m, h, w].
+        score: what scores this or less is left out.
+        iou: boxes of one class that overlap more than this are one object.
+        tensorflow: TensorFlow's order of corners (y first), and classes from 1 on.
+    """
+
+    decoder: str
+    size: Tuple[int, int]
+    classes: int = 0
+    keypoints: Tuple[int, int] = (0, 0)
+    outputs: Tuple[int, ...] = (0,)
+    masks: bool = False
+    score: float = 0.25
+    iou: float = 0.7
+    tensorflow: bool = False
+
+
+@dataclass
+class Rows:
+    """Detections on their way: corners [n, 4] in pixels, scores [n], classes [n], and what else belongs to each."""
+
+    boxes: torch.Tensor
+    scores: torch.Tensor
+    classes: torch.Tensor
+    rest: torch.Tensor
+
+    def at(self, index: torch.Tensor) -> Rows:
+        """Those at ``index``."""
+        return Rows(self.boxes[index], self.scores[index], self.classes[index], self.rest[index])
+
+
+class Readout(nn.Module):
+    """Outputs of the network → boxes, scores, classes, and keypoints or a mask, as ``plan`` says."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def forward(self, *outputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """See the module's docstring; the outputs as they are where the plan's decoder is ``none``."""
+        plan = self.plan
+        if plan.decoder == NONE:
+            return outputs
+        chosen = [outputs[number] for number in plan.outputs]
+        if plan.decoder == SEGMENTATION:
+            boxes = torch.zeros((0, 4), device=chosen[0].device)
+            return boxes, boxes[:, 0], boxes[:, 0].long(), class_map(chosen[0], plan.size)
+        rows = DECODERS[plan.decoder](chosen, plan)
+        found = (rows.boxes, rows.scores, rows.classes.long())
+        if plan.keypoints[0]:
+            return (*found, keypoints(rows.rest, plan))
+        if plan.masks:
+            return (*found, class_mask(rows, chosen[-1][0].float(), plan.size))
+        return found
+
+
+def yolov8(outputs: Tensors, plan: Plan) -> Rows:
+    """[1, 4 + c + e, A]."""
+    table = outputs[0][0].float().t()
+    scores, classes = table[:, 4 : 4 + plan.classes].max(1)
+    return _apart(table[:, :4], scores, classes, table[:, 4 + plan.classes :], plan)
+
+
+def yolov5(outputs: Tensors, plan: Plan) -> Rows:
+    """[1, A, 5 + c + e]."""
+    table = outputs[0][0].float()
+    scores, classes = (table[:, 5 : 5 + plan.classes] * table[:, 4:5]).max(1)
+    return _apart(table[:, :4], scores, classes, table[:, 5 + plan.classes :], plan)
+
+
+def end2end(outputs: Tensors, plan: Plan) -> Rows:
+    """[1, n, 6 + e]."""
+    table = outputs[0][0].float()
+    return _best(Rows(table[:, :4], table[:, 4], table[:, 5], table[:, 6:]), plan)
+
+
+def rtdetr(outputs: Tensors, plan: Plan) -> Rows:
+    """[1, q, 6], [1, q, 4 + c], or logits and boxes, of which one query may be several classes."""
+    if len(outputs) == 2:
+        scores = outputs[0][0].float().sigmoid()
+        best, at = scores.flatten().topk(len(scores))
+        query = torch.div(at, scores.shape[1], rounding_mode="floor")
+        return _best(_shares(outputs[1][0].float()[query], best, at - query * scores.shape[1], plan), plan)
+    table = outputs[0][0].float()
+    if not plan.classes:
+        return _best(_shares(table[:, :4], table[:, 4], table[:, 5], plan), plan)
+    return _best(_shares(table[:, :4], *table[:, 4:].max(1), plan), plan)
+
+
+def detr(outputs: Tensors, plan: Plan) -> Rows:
+    """Logits and boxes."""
+    scores, classes = outputs[0][0].float().softmax(-1)[:, :-1].max(1)
+    return _best(_shares(outputs[1][0].float(), scores, classes, plan), plan)
+
+
+def ssd(outputs: Tensors, plan: Plan) -> Rows:
+    """Boxes, scores, classes; with a batch in front, or without."""
+    boxes = outputs[0].float().reshape(-1, 4)
+    scores, classes = (one.reshape(-1) for one in outputs[1:3])
+    if plan.tensorflow:
+        boxes, classes = boxes[:, [1, 0, 3, 2]], classes - 1
+    rows = _best(Rows(boxes, scores.float(), classes, boxes[:, :0]), plan)
+    shares = (rows.boxes <= SHARES).all()
+    rows.boxes = torch.where(shares, rows.boxes * _sides(plan, rows.boxes), rows.boxes)
+    return rows
+
+
+def class_map(scores: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
+    """uint8 [H, W]: class of each pixel plus one, of scores [1, c, h, w] or of classes [1, h, w] or [1, 1, h, w]."""
+    if scores.is_floating_point():
+        scores = scores.float()
+        if tuple(scores.shape[-2:]) != size:
+            scores = functional.interpolate(scores, size, mode="bilinear", align_corners=False)
+        return (scores[0].argmax(0) + 1).to(torch.uint8)
+    classes = scores.reshape(1, 1, *scores.shape[-2:])
+    if tuple(classes.shape[-2:]) != size:
+        classes = functional.interpolate(classes.float(), size, mode="nearest")
+    return (classes[0, 0].long() + 1).to(torch.uint8)
+
+
+def instance_mask(
+    coefficients: torch.Tensor, box: torch.Tensor, prototypes: torch.Tensor, size: Tuple[int, int]
+) -> torch.Tensor:
+    """Bool [H, W]: pixels of one object, where its sum [m] of prototypes [m, h, w] is positive, inside its box."""
+    small = (coefficients @ prototypes.flatten(1)).view(1, 1, *prototypes.shape[1:])
+    mask = functional.interpolate(small, size, mode="bilinear", align_corners=False)[0, 0] > 0
+    x, y = (torch.arange(side, device=mask.device) for side in (size[1], size[0]))
+    inside_x, inside_y = (x >= box[0]) & (x < box[2]), (y >= box[1]) & (y < box[3])
+    return mask & inside_y[:, None] & inside_x[None, :]
+
+
+def class_mask(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
+    """uint8 [H, W]: class of each pixel plus one, of the best object there."""
+    mask = torch.zeros(size, dtype=torch.uint8, device=prototypes.device)
+    values = (rows.classes + 1).to(torch.uint8)
+    for row in range(len(rows.scores) - 1, -1, -1):
+        mask = torch.where(instance_mask(rows.rest[row], rows.boxes[row], prototypes, size), values[row], mask)
+    return mask
+
+
+def keypoints(rest: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Float [n, k, 3]: x, y in pixels of the network's input, score; 1 where the network gives none."""
+    count, numbers = plan.keypoints
+    points = rest[:, : count * numbers].reshape(-1, count, numbers)
+    return points if numbers == 3 else torch.cat((points, torch.ones_like(points[..., :1])), -1)
+
+
+def _apart(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: Plan) -> Rows:
+    """Of boxes with centre and size, in pixels: the confident ones, without duplicates."""
+    kept = (scores > plan.score).nonzero()[:, 0]
+    rows = Rows(_corners(boxes[kept]), scores[kept], classes[kept], rest[kept])
+    return rows.at(nms(rows.boxes, rows.scores, rows.classes, plan.iou, MAX_DET))
+
+
+def _best(rows: Rows, plan: Plan) -> Rows:
+    """The confident ones, best first."""
+    order = rows.scores.argsort(descending=True, stable=True)
+    return rows.at(order[rows.scores[order] > plan.score][:MAX_DET])
+
+
+def _shares(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, plan: Plan) -> Rows:
+    """Of boxes with centre and size as shares of the input."""
+    return Rows(_corners(boxes) * _sides(plan, boxes), scores, classes, boxes[:, :0])
+
+
+def _corners(boxes: torch.Tensor) -> torch.Tensor:
+    half = boxes[:, 2:] / 2
+    return torch.cat((boxes[:, :2] - half, boxes[:, :2] + half), 1)
+
+
+def _sides(plan: Plan, like: torch.Tensor) -> torch.Tensor:
+    height, width = plan.size
+    return torch.tensor([width, height, width, height], dtype=like.dtype, device=like.device)
+
+
+NONE, SEGMENTATION = "none", "segmentation"
+DECODERS: Dict[str, Callable[[Tensors, Plan], Rows]] = {
+    "yolov5": yolov5, "yolov8": yolov8, "yolov8-pose": yolov8, "end2end": end2end, "rtdetr": rtdetr, "detr": detr,
+    "ssd": ssd,
+}  # fmt: skip
+NAMES: List[str] = [*DECODERS, SEGMENTATION]

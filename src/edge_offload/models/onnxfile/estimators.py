@@ -1,0 +1,142 @@
+"""Models from ONNX files: the network with its decoder; and as an estimator of people."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+from edge_offload.execute.engines.base import CPU, Built, facts
+from edge_offload.models.base import PeopleModule, PersonEstimator
+from edge_offload.models.entry import Scalar
+from edge_offload.models.letterbox import Letterbox, fit
+from edge_offload.models.onnxfile import recognition
+from edge_offload.models.onnxfile.decoders import NONE, Plan, Readout
+from edge_offload.models.onnxfile.network import OnnxNetwork
+from edge_offload.models.onnxfile.reading import image_input, labels_of, read
+from edge_offload.models.people import COCO_KEYPOINTS, People
+
+#: Options of a model from an ONNX file, with their defaults; ``size`` may be a number as well.
+OPTIONS: Dict[str, Scalar] = {
+    "decoder": recognition.AUTO, "size": "", "score": 0.25, "iou": 0.0, "values": "", "fit": "", "sha256": "",
+}  # fmt: skip
+_CHOICES = {
+    "values": ("", recognition.UNIT, recognition.IMAGENET, recognition.BYTE),
+    "fit": ("", recognition.LETTERBOX, recognition.STRETCH),
+}
+
+
+class OnnxModule(PeopleModule):
+    """uint8 [3, H, W] RGB → what :mod:`~edge_offload.models.onnxfile.decoders` says; or the outputs as they are.
+
+    Attributes:
+        name: of the file.
+        plan: how outputs are decoded.
+        labels: names of the classes, as the file has them.
+        stretch: whether an image fills the input whatever its aspect.
+    """
+
+    network: OnnxNetwork
+
+    def __init__(self, network: OnnxNetwork, plan: Plan, labels: Tuple[str, ...], stretch: bool) -> None:
+        super().__init__(network, Readout(plan))
+        self.name, self.plan, self.labels, self.stretch = network.name, plan, labels, stretch
+
+    def backend(self, device: str) -> Built:
+        """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""
+        return self.network.backend(device)
+
+    def use(self, backend: Optional[Built]) -> None:
+        """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""
+        self.network.use(backend)
+
+    def place(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
+        """An image in the network's input.
+
+        Raises:
+            BadInput: not a non-empty uint8 colour image.
+        """
+        return fit(bgr, self.plan.size[1], self.plan.size[0], self.stretch)
+
+    def describe(self) -> str:
+        """What was read of the file, in one line."""
+        plan = self.plan
+        found = "keypoints, " * bool(plan.keypoints[0]) + "masks, " * plan.masks
+        known = f"{len(self.labels)} names of classes" if self.labels else "classes without names"
+        return (
+            f"{self.name}: {recognition.size_words(plan.size)}, {self.network.values} values, "
+            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {found}{known}"
+            f"; {facts(self.backend(CPU))}"
+        )
+
+
+def load(path: str, options: Mapping[str, Scalar]) -> OnnxModule:
+    """The model in an ONNX file, in eval mode.
+
+    Args:
+        path: of the file.
+        options: see :data:`OPTIONS`.
+
+    Raises:
+        BadInput: the file cannot be used as it is, or an option makes no sense.
+        Unsupported: no engine is installed.
+    """
+    asked = _checked(path, options)
+    graph = read(path, str(asked["sha256"]))
+    image = image_input(graph, str(asked["size"]))
+    network, size = OnnxNetwork(graph, image), (image.height, image.width)
+    outputs = network.outputs()
+    plan = recognition.plan_of(graph, size, outputs, str(asked["decoder"]), float(asked["score"]), float(asked["iou"]))
+    values, fitted = recognition.prepared(graph, plan)
+    network.values = str(asked["values"]) or values
+    stretch = (str(asked["fit"]) or fitted) == recognition.STRETCH
+    module: OnnxModule = OnnxModule(network, plan, labels_of(graph), stretch).eval()
+    return module
+
+
+def _checked(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise BadInput(f"model {path!r} is a file and has no option {name}", f"it has: {', '.join(OPTIONS)}")
+        if isinstance(OPTIONS[name], float):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise BadInput(f"model {path!r}: option {name}={value!r}", "give a number from 0 to 1")
+        elif not isinstance(value, str) and (name != "size" or isinstance(value, bool)):
+            raise BadInput(f"model {path!r}: option {name}={value!r}", "give text")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise BadInput(f"model {path!r}: option {name}={value!r}", f"use one of: {', '.join(_CHOICES[name][1:])}")
+    return {**OPTIONS, **options}
+
+
+class OnnxPeople(PersonEstimator):
+    """People with COCO's 17 keypoints.
+
+    Raises:
+        BadInput: the network does not find such.
+    """
+
+    def __init__(self, name: str, module: OnnxModule) -> None:
+        plan = module.plan
+        if plan.decoder == NONE or plan.keypoints[0] != len(COCO_KEYPOINTS):
+            finds = f"{plan.keypoints[0]} keypoints" if plan.keypoints[0] else "no keypoints"
+            raise BadInput(
+                f"{module.name} finds {finds}, not the {len(COCO_KEYPOINTS)} of COCO by which people are tracked",
+                remedy="detector_node runs it (node:=detector_node)",
+            )
+        super().__init__(name, module, max(plan.size), 1, trained=True)
+        self._module = module
+
+    def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
+        """See :class:`~edge_offload.models.base.PersonEstimator`."""
+        return self._module.place(bgr)
+
+    def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
+        """See :class:`~edge_offload.models.base.PersonEstimator`."""
+        if len(outputs) != 4:
+            raise BadInput(f"{self.name} gave {len(outputs)} outputs in place of boxes, scores, classes and keypoints")
+        boxes, scores, _, points = (output.cpu().numpy() for output in outputs)
+        keypoints = points.copy()
+        keypoints[..., :2] = placement.to_image(points[..., :2], clip=True)
+        return People(placement.boxes_to_image(boxes), scores, keypoints)
