@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 
 from edge_offload.execute.engines import seat as seats
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.lateness import TimeoutLimits
-from edge_offload.manager.policy import BRIDGE_OVER
 from edge_offload.mode import Mode
 from edge_offload.runtime.module import OffloadedModule
 from tests.server.small_nets import dense, slow
@@ -120,16 +116,3 @@ def test_an_engine_that_fails_at_a_frame_costs_no_frame(stand_in, served, monkey
         results += 1
     stand_in.may_run.set()
     assert results == 40
-
-
-def test_where_an_engine_computes_on_the_server_its_mode_is_a_candidate_beside_replay(stand_in, served):
-    module = robot(served("stand-in", NET), candidates=(Mode.REPLAY,))
-    run = Forecast(Mode.LOCAL, 0.1, 0.01, math.nan)
-    made = {mode: replace(run, mode=mode) for mode in (Mode.LOCAL, Mode.SERVER, Mode.REPLAY)}
-    module.forecaster.forecasts = lambda *_: made
-    assert module.situation([frame()]).forecasts[Mode.SERVER].unavailable_reason == BRIDGE_OVER
-    until_computed_by(module, Mode.SERVER, "stand-in")
-    assert module.situation([frame()]).forecasts[Mode.SERVER].unavailable_reason == ""
-    stand_in.fails = True
-    module.run([frame()], Mode.SERVER)
-    assert module.situation([frame()]).forecasts[Mode.SERVER].unavailable_reason == BRIDGE_OVER

@@ -45,12 +45,12 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
 from edge_offload.nodes.monitor.overlay_file import OverlayFile
-from edge_offload.nodes.monitor.progress import PROGRESS, results_line, waiting_line
 from edge_offload.nodes.monitor.record_file import RecordFile
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table
 from edge_offload.outputs import check_folder, check_output
 from edge_offload.perception.video import VideoParts
+from edge_offload.progress import PROGRESS, results_line, waiting_line
 from edge_offload.runtime.carrying import FRESH
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Latency, ObjectArray, PersonArray, Power, SemanticGrid
