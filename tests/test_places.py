@@ -43,6 +43,15 @@ def of_all():
     return [str(function()) for function in ALL]
 
 
+def test_a_relative_folder_of_xdg_is_ignored(bare):
+    """As the specification has it: else every folder in which a command runs would get a cache."""
+    bare.setenv("HOME", "/h")
+    bare.setenv("XDG_CACHE_HOME", "cache")
+    bare.setenv("XDG_CONFIG_HOME", "./config")
+    assert cache.cache_dir() == pathlib.Path("/h/.cache/edge_offload")
+    assert keys.default_directory() == pathlib.Path("/h/.config/edge_offload/keys")
+
+
 def test_ordinary_users_keep_their_places(bare):
     bare.setenv("HOME", "/home/ann")
     cached, config = "/home/ann/.cache/edge_offload", "/home/ann/.config/edge_offload"

@@ -87,8 +87,9 @@ def _named(variable: str) -> Optional[pathlib.Path]:
 
 
 def _base(variable: str, usual: str, remedy: str) -> pathlib.Path:
-    value = os.environ.get(variable)
-    return pathlib.Path(value) if value else _home(remedy) / usual
+    # XDG Base Directory Specification: a relative path is not valid, and is ignored
+    value = os.environ.get(variable, "")
+    return pathlib.Path(value) if os.path.isabs(value) else _home(remedy) / usual
 
 
 def _home(variable: str) -> pathlib.Path:

@@ -289,6 +289,13 @@ def test_a_broken_sweep_gives_an_empty_result_and_a_word_of_it(graph):
     assert set(out.slices.messages[-1].data) == {-1}
     assert node.running
 
+    def lost():
+        sweeps.publish(cloud(1000 * floor_and_wall(), 6 * 10**9))
+        time.sleep(0.1)
+        return graph.complains(node, "no point of the sweep is in the grid")
+
+    wait_for(lost, "the word that a cloud in millimetres is somewhere else")
+
 
 def test_a_goal_in_the_map_is_looked_up_where_the_robot_is(graph, empty):
     import rospy

@@ -203,7 +203,7 @@ GOOD = message(RED, "bgr8")
         ({"data": b""}, "truncated"),
         ({"width": 0}, "empty"),
         ({"height": 0}, "empty"),
-        ({"step": 8}, "step"),
+        ({"step": 8}, "step .* have the driver state the bytes of a row"),
         ({"width": 2**31, "step": 3 * 2**31}, "pixels"),
         ({"height": 2**31}, "pixels"),
     ],
@@ -222,6 +222,15 @@ def test_an_image_that_contradicts_itself_is_refused_in_words(changes, words):
 def test_a_compressed_image_without_a_picture_is_refused(text, data):
     with pytest.raises(BadInput, match="compressed image"):
         image_to_bgr(CompressedImage(Header(), text, data))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_jpeg_that_was_cut_off_is_no_picture_with_a_grey_end(share):
+    """A USB camera whose bandwidth does not do."""
+    coded = cv2.imencode(".jpg", np.tile(np.arange(256, dtype=np.uint8), (200, 1)))[1].tobytes()
+    assert image_to_bgr(CompressedImage(Header(), "jpeg", coded + bytes(40))).shape == (200, 256, 3)
+    with pytest.raises(BadInput, match="cut off"):
+        image_to_bgr(CompressedImage(Header(), "jpeg", coded[: int(share * len(coded))]))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

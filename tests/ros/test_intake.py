@@ -37,3 +37,18 @@ def test_an_image_that_comes_in_both_forms_is_taken_once(monkeypatch):
     images._compressed = None
     come(Image, 10)
     assert len(taken) == 9, "one form alone again"
+
+
+@pytest.mark.parametrize("transport", ["auto", "compressed"])
+@pytest.mark.parametrize("topic", ["/cam/image_raw", "/cam/image_raw/compressed"])
+def test_a_topic_that_is_called_compressed_is_not_subscribed_to_as_another_type(monkeypatch, topic, transport):
+    from sensor_msgs.msg import CompressedImage, Image
+
+    from edge_offload.nodes.inference import intake
+
+    asked = []
+    monkeypatch.setattr(intake.rospy, "Subscriber", lambda name, kind, *_, **__: asked.append((name, kind)))
+    node = types.SimpleNamespace(params={}, callback=lambda call: call, health=None)
+    intake.ImageIntake(node, topic, transport, types.SimpleNamespace(put=None), False)
+    plain = transport == "auto" and topic == "/cam/image_raw"
+    assert asked == [(topic, Image) if plain else ("/cam/image_raw/compressed", CompressedImage)]

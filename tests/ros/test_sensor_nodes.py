@@ -72,6 +72,23 @@ def test_a_bag_without_an_index_is_refused_with_the_command_that_makes_one(maste
         (BagImages if kind == "camera" else BagSweeps)(str(cut))
 
 
+@pytest.mark.parametrize("begins", [b"\x89MCAP0\r\n", b"SQLite format 3\0", b"\x89PNG", b""], ids=list("mspn"))
+def test_what_is_no_bag_of_this_ros_is_refused_in_a_line(master, tmp_path, begins):
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.common.bags import open_bag
+
+    file = tmp_path / "a walk.mcap"
+    file.write_bytes(begins + bytes(200 * bool(begins)))
+    ros_2 = begins[:4] in (b"\x89MCA", b"SQLi")
+    convert = r"rosbags-convert --src '.*a walk\.mcap' --dst '.*a walk\.bag'"
+    with pytest.raises(BadInput, match=convert if ros_2 else "cannot read"):
+        open_bag(str(file))
+    (tmp_path / "recorded").mkdir()
+    (tmp_path / "recorded" / "metadata.yaml").write_text("rosbag2_bagfile_information:\n")
+    with pytest.raises(BadInput, match="is a bag of ROS 2"):
+        open_bag(str(tmp_path / "recorded"))
+
+
 def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
     from sensor_msgs.msg import CameraInfo, Image
 

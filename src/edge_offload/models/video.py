@@ -39,7 +39,7 @@ def sample_video() -> pathlib.Path:
         f"no sample video at {' or '.join(map(str, places))}",
         remedy=(
             f"set {ENVIRONMENT} to a video of yours, or: apt-get download opencv-doc && dpkg-deb --fsys-tarfile "
-            f"opencv-doc_*.deb | tar -xO .{INSTALLED} > {cache_dir() / FILE_NAME}"
+            f"opencv-doc_*.deb | tar -xO .{INSTALLED} > {FILE_NAME} && export {ENVIRONMENT}=$PWD/{FILE_NAME}"
         ),
     )
 

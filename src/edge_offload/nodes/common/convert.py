@@ -20,6 +20,7 @@ from edge_offload.errors import BadInput
 from edge_offload.perception.geometry import Transform
 from edge_offload.perception.scene.returns import only_returns
 
+JPEG_BEGINS, JPEG_ENDS = b"\xff\xd8", b"\xff\xd9"
 MAX_SIDE = 16384
 """Pixels. No camera is larger; a larger figure is a corrupt message."""
 
@@ -112,7 +113,10 @@ def _rows(message: Any, bytes_per_pixel: int) -> Array:
         raise BadInput(f"image of {width}x{height} pixels", remedy=f"no side may exceed {MAX_SIDE}")
     line = width * bytes_per_pixel
     if step < line:
-        raise BadInput(f"image step is {step} bytes, a row of {width} {message.encoding} pixels takes {line}")
+        raise BadInput(
+            f"image step is {step} bytes, a row of {width} {message.encoding} pixels takes {line}",
+            remedy="have the driver state the bytes of a row, and the encoding that it publishes",
+        )
     have, need = len(message.data), step * (height - 1) + line
     if have < need:
         raise BadInput(f"truncated image: {have} bytes, {width}x{height} {message.encoding} takes {need}")
@@ -134,6 +138,9 @@ def _decompressed(message: Any) -> Array:
     encoding = _supported(named) if _ENCODING.fullmatch(named.strip()) else ""
     if not message.data:
         raise BadInput(f"empty {what}")
+    if message.data[:2] == JPEG_BEGINS and JPEG_ENDS not in message.data:
+        # OpenCV 4 would make the missing rows grey
+        raise BadInput(f"{what} is a JPEG that was cut off", remedy="check the camera's cable and its bandwidth (USB)")
     data = np.frombuffer(message.data, dtype=np.uint8)
     try:
         pixels = cv2.imdecode(data, cv2.IMREAD_UNCHANGED)

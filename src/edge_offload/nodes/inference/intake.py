@@ -141,7 +141,9 @@ class ImageIntake:
     def __init__(self, node: Node, topic: str, transport: str, slot: FrameSink, keep_all: bool) -> None:
         self._node = node
         self._topic = topic
-        self._transport = transport
+        named = rospy.resolve_name(topic).endswith("/compressed")
+        # drivers log a long error for a subscriber of another type
+        self._transport = transport = "compressed" if named and transport == "auto" else transport
         self._slot = slot
         self._arrivals = Arrivals(node.health, "images", node.params)
         self._last: Optional[Tuple[str, int]] = None
@@ -156,8 +158,7 @@ class ImageIntake:
         if transport != "compressed":
             self._raw = self._subscribe(topic, Image)
         if transport == "compressed":
-            named = topic if rospy.resolve_name(topic).endswith("/compressed") else f"{topic}/compressed"
-            self._compressed = self._subscribe(named, CompressedImage)
+            self._compressed = self._subscribe(topic if named else f"{topic}/compressed", CompressedImage)
 
     def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
         return rospy.Subscriber(

@@ -247,6 +247,10 @@ class AgrnavNode(OffloadedNode):
     ) -> Callable[[], object]:
         """The one result of a sweep. Returns what shows it to whoever watches."""
         header, params = frame.message.header, self.params
+        if occupancy.any():
+            self.health.clear("grid")
+        else:
+            self.health.warn("grid", "no point of the sweep is in the grid: is it in metres, does ~sensor_height fit?")
         found = occupancy_slice(labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"])
         place = self._goal.place(frame, wait=self.carry is None)
         robot, goal, plan = self._grid.cell(0.0, 0.0), None if place is None else self._grid.cell(*place), None
