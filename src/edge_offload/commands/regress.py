@@ -29,8 +29,8 @@ import sys
 import tempfile
 from typing import Any, Dict, Mapping, Sequence
 
+from edge_offload.dashboard.progress import PROGRESS
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.nodes.monitor.progress import PROGRESS
 from edge_offload.outputs import check_output, write_text
 
 SHOWN = 20

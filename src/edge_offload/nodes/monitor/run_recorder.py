@@ -37,6 +37,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 
 from edge_offload import records
 from edge_offload.dashboard.messages import DIAGNOSTICS_TOPIC
+from edge_offload.dashboard.progress import PROGRESS, results_line, waiting_line
 from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.common.base import Node
@@ -45,7 +46,6 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
 from edge_offload.nodes.monitor.overlay_file import OverlayFile
-from edge_offload.nodes.monitor.progress import PROGRESS, results_line, waiting_line
 from edge_offload.nodes.monitor.record_file import RecordFile
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table

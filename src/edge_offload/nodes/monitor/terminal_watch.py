@@ -9,9 +9,9 @@ from typing import Any, Dict, List
 import rosgraph
 import rospy
 
+from edge_offload.dashboard.progress import PROGRESS, results_line, waiting_line
 from edge_offload.dashboard.terminal import TerminalView, columns, summary_line
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.nodes.monitor.progress import PROGRESS, results_line, waiting_line
 from edge_offload.nodes.monitor.run_topics import RunTopics
 from edge_offload_msgs.msg import Latency
 
