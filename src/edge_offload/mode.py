@@ -14,6 +14,9 @@ from edge_offload.errors import BadInput
 
 AUTO = "auto"
 
+POLICY_NAMES = (AUTO, "latency", "energy", "energy_under_deadline")
+"""What may be asked for instead of a mode; :data:`edge_offload.manager.policy.POLICIES` has what each of them is."""
+
 
 class Mode(str, enum.Enum):
     """An execution mode. The value is its name in parameters, messages and JSON."""

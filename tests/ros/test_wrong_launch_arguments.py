@@ -17,6 +17,8 @@ import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload.launcher import module_of
+from edge_offload.manager.policy import POLICIES
+from edge_offload.mode import POLICY_NAMES
 from edge_offload.nodes import arguments
 from edge_offload.nodes.common import params as parameters
 from tests.ros.ros_rig import ROOT, free_port
@@ -129,6 +131,10 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert arguments.faults(RIGHT.split()) == []
     assert not list(tmp_path.iterdir()), "looking at a path leaves nothing behind"
+
+
+def test_policies_may_be_named_as_the_manager_has_them():
+    assert tuple(POLICIES) == POLICY_NAMES
 
 
 @pytest.mark.process

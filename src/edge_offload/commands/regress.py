@@ -29,9 +29,9 @@ import sys
 import tempfile
 from typing import Any, Dict, Mapping, Sequence
 
+from edge_offload.dashboard.progress import PROGRESS
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import check_output, write_text
-from edge_offload.progress import PROGRESS
 
 SHOWN = 20
 #: What a node writes that ends before it has begun, or while it steps, with the colours of rospy's log on a screen.

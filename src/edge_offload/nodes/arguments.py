@@ -21,8 +21,7 @@ from typing import Callable, Dict, List, Optional, Sequence
 
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.names import NAMED_LINKS
-from edge_offload.manager.policy import POLICIES
-from edge_offload.mode import names
+from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.addresses import hide
 from edge_offload.nodes.launch_file import asked, collisions, misspelt
@@ -178,7 +177,7 @@ def matching(pattern: str, advice: str) -> Rule:
     return lambda value: None if re.fullmatch(pattern, value) else advice
 
 
-_POLICIES = (*POLICIES, *names())
+_POLICIES = (*POLICY_NAMES, *names())
 _RULES = (
     (truth, "batched carry dashboard every_frame exact follow headless loop promises record respawn rviz"),
     (truth, "turns virtual_device"),

@@ -37,6 +37,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 
 from edge_offload import records
 from edge_offload.dashboard.messages import DIAGNOSTICS_TOPIC
+from edge_offload.dashboard.progress import PROGRESS, results_line, waiting_line
 from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.common.base import Node
@@ -50,7 +51,6 @@ from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table
 from edge_offload.outputs import check_folder, check_output
 from edge_offload.perception.video import VideoParts
-from edge_offload.progress import PROGRESS, results_line, waiting_line
 from edge_offload.runtime.carrying import FRESH
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Latency, ObjectArray, PersonArray, Power, SemanticGrid

@@ -9,10 +9,10 @@ from typing import Any, Dict, List
 import rosgraph
 import rospy
 
+from edge_offload.dashboard.progress import PROGRESS, results_line, waiting_line
 from edge_offload.dashboard.terminal import TerminalView, columns, summary_line
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.nodes.monitor.run_topics import RunTopics
-from edge_offload.progress import PROGRESS, results_line, waiting_line
 from edge_offload_msgs.msg import Latency
 
 CLEAR = "\x1b[H\x1b[J"
