@@ -9,6 +9,7 @@ import math
 import re
 import threading
 import types
+from unittest import mock
 
 import cv2
 import numpy as np
@@ -257,7 +258,8 @@ def goal(message):
     turned = transform_message(pose, rospy.Time(9), "lidar", "map")
     buffer.set_transform_static(turned, "test")
     node = types.SimpleNamespace(params={}, health=Health(), callback=lambda call: call)
-    made = GoalIntake(node, Poses(buffer))
+    with mock.patch.object(rospy, "Subscriber"):
+        made = GoalIntake(node, Poses(buffer))
     made._on_goal(copy.deepcopy(message))
     frame = Frame(types.SimpleNamespace(header=HEADER), 0.0, Instant(9 * 10**9))
     return made.place(frame, wait=False), node.health.report()
