@@ -19,7 +19,7 @@ Formats, with A = places of the network, q = queries, c = classes, e = what belo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -32,6 +32,8 @@ Tensors = Sequence[torch.Tensor]
 MAX_DET = 300
 #: Boxes that end here or before are shares of the input: no object is two pixels wide and high.
 SHARES = 2.0
+#: Pixels between the boxes of two classes while duplicates are suppressed.
+APART = 7680.0
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,13 @@ class Readout(nn.Module):
             boxes = torch.zeros((0, 4), device=chosen[0].device)
             return boxes, boxes[:, 0], boxes[:, 0].long(), class_map(chosen[0], plan.size)
         rows = DECODERS[plan.decoder](chosen, plan)
-        found = (rows.boxes, rows.scores, rows.classes.long())
+        more: Tuple[torch.Tensor, ...] = ()
         if plan.keypoints[0]:
-            return (*found, keypoints(rows.rest, plan))
-        if plan.masks:
-            return (*found, class_mask(rows, chosen[-1][0].float(), plan.size))
-        return found
+            more = (keypoints(rows.rest, plan),)
+        elif plan.masks:
+            rows, mask = class_mask(rows, chosen[-1][0].float(), plan.size)
+            more = (mask,)
+        return (rows.boxes, rows.scores, rows.classes.long(), *more)
 
 
 def yolov8(outputs: Tensors, plan: Plan) -> Rows:
@@ -164,24 +167,24 @@ def class_map(scores: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
     return (classes[0, 0].long() + 1).to(torch.uint8)
 
 
-def instance_mask(
-    coefficients: torch.Tensor, box: torch.Tensor, prototypes: torch.Tensor, size: Tuple[int, int]
-) -> torch.Tensor:
-    """Bool [H, W]: pixels of one object, where its sum [m] of prototypes [m, h, w] is positive, inside its box."""
-    small = (coefficients @ prototypes.flatten(1)).view(1, 1, *prototypes.shape[1:])
-    mask = functional.interpolate(small, size, mode="bilinear", align_corners=False)[0, 0] > 0
-    x, y = (torch.arange(side, device=mask.device) for side in (size[1], size[0]))
-    inside_x, inside_y = (x >= box[0]) & (x < box[2]), (y >= box[1]) & (y < box[3])
-    return mask & inside_y[:, None] & inside_x[None, :]
+def instance_masks(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Iterator[torch.Tensor]:
+    """Bool [H, W] of each object: where its sum of ``prototypes`` [m, h, w] is positive, inside its box."""
+    sums = (rows.rest @ prototypes.flatten(1)).unflatten(1, prototypes.shape[1:])
+    x, y = (torch.arange(side, device=sums.device) for side in (size[1], size[0]))
+    for small, (left, top, right, bottom) in zip(sums, rows.boxes):
+        mask = functional.interpolate(small[None, None], size, mode="bilinear", align_corners=False)[0, 0] > 0
+        yield mask & ((y >= top) & (y < bottom))[:, None] & ((x >= left) & (x < right))[None, :]
 
 
-def class_mask(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
-    """uint8 [H, W]: class of each pixel plus one, of the best object there."""
+def class_mask(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Tuple[Rows, torch.Tensor]:
+    """The objects that have a pixel, and uint8 [H, W]: class of each pixel plus one, of the best object there."""
     mask = torch.zeros(size, dtype=torch.uint8, device=prototypes.device)
+    there = torch.zeros(len(rows.scores), dtype=torch.bool, device=prototypes.device)
     values = (rows.classes + 1).to(torch.uint8)
-    for row in range(len(rows.scores) - 1, -1, -1):
-        mask = torch.where(instance_mask(rows.rest[row], rows.boxes[row], prototypes, size), values[row], mask)
-    return mask
+    for row, pixels in enumerate(instance_masks(rows, prototypes, size)):
+        mask = torch.where(pixels & (mask == 0), values[row], mask)
+        there[row] = pixels.any()
+    return rows.at(there), mask
 
 
 def keypoints(rest: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -195,7 +198,9 @@ def _apart(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, res
     """Of boxes with centre and size, in pixels: the confident ones, without duplicates."""
     kept = (scores > plan.score).nonzero()[:, 0]
     rows = Rows(_corners(boxes[kept]), scores[kept], classes[kept], rest[kept])
-    return rows.at(nms(rows.boxes, rows.scores, rows.classes, plan.iou, MAX_DET))
+    # classes are moved apart, as the networks' own suppression does: the same rounding, the same survivors
+    moved = rows.boxes + rows.classes[:, None].float() * APART
+    return rows.at(nms(moved, rows.scores, torch.zeros_like(rows.classes), plan.iou, MAX_DET))
 
 
 def _best(rows: Rows, plan: Plan) -> Rows:
