@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Callable, Deque, Dict, Hashable, Iterable, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Deque, Dict, Hashable, Iterable, Mapping, Optional, Tuple
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.levels import Levels
 from edge_offload.mode import BRIDGE, BRIDGED, TABLE, Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
+
+if TYPE_CHECKING:
+    from edge_offload.manager.levels import Levels
 
 #: Share of a new frame in the averages.
 GAIN = 0.2
@@ -194,6 +196,9 @@ class Forecaster:
         #: Frames from which on a mode is known, where the first one tells of its start only; set by the owner.
         self.trials: Dict[Mode, int] = {}
         self._before: Optional[LinkReading] = None
+        # numpy: what only names policies (nodes/arguments.py) does without it
+        from edge_offload.manager.levels import Levels
+
         self._levels = Levels()
         self._disturbed = False
         self._modes: Dict[Mode, _ModeHistory] = {}
