@@ -67,7 +67,7 @@ def images(graph):
             pixels = np.zeros((96, 128, 3), dtype=np.uint8)
             pixels[y - 8 : y + 8, x - 8 : x + 8] = 255
             # whole nanoseconds: a stamp that is mangled on its way through a float is found out
-            stamp = rospy.Time(1_700_000_000, 123_456_789 + 1_000_003 * len(self.stamps))
+            stamp = rospy.Time(1_700_000_000, 123_456_789 + 5_000_003 * len(self.stamps))
             header = Header(stamp=stamp, frame_id="camera_optical_frame")
             message = Image(header, 96, 128, "bgr8", 0, 128 * 3, pixels.tobytes())
             for field, value in changes.items():

@@ -126,7 +126,8 @@ def robot():
 
     made = Robot()
     yield made
-    made.broadcaster.pub_tf.unregister()
+    if hasattr(made, "broadcaster"):  # a test that is skipped publishes nothing
+        made.broadcaster.pub_tf.unregister()
 
 
 def test_an_object_has_its_position_from_the_points_of_a_lidar_in_its_box(graph, images, robot):

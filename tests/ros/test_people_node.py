@@ -141,7 +141,7 @@ def test_depth_gives_a_position_and_depth_without_a_value_gives_none(graph, imag
 
     def step(values, **changes):
         # the depth image is sent first, with the stamp that the image will have
-        stamp = rospy.Time(1_700_000_000, 123_456_789 + 1_000_003 * len(images.stamps))
+        stamp = rospy.Time(1_700_000_000, 123_456_789 + 5_000_003 * len(images.stamps))
         pixels = np.broadcast_to(np.float32(values), (96, 128)).astype("<f4")
         message = Image(Header(stamp=stamp), 96, 128, "32FC1", 0, 128 * 4, pixels.tobytes())
         for field, value in changes.items():

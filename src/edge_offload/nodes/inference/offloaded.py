@@ -50,8 +50,7 @@ class _Drained(Protocol):
 class OffloadedNode(Node):
     """A node with a network that is told by offload/mode where to run.
 
-    A subclass calls :meth:`begin` first and :meth:`listen` when it is ready for frames, lets :meth:`infer` run the
-    network, and :meth:`account` for every result.
+    A subclass calls :meth:`begin` first, :meth:`listen` when it is ready, :meth:`infer`, and :meth:`account` per result.
     """
 
     computes = True
@@ -197,9 +196,8 @@ class OffloadedNode(Node):
         deadline = self.params["deadline"]
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header, mode, refresh = frame.message.header, self._mode, self._chosen
-        told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        if self._promise is not None:
-            told[CAPTURED] = frame.received_s
+        captured = {} if self._promise is None else {CAPTURED: frame.received_s}
+        told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta, **captured}
         if self._follows():
             mode, refresh = Mode.SERVER, False
         elif self._turns is not None and frame.claim is None:

@@ -269,7 +269,7 @@ class KapaoNode(ImageNode):
         header = frame.message.header
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
-        if self._detections.watched:
+        if self._detections.topic is not None and self._detections.watched:
             seen = [person for person in people if not person.coasting]
             scores, classes = np.array([person.score for person in seen]), np.zeros(len(seen), int)
             self._detections.publish(header, boxes_of(seen), scores, classes)
