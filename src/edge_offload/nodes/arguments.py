@@ -108,6 +108,12 @@ def _read_calibration(value: str) -> None:
     load_camera(pathlib.Path(value).expanduser())
 
 
+def _refuse_pickle(value: str) -> None:
+    from edge_offload.models import pickles
+
+    pickles.refuse(value)
+
+
 def _read_bag(value: str) -> None:
     from edge_offload.nodes.camera.bag import open_bag
 
@@ -159,9 +165,11 @@ def link(value: str) -> Optional[str]:
 
 
 def model(value: str) -> Optional[str]:
-    """A name, or the path of a TorchScript file."""
-    if value.endswith((".pt", ".pth", ".ts", ".torchscript")):
+    """A name, or the path of a TorchScript or ONNX file."""
+    if value.endswith(".onnx"):
         return file()(value)
+    if value.endswith((".pt", ".pth", ".ts", ".torchscript")):
+        return opened(file(), _refuse_pickle)(value)
     return matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are")(value)
 
 
@@ -194,6 +202,7 @@ _RULES = (
     (choice("around", "forward"), "extent"),
     (choice("kapao_node", "detector_node"), "node"),
     (choice("people", "scenes"), "results"),
+    (choice("auto", "yolov5", "yolov8", "yolov8-pose", "end2end", "rtdetr", "detr", "ssd", "segmentation"), "decoder"),
     (
         matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"),
         "detector third third_detector",
