@@ -47,6 +47,8 @@ WRONG = [
     ("candidates:=local", "a list"),
     ("allow:=my.module:factory", "a list"),
     ("model:=7", "models list"),
+    ("model:=net.onnx", "no such file"),
+    ("decoder:=yolo", "yolov5, yolov8"),
     ("model_options:=size=384", "a mapping"),
     ("device:=gpu", "auto, cpu, cuda"),
     ("server:=gpu-machine", "host:port"),
