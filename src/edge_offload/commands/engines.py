@@ -164,7 +164,8 @@ def line_of(row: Mapping[str, Any]) -> str:
     if "faster" not in row:
         return f"{row['engine']} is built and kept ({row['build_s']:.1f} s)"
     beside = row.get("beside", "torch")
-    exact = "" if row["error64"] is None else f", {row['error64']:.1e} from float64 ({beside} {row['torch_error64']:.1e})"
+    torch64 = row["torch_error64"]
+    exact = "" if row["error64"] is None else f", {row['error64']:.1e} from float64 ({beside} {torch64:.1e})"
     differ = f"; another number of results on {row['differ']} frames" if row["differ"] else ""
     return (
         f"{row['engine']} {row['engine_ms']:.1f} ms, {beside} {row['torch_ms']:.1f} ms: {row['faster']:.2f} x as fast "
