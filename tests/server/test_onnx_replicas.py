@@ -18,6 +18,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models import registry
+from edge_offload.runtime import robot_device
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from tests.models.onnx_files import METADATA, RECORDED, of_yolov8
@@ -58,7 +59,7 @@ def test_another_file_and_one_that_is_not_listed_are_refused(sides: Any) -> None
 def test_it_is_computed_whole_and_never_split(sides: Any, tmp_path: pathlib.Path) -> None:
     name, _ = sides
     client = Client("tcp://127.0.0.1:9", keys=KeyStore(tmp_path / "keys"))
-    module = OffloadedModule("net.onnx", registry.build_module(name), client, built_from=name)
+    module = OffloadedModule("net.onnx", registry.build_module(name), client)
     plain = OffloadedModule("linear", torch.nn.Linear(2, 2), client)
     assert plain.offers(Mode.SPLIT)
     assert not module.offers(Mode.SPLIT)
@@ -69,3 +70,15 @@ def test_it_is_computed_whole_and_never_split(sides: Any, tmp_path: pathlib.Path
     assert (report.mode, len(outputs)) == (Mode.LOCAL, 3)
     module.close()
     plain.close()
+
+
+def test_the_process_beside_this_one_builds_it_from_where_the_file_lies(sides: Any, monkeypatch: Any) -> None:
+    asked = []
+
+    def beside(module: Any, process: Any, name: str, options: Any, engine: str) -> None:
+        asked.append(name)
+
+    monkeypatch.setattr(robot_device, "ModuleBeside", beside)
+    for module in (registry.build_module(sides[0]), torch.nn.Linear(2, 2)):
+        robot_device.executor_of(module, "cpu", object(), "net.onnx", {}, "eager")  # type: ignore[arg-type]
+    assert asked == [sides[0], "net.onnx"]

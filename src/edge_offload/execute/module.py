@@ -73,7 +73,13 @@ class Divided(Protocol):
 
 @runtime_checkable
 class ByEngine(Protocol):
-    """A module that torch cannot compute, nor trace: an engine always does."""
+    """A module that torch cannot compute, nor trace: an engine always does.
+
+    Attributes:
+        path: of the file that it was read from.
+    """
+
+    path: str
 
     def backend(self, device: str) -> Built:
         """What computes it for inputs on ``device``, ``cpu`` or ``cuda``."""

@@ -73,7 +73,6 @@ class OffloadedModule:
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
         beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
-        built_from: what builds the module in another process of the robot, where that is not ``name``: a file's path.
 
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
@@ -104,18 +103,15 @@ class OffloadedModule:
         powers: Optional[StatePowers] = None,
         in_flight: int = 1,
         beside: Optional[ExecutorProcess] = None,
-        built_from: str = "",
     ) -> None:
         self.name = name
         self.row, self.pace = Row(), Pace(in_flight)
         background.first(self.row)
-        self._client = client
-        self._report_results = report_results
+        self._client, self._report_results = client, report_results
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        model = (built_from or name, options or {}, EAGER if exact else chosen(engine, name))
-        executor = executor_of(module, device, beside, *model)
+        executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)

@@ -53,7 +53,7 @@ class Graph:
     """What an ONNX file holds.
 
     Attributes:
-        name: of the file.
+        name: of the file; ``path``: where it lies.
         sha256: hex, of the file and of the weights beside it.
         model: onnx.ModelProto, weights included.
         metadata: what the exporter wrote, by key.
@@ -63,6 +63,7 @@ class Graph:
     """
 
     name: str
+    path: str
     sha256: str
     model: Any
     metadata: Mapping[str, str]
@@ -136,7 +137,8 @@ def read(path: str, sha256: str = "") -> Graph:
     inputs = tuple(_input(value) for value in model.graph.input if value.name not in values)
     metadata = {entry.key: entry.value[:MAX_METADATA] for entry in model.metadata_props}
     operators = frozenset(node.op_type for node in nodes)
-    return Graph(name, found, model, metadata, operators, inputs, tuple(value.name for value in model.graph.output))
+    outputs = tuple(value.name for value in model.graph.output)
+    return Graph(name, str(places.expand(path).resolve()), found, model, metadata, operators, inputs, outputs)
 
 
 def labels_of(graph: Graph) -> Tuple[str, ...]:
