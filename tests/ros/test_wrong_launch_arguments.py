@@ -124,6 +124,17 @@ RIGHT = (
 )
 
 
+def test_a_model_that_is_none_is_told_before_anything_starts(tmp_path):
+    import torch
+
+    pytest.importorskip("onnx", reason="the package onnx reads such files: pip install 'edge_offload[engines]'")
+    (tmp_path / "best.onnx").write_bytes(b"rubbish")
+    torch.save({"epoch": 3}, str(tmp_path / "best.pt"))
+    for name, said in (("best.onnx", "is not an ONNX file"), ("best.pt", "yolo export model=best.pt format=onnx")):
+        (line,) = arguments.faults([f"model:={tmp_path / name}"])
+        assert said in line
+
+
 def test_what_can_be_meant_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert arguments.faults(RIGHT.split()) == []

@@ -114,6 +114,12 @@ def _refuse_pickle(value: str) -> None:
     pickles.refuse(value)
 
 
+def _read_onnx(value: str) -> None:
+    from edge_offload.models.onnxfile import reading
+
+    reading.read(value)
+
+
 def _read_bag(value: str) -> None:
     from edge_offload.nodes.camera.bag import open_bag
 
@@ -167,7 +173,7 @@ def link(value: str) -> Optional[str]:
 def model(value: str) -> Optional[str]:
     """A name, or the path of a TorchScript or ONNX file."""
     if value.endswith(".onnx"):
-        return file()(value)
+        return opened(file(), _read_onnx)(value)
     if value.endswith((".pt", ".pth", ".ts", ".torchscript")):
         return opened(file(), _refuse_pickle)(value)
     return matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are")(value)
