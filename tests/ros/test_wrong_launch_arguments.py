@@ -52,6 +52,8 @@ WRONG = [
     ("candidates:=local", "a list"),
     ("allow:=my.module:factory", "a list"),
     ("model:=7", "models list"),
+    ("model:=net.onnx", "no such file"),
+    ("decoder:=yolo", "yolov5, yolov8"),
     ("model_options:=size=384", "a mapping"),
     ("device:=gpu", "auto, cpu, cuda"),
     ("server:=gpu-machine", "host:port"),
@@ -125,6 +127,17 @@ RIGHT = (
     "server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none video:=sample images:=none "
     "bag:=none json:=auto json:=new/out.json unknown:=anything __name:=node image_topic:=/front/image_raw"
 )
+
+
+def test_a_model_that_is_none_is_told_before_anything_starts(tmp_path):
+    import torch
+
+    pytest.importorskip("onnx", reason="the package onnx reads such files: pip install 'edge_offload[engines]'")
+    (tmp_path / "best.onnx").write_bytes(b"rubbish")
+    torch.save({"epoch": 3}, str(tmp_path / "best.pt"))
+    for name, said in (("best.onnx", "is not an ONNX file"), ("best.pt", "yolo export model=best.pt format=onnx")):
+        (line,) = arguments.faults([f"model:={tmp_path / name}"])
+        assert said in line
 
 
 def test_what_can_be_meant_passes(tmp_path, monkeypatch):

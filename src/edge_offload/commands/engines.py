@@ -144,6 +144,7 @@ def row_of(one: Measured, eager: Measured) -> Dict[str, Any]:
     if one.wall_s:
         row.update(
             turns=len(one.wall_s),
+            beside=eager.by,
             torch_ms=1e3 * statistics.median(eager.wall_s),
             engine_ms=1e3 * statistics.median(one.wall_s),
             faster=one.faster(eager),
@@ -162,10 +163,12 @@ def line_of(row: Mapping[str, Any]) -> str:
         return str(row["why_not"])
     if "faster" not in row:
         return f"{row['engine']} is built and kept ({row['build_s']:.1f} s)"
-    exact = "" if row["error64"] is None else f", {row['error64']:.1e} from float64 (torch {row['torch_error64']:.1e})"
+    beside = row.get("beside", "torch")
+    torch64 = row["torch_error64"]
+    exact = "" if row["error64"] is None else f", {row['error64']:.1e} from float64 ({beside} {torch64:.1e})"
     differ = f"; another number of results on {row['differ']} frames" if row["differ"] else ""
     return (
-        f"{row['engine']} {row['engine_ms']:.1f} ms, torch {row['torch_ms']:.1f} ms: {row['faster']:.2f} x as fast "
-        f"({row['faster_cpu']:.2f} x by processor time), within {row['worst_error']:.1e} of torch's largest value"
+        f"{row['engine']} {row['engine_ms']:.1f} ms, {beside} {row['torch_ms']:.1f} ms: {row['faster']:.2f} x as fast "
+        f"({row['faster_cpu']:.2f} x by processor time), within {row['worst_error']:.1e} of its largest value"
         f"{exact}{differ}"
     )

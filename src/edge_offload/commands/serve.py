@@ -2,11 +2,12 @@
 
 The server owns the device and answers robots over an encrypted link. On loopback, keys are made on first use; to be
 reached by others it needs keys made on purpose ('edge-offload keys new') and a list of robots ('edge-offload keys
-trust'). It runs only models that edge_offload comes with, plus factories that you name with --allow.
+trust'). It runs only models that edge_offload comes with, plus factories and files that you name with --allow.
 
   edge-offload serve                                      on this machine only, for a first try
   edge-offload serve --bind tcp://0.0.0.0:5700            for robots on the network
   edge-offload serve --allow my_package.nets:make_net     a model of your own, importable here
+  edge-offload serve --allow net.onnx                     a trained network, whose copy here is the robot's
 
 Ctrl-C or SIGTERM ends it; robots then compute locally and come back when it does. 'edge-offload serve --drain' takes
 it away for an update: robots that know several servers (--server a:5700,b:5700) go on with another one first.
@@ -53,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
-                        help="let robots open this model too; importing it runs its code (repeatable)")  # fmt: skip
+                        help="let robots open this model too, or this file (net.onnx, net.pt); importing a factory or "
+                        "loading net.pt runs its code (repeatable)")  # fmt: skip
     parser.add_argument("--preload", action="append", default=[], metavar="MODEL",
                         help="build this model before listening (repeatable)")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="MODEL.OPTION=VALUE",

@@ -5,6 +5,7 @@ video is written; with --png, the last annotated frame.
 
   edge-offload track --frames 100 --out people.mp4
   edge-offload track my.mp4 --model kapao_s --option checkpoint=kapao_s.safetensors
+  edge-offload track my.mp4 --model yolo11n-pose.onnx     a trained network that finds people's keypoints
   edge-offload serve &  edge-offload track --server tcp://127.0.0.1:5700
 
 While it runs it says how far it is; Ctrl-C ends it with the summary of what was done.
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("video", nargs="?", help="video file (default: the sample video)")
-    parser.add_argument("--model", default="movenet", help="a name from 'edge-offload models list' (movenet)")
+    parser.add_argument("--model", default="movenet", help="a name from 'edge-offload models list' (movenet), or the "
+                        ".onnx of a network that finds COCO's keypoints")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the model")
     parser.add_argument("--server", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'; none: all runs here")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
@@ -76,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     video = Video(args.video)
     say("loading the model")
     from edge_offload.execute.threads import pin
-    from edge_offload.models.registry import build_estimator
+    from edge_offload.models.registry import build_estimator, options_on_wire
 
     pin(args.threads)
-    options = subcommands.options(args.option)
+    options = options_on_wire(args.model, subcommands.options(args.option))
     estimator = build_estimator(args.model, **options)
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(runner(args, estimator, options))
@@ -127,6 +129,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
     """What runs the network: this process, with the server where one is named."""
     from edge_offload.companion.process import choose
     from edge_offload.mode import Mode
+    from edge_offload.models.registry import name_on_wire
     from edge_offload.runtime.module import OffloadedModule
 
     client = None
@@ -142,8 +145,8 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
         client = Client(args.server, keys=KeyStore(args.keys) if args.keys else None, on_state=on_state)
     device, companion = choose(args.device, threads=args.threads)
     module = OffloadedModule(
-        args.model, estimator.module, client, options=options, device=device, robot_slowdown=args.slowdown,
-        beside=companion,
+        name_on_wire(args.model), estimator.module, client, options=options, device=device,
+        robot_slowdown=args.slowdown, beside=companion,
     )  # fmt: skip
     mode = Mode.LOCAL if client is None else Mode.SERVER
     try:

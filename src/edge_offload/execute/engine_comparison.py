@@ -14,7 +14,7 @@ from torch import nn
 
 from edge_offload.execute.engines import table
 from edge_offload.execute.engines.base import CPU, EAGER, facts, relative_error
-from edge_offload.execute.module import Divided, ModuleExecutor, as_tensors
+from edge_offload.execute.module import ByEngine, Divided, ModuleExecutor, as_tensors
 
 #: Seconds that an engine may take to be built.
 BUILD_S = 600.0
@@ -27,7 +27,7 @@ class Measured:
     """One engine (or torch) on one module.
 
     Attributes:
-        engine: its name; ``facts``: with version and precision.
+        engine: its name; ``facts``: with version and precision; ``by``: what computes where no engine is asked for.
         why_not: why torch computes in its place, in words; empty where it computes.
         first_s, first_cpu_s: seconds, and of processor time, from the first frame until it was built
             and loaded; what was kept of it counts, too.
@@ -42,6 +42,7 @@ class Measured:
 
     engine: str
     facts: str = EAGER
+    by: str = "torch"
     why_not: str = ""
     first_s: float = 0.0
     first_cpu_s: float = 0.0
@@ -84,6 +85,8 @@ def measure(
     """
     found = [Measured(EAGER), *(Measured(name) for name in names)]
     executors = {EAGER: ModuleExecutor(module, device)}
+    if isinstance(module, ByEngine):
+        found[0].by = executors[EAGER].engine
     for one in found[1:]:
         tell(f"{one.engine}: being built")
         began, spent = time.monotonic(), time.process_time()

@@ -73,7 +73,13 @@ class Divided(Protocol):
 
 @runtime_checkable
 class ByEngine(Protocol):
-    """A module that torch cannot compute, nor trace: an engine always does."""
+    """A module that torch cannot compute, nor trace: an engine always does.
+
+    Attributes:
+        path: of the file that it was read from.
+    """
+
+    path: str
 
     def backend(self, device: str) -> Built:
         """What computes it for inputs on ``device``, ``cpu`` or ``cuda``."""
@@ -257,7 +263,10 @@ class ModuleExecutor:
         elif self.device.type == CPU and isinstance(backend, Direct):
             self._unseated = f"{plain}: engine {backend.name} is for device cuda, and this one is {self.device}"
         elif isinstance(self.placed, ByEngine):
-            self.placed.use(backend if isinstance(backend, Built) else None)
+            # whoever gave the module may have it computed by another engine
+            self.placed = own = copy.deepcopy(self.placed)
+            self.module = own if self.device.type == CPU else self.module
+            own.use(backend if isinstance(backend, Built) else None)
         else:
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):

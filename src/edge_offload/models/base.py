@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from typing import Any, Sequence, Tuple
 
 import torch
@@ -116,7 +117,7 @@ class PersonEstimator(Estimator):
     def infer(self, bgr: Array) -> People:
         """All three steps here and now."""
         image, placement = self.prepare(bgr)
-        device = next(self.module.parameters()).device
+        device = next(itertools.chain(self.module.parameters(), self.module.buffers())).device
         with torch.inference_mode():
             outputs = self.module(image.to(device))
         return self.interpret(outputs, placement)

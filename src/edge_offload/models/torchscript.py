@@ -15,6 +15,7 @@ from torch import nn
 
 from edge_offload import places
 from edge_offload.errors import BadInput
+from edge_offload.models import pickles
 
 SUFFIXES = (".pt", ".pth", ".ts", ".torchscript")
 
@@ -57,6 +58,7 @@ def load(path: str, sha256: str = "") -> nn.Module:
             f"{path} is another file here: sha256 {found[:12]}…, not {sha256[:12]}…",
             remedy="copy the robot's file to the server",
         )
+    pickles.refuse(str(places.expand(path)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit: it is what robots have

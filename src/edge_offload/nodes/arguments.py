@@ -99,6 +99,18 @@ def _read_calibration(value: str) -> None:
     load_camera(pathlib.Path(value).expanduser())
 
 
+def _refuse_pickle(value: str) -> None:
+    from edge_offload.models import pickles
+
+    pickles.refuse(value)
+
+
+def _read_onnx(value: str) -> None:
+    from edge_offload.models.onnxfile import reading
+
+    reading.read(value)
+
+
 def _read_bag(value: str) -> None:
     from edge_offload.nodes.common.bags import open_bag
 
@@ -166,9 +178,11 @@ def link(value: str) -> Optional[str]:
 
 
 def model(value: str) -> Optional[str]:
-    """A name, or the path of a TorchScript file."""
+    """A name, or the path of a TorchScript or ONNX file."""
+    if value.endswith(".onnx"):
+        return opened(file(), _read_onnx)(value)
     if value.endswith((".pt", ".pth", ".ts", ".torchscript")):
-        return file()(value)
+        return opened(file(), _refuse_pickle)(value)
     return matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are")(value)
 
 
@@ -201,6 +215,7 @@ _RULES = (
     (choice("around", "forward"), "extent"),
     (choice("kapao_node", "detector_node"), "node"),
     (choice("people", "scenes"), "results"),
+    (choice("auto", "yolov5", "yolov8", "yolov8-pose", "end2end", "rtdetr", "detr", "ssd", "segmentation"), "decoder"),
     (
         matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"),
         "detector third third_detector",

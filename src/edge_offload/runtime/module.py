@@ -68,8 +68,7 @@ class OffloadedModule:
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
-        beside: computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
-        built_from: the file that another process of the robot builds the module from, if any.
+        beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
 
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
@@ -100,18 +99,15 @@ class OffloadedModule:
         powers: Optional[StatePowers] = None,
         in_flight: int = 1,
         beside: Optional[ExecutorProcess] = None,
-        built_from: str = "",
     ) -> None:
         self.name = name
         self.row, self.pace = Row(), Pace(in_flight)
         background.first(self.row)
-        self._client = client
-        self._report_results = report_results
+        self._client, self._report_results = client, report_results
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        by = EAGER if exact else chosen(engine, name)
-        executor = executor_of(module, device, beside, built_from or name, options or {}, by)
+        executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)

@@ -10,7 +10,7 @@ from torch import nn
 
 from edge_offload.companion.module import ModuleBeside
 from edge_offload.companion.process import ExecutorProcess
-from edge_offload.execute.module import ModuleExecutor
+from edge_offload.execute.module import ByEngine, ModuleExecutor
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.runner import Runner
 
@@ -25,7 +25,7 @@ def executor_of(
 ) -> ModuleExecutor:
     """What runs the model ``name`` as a whole; arguments as :class:`~edge_offload.runtime.module.OffloadedModule`."""
     if beside is not None:
-        return ModuleBeside(module, beside, name, options, engine)
+        return ModuleBeside(module, beside, module.path if isinstance(module, ByEngine) else name, options, engine)
     return ModuleExecutor(module, device, engine, spare=True)
 
 

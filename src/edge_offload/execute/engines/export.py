@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import pathlib
+import re
 import sys
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -31,6 +32,8 @@ _LOOK_AT_SIZES = (
     str(pathlib.Path(__file__).parents[2] / "models"),
 )
 _INPUT = "input"
+#: Names that :func:`position` takes.
+NAMED = re.compile(rf"{_INPUT}\d+")
 _PLAIN = (bool, int, float, str, type(None))
 
 

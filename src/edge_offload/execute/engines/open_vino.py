@@ -9,7 +9,7 @@ import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines.base import CLOSE, REDUCED, Built
-from edge_offload.execute.engines.export import position
+from edge_offload.execute.engines.export import NAMED, position
 
 
 class OpenVino(Built):
@@ -60,7 +60,9 @@ class OpenVinoEngine:
 
         compiled = openvino.Core().import_model(built, "CPU", options)
         self._request: Any = compiled.create_infer_request()
-        self._inputs = {one.any_name: position(one.any_name) for one in compiled.inputs}
+        # what only renames or casts an input to its own type shares its port
+        names = [name for one in compiled.inputs for name in one.names if NAMED.fullmatch(name)]
+        self._inputs = {name: position(name) for name in names}
         self._outputs = range(len(compiled.outputs))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:

@@ -32,7 +32,7 @@ class OnnxModule(PeopleModule):
     """uint8 [3, H, W] RGB → what :mod:`~edge_offload.models.onnxfile.decoders` says; or the outputs as they are.
 
     Attributes:
-        name: of the file.
+        name: of the file; ``path``: where it lies.
         plan: how outputs are decoded.
         labels: names of the classes, as the file has them.
         stretch: whether an image fills the input whatever its aspect.
@@ -42,7 +42,7 @@ class OnnxModule(PeopleModule):
 
     def __init__(self, network: OnnxNetwork, plan: Plan, labels: Tuple[str, ...], stretch: bool) -> None:
         super().__init__(network, Readout(plan))
-        self.name, self.plan, self.labels, self.stretch = network.name, plan, labels, stretch
+        self.name, self.path, self.plan, self.labels, self.stretch = network.name, network.path, plan, labels, stretch
 
     def backend(self, device: str) -> Built:
         """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""

@@ -40,7 +40,7 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, graph: Graph, image: ImageInput) -> None:
         super().__init__()
-        self.name, self.image = graph.name, image
+        self.name, self.path, self.image = graph.name, graph.path, image
         self.values = UNIT
         self._names = graph.outputs
         self._document = document_of(graph, image)

@@ -10,7 +10,7 @@ import hashlib
 import math
 import pathlib
 from dataclasses import dataclass, field
-from typing import Any, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -53,7 +53,7 @@ class Graph:
     """What an ONNX file holds.
 
     Attributes:
-        name: of the file.
+        name: of the file; ``path``: where it lies.
         sha256: hex, of the file and of the weights beside it.
         model: onnx.ModelProto, weights included.
         metadata: what the exporter wrote, by key.
@@ -63,6 +63,7 @@ class Graph:
     """
 
     name: str
+    path: str
     sha256: str
     model: Any
     metadata: Mapping[str, str]
@@ -136,7 +137,8 @@ def read(path: str, sha256: str = "") -> Graph:
     inputs = tuple(_input(value) for value in model.graph.input if value.name not in values)
     metadata = {entry.key: entry.value[:MAX_METADATA] for entry in model.metadata_props}
     operators = frozenset(node.op_type for node in nodes)
-    return Graph(name, found, model, metadata, operators, inputs, tuple(value.name for value in model.graph.output))
+    outputs = tuple(value.name for value in model.graph.output)
+    return Graph(name, str(places.expand(path).resolve()), found, model, metadata, operators, inputs, outputs)
 
 
 def labels_of(graph: Graph) -> Tuple[str, ...]:
@@ -211,21 +213,24 @@ def document_of(graph: Graph, image: ImageInput) -> bytes:
     shapes = [image.shape, *(tuple(tensor.shape) for tensor in image.beside)]
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
-    used = {name for node in _nodes(model) for name in (*node.input, *node.output)}
-    values = {tensor.name for tensor in model.graph.initializer}
-    with_values = [value for value in model.graph.input if value.name in values]
-    renamed, made = [], []
+    nodes = [node for part in _graphs(model.graph) for node in part.node]
+    used = {name for node in nodes for name in (*node.input, *node.output)}
+    used |= {tensor.name for tensor in model.graph.initializer}
+    with_values = [value for value in model.graph.input if value.name in used - {one.name for one in inputs}]
+    renamed: Dict[str, str] = {}
+    made = []
     for number, (one, shape) in enumerate(zip(inputs, shapes)):
         name = f"input{number}"
-        while name in used | values:
+        while name in used - {one.name}:
             name = f"input0{name[len('input') :]}"  # the same number
+        renamed[one.name] = name
         kind = next(kind for kind, dtype in _TYPES.items() if dtype is one.dtype)
-        renamed.append(onnx.helper.make_tensor_value_info(name, kind, shape))
-        made.append(onnx.helper.make_node("Identity", [name], [one.name], name=f"edge_offload_{name}"))
-    nodes = [*made, *model.graph.node]
-    del model.graph.node[:], model.graph.input[:]
-    model.graph.node.extend(nodes)
-    model.graph.input.extend([*renamed, *with_values])
+        made.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    for node in nodes:
+        for position, name in enumerate(node.input):
+            node.input[position] = renamed.get(name, name)
+    del model.graph.input[:]
+    model.graph.input.extend([*made, *with_values])
     return bytes(model.SerializeToString())
 
 

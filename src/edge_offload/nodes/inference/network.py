@@ -122,7 +122,6 @@ class Network:
             powers=self.powers,
             in_flight=params["in_flight"],
             beside=companion,
-            built_from=str(params["model"]),
         )
         self._by_engine = isinstance(self.estimator.module, ByEngine)
         virtual = installed_device()

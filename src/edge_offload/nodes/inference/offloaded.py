@@ -50,7 +50,7 @@ class _Drained(Protocol):
 class OffloadedNode(Node):
     """A node with a network that is told by offload/mode where to run.
 
-    A subclass calls :meth:`begin` first, :meth:`listen` when it is ready, :meth:`infer`, and :meth:`account` per result.
+    A subclass calls :meth:`begin` first, :meth:`listen` when ready, :meth:`infer`, and :meth:`account` per result.
     """
 
     computes = True
