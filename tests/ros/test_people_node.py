@@ -230,7 +230,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     reported = graph.listen("server/kapao/people", PersonArray)
     reported_cost = graph.listen("server/offload/latency", Latency)
     status = graph.listen("server/status", ServerStatus)
-    node, people, latency = start(graph, images, mode="server", server=address)
+    node, people, latency = start(graph, images, mode="server", server=address, world_frame="none")
 
     def run_until(condition, what):
         def step():
@@ -261,7 +261,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     run_until(lambda _: not set(images.stamps).isdisjoint(reported.by_stamp()), "a result on the server's side")
     wait_for(lambda: status.messages and status.messages[-1].inferences > 0, "the server's status")
     assert status.messages[-1].robots == 1
-    wait_for(lambda: graph.says(node, 0), "a green light")
+    run_until(lambda _: graph.says(node, 0), "a green light")
 
     server.signal(signal.SIGKILL)
     run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "a local answer after the kill")
