@@ -87,13 +87,16 @@ def rested(forecast: Forecast, own: LinkReading, told: LinkReading) -> Forecast:
         return forecast
     before_s, after_s = (_transfer_s(forecast, reading.cautious) for reading in (own, told))
     change_s = min(after_s, MOST_TRANSFER_S) - min(before_s, MOST_TRANSFER_S)
-    doubt_s = abs(change_s) * min(1.0, told.uplink_error)
+    # what was not known of the link before is gone with its part; that of the new rate takes its place
+    gone_s = before_s * min(1.0, own.uplink_error) if math.isfinite(own.uplink_error) else 0.0
+    rest_s = math.sqrt(max(0.0, forecast.doubt_s**2 - gone_s**2))
+    doubt_s = min(after_s, MOST_TRANSFER_S) * min(1.0, told.uplink_error)
     latency_s = max(forecast.latency_s + change_s, min(after_s, MOST_TRANSFER_S), 1e-6)
     return replace(
         forecast,
         latency_s=latency_s,
         error_s=min(math.hypot(forecast.error_s, doubt_s), max(latency_s, forecast.error_s)),
-        doubt_s=math.hypot(forecast.doubt_s, doubt_s),
+        doubt_s=math.hypot(rest_s, doubt_s),
     )
 
 
