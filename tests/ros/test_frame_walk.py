@@ -63,8 +63,10 @@ def frames_of_the_server(nodes, notes, latency):
             time.sleep(2.0)
     wait_for(lambda: all(path.is_file() for path in notes), "the notes")
     modes = {message.mode for message in list(latency.messages)[before - 1 :]} if len(latency) > before else set()
-    # the first frames look at the calibration; codecs are numpy's until their kernels have been built
-    if modes == {"server"} and not re.search(r'"(native/|nodes/camera/)', "".join(path.read_text() for path in notes)):
+    # the first frames look at the calibration; codecs are numpy's until their kernels have been built; on a busy
+    # machine a frame may be late, and the robot begins by itself, on a thread of its own
+    others = r'"(native/|nodes/camera/|edge-offload-local)'
+    if modes == {"server"} and not re.search(others, "".join(path.read_text() for path in notes)):
         return True
     for path in notes:
         path.unlink()
@@ -105,7 +107,6 @@ def test_a_frame_enters_the_files_that_the_architecture_page_lists(master, tmp_p
         if not name.startswith(ELSEWHERE)
     }
     assert len(listed()) == len(set(listed()))
-    entered -= {"modes/local.py"}  # where the machine is busy, a frame is late and the robot begins by itself
     assert entered <= set(listed()), f"not on the page: {entered - set(listed())}"
     assert len(entered) <= MOST_FILES, sorted(entered)
     assert {"modes/server.py", "server/worker.py", "nodes/people/kapao_node.py"} <= entered, "a frame was seen"

@@ -67,7 +67,8 @@ def test_a_server_whose_name_has_an_ipv6_address_alone_is_reached(serve, connect
 def test_of_a_name_with_several_addresses_the_one_that_answers_is_used(serve, connect, keys, names, addresses, bind):
     names["gpu"] = addresses
     port = serve(bind=bind).address.rpartition(":")[2]
-    connect(trusted(keys, f"gpu:{port}"), timings=Timings()).wait_ready(PATIENCE_S)
+    client = connect(trusted(keys, f"gpu:{port}"), timings=Timings(), hello={"name": "r"})
+    assert client.wait_ready(PATIENCE_S) == {"you": {"name": "r"}}
 
 
 def test_the_addresses_of_a_name_take_turns_until_one_answers(names):
