@@ -178,6 +178,11 @@ def test_energy_under_a_deadline():
     assert decide(EnergyPolicy(), made, deadline=0.05).mode is Mode.LOCAL, "nothing is in time: the fastest"
 
 
+def test_modes_that_draw_nothing_are_equal():
+    assert decide(EnergyPolicy(), forecasts((0.1, 0.0), (0.3, 0.0))).mode is Mode.SERVER
+    assert decide(EnergyPolicy(), forecasts((0.1, 0.0), (0.3, 1.0))).mode is Mode.LOCAL
+
+
 def test_energies_that_nobody_knows_decide_nothing_and_the_reason_says_so():
     made = forecasts((0.1, math.nan), (0.3, math.nan))
     decision = decide(EnergyPolicy(), made, deadline=0.5)

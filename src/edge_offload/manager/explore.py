@@ -16,14 +16,16 @@ from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
 from edge_offload.notices import Once
 
-#: Largest share of frames that explore, and how many may follow each other when none did for long.
+#: Largest share of frames that explore, and how many may follow each other when none did for long (``bench adaptive``:
+#: regret; tests/manager/test_explore.py).
 BUDGET, BURST = 0.02, 10
 #: Frames that stay on the robot before one of them may have a turn at the server, where networks take turns.
 FRAMES = round(1 / BUDGET)
 #: What is left of a local computation must be longer than a remote one by this share for the server to be asked, too.
 JOIN_MARGIN = 0.1
 
-#: Mean seconds until the cost of a mode that does not run changes unseen, and by which share (standard deviation).
+#: Mean seconds until the cost of a mode that does not run changes unseen, and by which share (standard deviation;
+#: tests/manager/test_explore.py: a mode that was slow once is tried again).
 CHANGE_S, CHANGE = 600.0, 0.5
 
 _NORMAL = statistics.NormalDist()
@@ -66,11 +68,9 @@ class Explorer:
             forecasts: of all candidates.
             beside: whether a frame of mode ``local`` may explore beside its own computation.
         """
-        explored = self._explore(mode, now, forecasts)
-        if explored is None:
-            return mode, None
-        if mode is Mode.LOCAL:
-            return (mode, explored) if beside else (mode, None)
+        explored = self._explore(mode, now, forecasts) if beside or mode is not Mode.LOCAL else None
+        if explored is None or mode is Mode.LOCAL:
+            return mode, explored
         self._notices.notify(
             f"mode {explored} is tried by one frame in fifty (up to {BURST} in a row after the start), "
             f"so that it is known what frames take there; mode {mode} stays in force"

@@ -169,11 +169,12 @@ class _ModeHistory:
             return 0.0
         return self.transfer_s(reading) * min(1.0, reading.uplink_error)
 
-    def sensitivity(self, now: float, latency_s: float, planned_s: float) -> Tuple[Hashable, float]:
-        """Return the key of the mode's level, and by which share of one the latency follows it."""
-        if planned_s > 0:
-            return self.plan_key, 1.0
-        return self.mode, self.levels.mean(self.mode) / latency_s if latency_s > 0 else 0.0
+    def level(self, latency_s: float, planned_s: float) -> Optional[Tuple[Hashable, float]]:
+        """Return the key of the mode's level, and by which share of a change of it the latency changes."""
+        key = self.plan_key if planned_s > 0 else self.mode
+        if key not in self.levels or latency_s <= 0:
+            return None
+        return key, 1.0 if planned_s > 0 else self.levels.mean(key) / latency_s
 
 
 class Forecaster:
@@ -248,30 +249,40 @@ class Forecaster:
 
     def forecast(self, now: float, mode: Mode, reading: LinkReading, unavailable_reason: str = "") -> Forecast:
         """The next frame in ``mode``."""
+        return self._forecast(now, mode, reading, unavailable_reason)[0]
+
+    def _forecast(
+        self, now: float, mode: Mode, reading: LinkReading, unavailable_reason: str
+    ) -> Tuple[Forecast, Optional[Tuple[Hashable, float]]]:
+        """Return the forecast, and the level that it rests on (:meth:`_ModeHistory.level`)."""
         reading = self.assumed(reading).cautious
         expected = self._planned(mode, reading)
         if expected is not None and expected.local and mode is not Mode.LOCAL:
             # mode local by another name: as such a policy chooses it, and watches for the link to become better
-            return replace(
-                self.forecast(now, Mode.LOCAL, reading), mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN
-            )
+            local, level = self._forecast(now, Mode.LOCAL, reading, "")
+            return replace(local, mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN), level
         history = self._modes.get(mode)
         if history is None or history.frames < self.trials.get(mode, 1):
-            return Forecast(mode, unavailable_reason=unavailable_reason)
+            return Forecast(mode, unavailable_reason=unavailable_reason), None
         remote = TABLE[mode].needs_link
         planned_s = 0.0 if expected is None else expected.seconds
         latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
-        error_s = history.error_s(latency_s, reading)
-        floor_s = history.transfer_s(reading) if remote and not planned_s else 0.0
-        energy_j = self._energy_j(history, latency_s, reading)
-        age_s = max(0.0, now - history.updated_s)
-        key, share = history.sensitivity(now, latency_s, planned_s)
-        level_s = latency_s * share * math.sqrt(self._levels.covariance(now, key, key)) if key in self._levels else 0.0
-        doubt_s = math.hypot(level_s, history.link_doubt_s(reading))
+        level = history.level(latency_s, planned_s)
+        level_s = 0.0
+        if level is not None:
+            level_s = latency_s * level[1] * math.sqrt(self._levels.covariance(now, [level[0]])[0, 0])
         return Forecast(
-            mode, latency_s, error_s, energy_j, unavailable_reason, floor_s, age_s, doubt_s,
-            round(history.bytes_up), round(history.bytes_down)
-        )  # fmt: skip
+            mode,
+            latency_s,
+            history.error_s(latency_s, reading),
+            self._energy_j(history, latency_s, reading),
+            unavailable_reason,
+            history.transfer_s(reading) if remote and not planned_s else 0.0,
+            max(0.0, now - history.updated_s),
+            math.hypot(level_s, history.link_doubt_s(reading)),
+            round(history.bytes_up),
+            round(history.bytes_down),
+        ), level
 
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
@@ -280,9 +291,17 @@ class Forecaster:
         if self._disturbed:
             self._disturbed = False
             self._levels.disturb(DISTURBED)
-        found = {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
-        found = {mode: replace(forecast, covariance=self._covariances(now, mode, found, reading))
-                 for mode, forecast in found.items()}  # fmt: skip
+        made = {mode: self._forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
+        levels = {mode: level for mode, (_, level) in made.items() if level is not None}
+        covariance = self._levels.covariance(now, [key for key, _ in levels.values()])
+        rows = {
+            mode: {
+                other: share * other_share * float(covariance[row, column])
+                for column, (other, (_, other_share)) in enumerate(levels.items())
+            }
+            for row, (mode, (_, share)) in enumerate(levels.items())
+        }
+        found = {mode: replace(forecast, covariance=rows.get(mode, {})) for mode, (forecast, _) in made.items()}
         whole = next((mode for mode in WHOLE if mode in found and not found[mode].unavailable_reason), None)
         if whole is not None:
             for mode, forecast in found.items():
@@ -290,28 +309,6 @@ class Forecaster:
                 if expected is not None and expected.remote and not forecast.unavailable_reason:
                     found[mode] = replace(forecast, unavailable_reason=SERVER_PLAN.format(mode=whole))
         return found
-
-    def _covariances(
-        self, now: float, mode: Mode, forecasts: Mapping[Mode, Forecast], reading: LinkReading
-    ) -> Dict[Mode, float]:
-        """Return the covariance of the logarithm of a mode's mean latency with that of each known mode."""
-        followed = {}
-        for other, forecast in forecasts.items():
-            if forecast.known:
-                history = self._of(other)
-                followed[other] = history.sensitivity(now, forecast.latency_s, self._planned_s(other, reading))
-        if mode not in followed:
-            return {}
-        key, share = followed[mode]
-        return {
-            other: share * other_share * self._levels.covariance(now, key, other_key)
-            for other, (other_key, other_share) in followed.items()
-            if key in self._levels and other_key in self._levels
-        }
-
-    def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
-        expected = self._planned(mode, self.assumed(reading).cautious)
-        return 0.0 if expected is None or expected.local else expected.seconds
 
     def assumed(self, reading: LinkReading) -> LinkReading:
         """On a connection that has carried nothing yet: what the one before it did, with doubt.

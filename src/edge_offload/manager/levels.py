@@ -9,20 +9,22 @@ enough of them to be a step. Pure: time comes in as an argument.
 from __future__ import annotations
 
 import math
-from typing import Dict, Hashable, List
+from typing import Dict, Hashable, List, Sequence
 
 import numpy
 
 from edge_offload.arrays import Array
 
-#: Standard deviation by which the shared level, and the offset of one mode, drift in one second.
+#: Standard deviation by which the shared level, and the offset of one mode, drift in one second (``bench adaptive``;
+#: tests/manager/test_close_choices.py).
 SHARED_DRIFT, OWN_DRIFT = 0.03, 0.003
-#: Standard deviation of either at most, however long nothing was measured.
+#: Standard deviation of either at most, however long nothing was measured (``bench adaptive --outages``).
 MOST_DEVIATION = 0.7
 #: Standard deviation of one frame until the frames have shown it; it counts as so many frames at first, and one frame
-#: has this share in the variance at least.
+#: has this share in the variance at least (tests/manager/test_levels.py).
 FIRST_NOISE, FIRST_COUNT, NOISE_GAIN = 0.15, 4, 0.05
-#: A frame is kept aside from so many standard deviations on; so many in a row on the same side are a step.
+#: A frame is kept aside from so many standard deviations on; so many in a row on the same side are a step
+#: (tests/manager/test_levels.py).
 SURPRISE, STEP = 2.5, 3
 #: Resolution of the clocks that measure a frame (seconds).
 RESOLUTION_S = 1e-3
@@ -50,16 +52,19 @@ class Levels:
         """Return the cost of ``key``, in its unit; 0 before the first frame."""
         return math.exp(float(self._row(key) @ self._state)) if key in self else 0.0
 
-    def covariance(self, now: float, one: Hashable, other: Hashable) -> float:
-        """Return the covariance of the logarithms of two mean costs; inf where one was never measured.
+    def covariance(self, now: float, keys: Sequence[Hashable]) -> Array:
+        """Return the covariance [n, n] of the logarithms of n mean costs that were measured.
 
-        Frames of ``one`` that are kept aside add half their distance to its own: they are a step or an accident.
+        Frames that are kept aside add half their distance to a variance: they are a step or an accident.
         """
-        if one not in self or other not in self:
-            return math.inf
-        aside = self._aside[one] if one == other else []
-        distance = sum(aside) / len(aside) - math.log(self.mean(one)) if aside else 0.0
-        return float(self._row(one) @ self._covariance_at(now) @ self._row(other)) + (distance / 2) ** 2
+        rows = numpy.array([self._row(key) for key in keys]).reshape(len(keys), len(self._state))
+        covariance: Array = rows @ self._covariance_at(now) @ rows.T
+        for place, key in enumerate(keys):
+            aside = self._aside[key]
+            if aside:
+                distance = sum(aside) / len(aside) - float(rows[place] @ self._state)
+                covariance[place, place] += (distance / 2) ** 2
+        return covariance
 
     def start(self, now: float, key: Hashable, value: float, shares: bool) -> None:
         """Take ``value`` for the mean, and forget what was known of ``key``.
@@ -106,9 +111,8 @@ class Levels:
 
     def disturb(self, deviation: float) -> None:
         """Expect each mode to have changed by such a share (standard deviation), whatever was measured."""
-        for key, index in self._index.items():
-            if key in self:
-                self._covariance[index, index] += deviation**2
+        for index in self._index.values():
+            self._covariance[index, index] += deviation**2
 
     def _step(self, key: Hashable, mean: float) -> None:
         """Move to ``mean`` at once: half of the step is the shared level's, as far as nothing is known.

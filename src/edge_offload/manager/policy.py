@@ -21,8 +21,11 @@ from edge_offload.mode import AUTO, BRIDGE, TABLE, Mode, names
 FIXED, SERVICE = "fixed", "service"
 #: Preference among modes of which none is worse beyond doubt: the robot's bits at the least energy come first.
 ORDER = (Mode.REPLAY, Mode.SPLIT, Mode.SERVER, Mode.LOCAL)
-#: Standard deviations of a difference beyond which it is no chance (95 %, one-sided).
+#: Standard deviations of a difference beyond which it is no chance (95 %, one-sided;
+#: tests/manager/test_close_choices.py).
 SURE = 1.645
+#: Seconds or joules below which costs are equal.
+LEAST_COST = 1e-9
 #: A mode that only stands in for others must be better than a remote one by this share, besides the margin.
 STAND_IN = 0.05
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
@@ -213,6 +216,7 @@ class _Choosing(abc.ABC):
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
         costs, why = self._costs(within or able, situation)
+        costs = {mode: max(cost, LEAST_COST) for mode, cost in costs.items()}  # where no watt is known to be drawn
         best = min(costs, key=lambda mode: costs[mode])
 
         def deviation(one: Mode, other: Mode) -> float:
