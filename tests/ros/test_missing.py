@@ -239,7 +239,7 @@ def test_the_follower_drives_by_a_pose_that_comes_late_and_by_frames_with_a_slas
     thread.join(0.05)
     assert node._follower.command().linear == 0.0
     poses.buffer.set_transform(transform("map", "base_link", 1.1, 0.0), "test")
-    poses.came()
+    poses.notify()
     thread.join(30.0)
     assert node._follower.command().linear > 0.0
     assert node.health.report().level == OK

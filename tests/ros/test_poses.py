@@ -61,7 +61,7 @@ def test_a_pose_that_comes_late_is_waited_for_and_no_longer_than_it_takes():
     for seconds, x in ((1.05, 1.0), (1.1, 2.0)):
         assert not found
         poses.buffer.set_transform(transform("map", "cam", seconds, x), "test")
-        poses.came()
+        poses.notify()
     thread.join(30.0)
     assert found[0].translation[0] == pytest.approx(1.2), "that of the time asked for, between the two"
     assert not pose.cause
@@ -138,7 +138,7 @@ def test_how_late_tf_is_is_measured_and_what_comes_too_late_is_not_waited_for(mo
     assert waited_until == pytest.approx(100.1), "nothing is known of tf yet"
     clock.now += 0.25
     poses.buffer.set_transform(transform("map", "cam", 1.4), "test")
-    poses.came()
+    poses.notify()
     clock.now += 2.0
     waited_until, cause = lose(1.8)
     assert waited_until < 0, "tf comes 350 ms late, and results wait 100 ms"

@@ -67,7 +67,7 @@ class Rig:
         message = transform_message(transform, at(seconds), parent, child)
         buffer = self.poses.buffer
         (buffer.set_transform_static if static else buffer.set_transform)(message, "test")
-        self.poses.came()
+        self.poses.notify()
 
     def cloud(self, points, seconds: float, frame_id: str = "velodyne") -> None:
         self.intake._clouds._on_message(points_to_cloud(points, header(seconds, frame_id)))

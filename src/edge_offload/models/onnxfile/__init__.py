@@ -1,1 +1,1 @@
-"""Detectors from ONNX files: their operators run as torch's, their outputs are decoded by published formats."""
+"""Networks from ONNX files: read as data, computed by an engine, their outputs decoded by published formats."""

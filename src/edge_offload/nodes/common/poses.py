@@ -67,7 +67,7 @@ def waits_until(received_s: float, interval_s: float, params: Mapping[str, Any])
     most_s = LATEST * interval_s
     wait_s = params.get("tf_wait") or most_s
     if params.get("carry"):
-        # whoever has results carried wants them within the time between two frames
+        # results that are carried leave within the time between two frames
         wait_s = min(wait_s, most_s)
     return received_s + min(wait_s, LATEST * params["deadline"] if params.get("deadline") else math.inf)
 
@@ -100,19 +100,19 @@ class Poses:
 
     def __init__(self, buffer: Optional[Any] = None) -> None:
         self._changed = threading.Condition()
-        self._told: List[Callable[[], None]] = []
+        self._listeners: List[Callable[[], None]] = []
         self.buffer = tf2_ros.Buffer() if buffer is None else buffer
-        self._listener = _Listener(self.buffer, self.came) if buffer is None else None
+        self._listener = _Listener(self.buffer, self.notify) if buffer is None else None
 
-    def tell(self, call: Callable[[], None]) -> None:
+    def add_listener(self, call: Callable[[], None]) -> None:
         """Have ``call`` called, in tf's thread, when transforms have come."""
-        self._told.append(call)
+        self._listeners.append(call)
 
-    def came(self) -> None:
-        """Transforms have come."""
+    def notify(self) -> None:
+        """Wake whoever waits: transforms have come."""
         with self._changed:
             self._changed.notify_all()
-        for call in self._told:
+        for call in self._listeners:
             call()
 
     def wait(self, pose: Pose) -> None:
@@ -171,7 +171,7 @@ class Pose:
         late = self._lookup.least_late_s > self.until_s - self.received_s
         return -math.inf if late or not 0 < self.ahead_s < STOPPED_S else self.until_s
 
-    def found(self) -> Optional[Transform]:
+    def transform(self) -> Optional[Transform]:
         """Maps points of the source into the target; None while tf does not have it, or it is none (see ``cause``)."""
         if self._transform is None and self.there:
             try:
@@ -194,13 +194,13 @@ class Pose:
         if wait:
             self._lookup.poses.wait(self)
         self.cause = ""
-        found = self.found()
-        if found is not None:
-            self._lookup.got(self)
+        transform = self.transform()
+        if transform is not None:
+            self._lookup.note_in_time(self)
         elif not self.cause:
             self.cause = self._lookup.words(self)
-            self._lookup.lost(self)
-        return found
+            self._lookup.note_missing(self)
+        return transform
 
 
 class PoseLookup:
@@ -215,11 +215,11 @@ class PoseLookup:
     def __init__(self, poses: Poses, argument: str = "", carried: bool = False) -> None:
         self.poses = poses
         self._argument, self._carried = argument, carried
-        self._lost: Deque[Pose] = deque(maxlen=4)
+        self._missing: Deque[Pose] = deque(maxlen=4)
         self._late_s: Deque[float] = deque(maxlen=16)
         self._lock = threading.Lock()
         self._worded: Tuple[float, Any, str] = (-math.inf, None, "")
-        poses.tell(self._watch_lost)
+        poses.add_listener(self._watch_missing)
 
     def pose(self, target: str, source: str, at: rospy.Time, received_s: float, until_s: float) -> Pose:
         """A pose to be looked up.
@@ -239,23 +239,23 @@ class PoseLookup:
         with self._lock:
             return min(self._late_s, default=0.0)
 
-    def got(self, pose: Pose) -> None:
+    def note_in_time(self, pose: Pose) -> None:
         """A pose was there when it was wanted."""
         with self._lock:
             self._late_s.append(min(pose.until_s, time.monotonic()) - pose.received_s)
 
-    def lost(self, pose: Pose) -> None:
+    def note_missing(self, pose: Pose) -> None:
         """A pose was not there in time: see how late it comes."""
         if pose.ahead_s > 0:
             with self._lock:
-                self._lost.append(pose)
+                self._missing.append(pose)
 
-    def _watch_lost(self) -> None:
+    def _watch_missing(self) -> None:
         with self._lock:
-            for pose in list(self._lost):
+            for pose in list(self._missing):
                 late_s, there = time.monotonic() - pose.received_s, pose.there
                 if there or late_s > LATEST_S:
-                    self._lost.remove(pose)
+                    self._missing.remove(pose)
                 if there and late_s <= LATEST_S:
                     self._late_s.append(late_s)
 

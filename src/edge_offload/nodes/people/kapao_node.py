@@ -122,7 +122,7 @@ class KapaoNode(ImageNode):
         self._ranges = RangeIntake.of(self, self._camera)
         if params["carry"]:
             self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
-            self._camera.poses.tell(self.carry.wake)
+            self._camera.poses.add_listener(self.carry.wake)
             if self._ranges is not None:
                 self._ranges.tell(self.carry.wake)
         return network

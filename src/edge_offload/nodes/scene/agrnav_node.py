@@ -133,7 +133,7 @@ class AgrnavNode(OffloadedNode):
             task = Task(self._carrier, self._see, self._leave, self._publish_failure, scene_drop,
                         self._alone if params["local"] else None, waits=self._waits_s)  # fmt: skip
             self.carry = CarryThread(task, params["slowdown"], self.health, self.fault)
-            self._poses.tell(self.carry.wake)
+            self._poses.add_listener(self.carry.wake)
         self._worker.start()
         self._painter.start()
         self.listen(self._slot)
