@@ -272,7 +272,8 @@ def intake(monkeypatch):
 
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: None)
     monkeypatch.setattr(intake.rospy, "resolve_name", lambda name: name)
-    monkeypatch.setattr(intake, "Poses", lambda: types.SimpleNamespace(frames=lambda: [], add_listener=lambda call: None))
+    poses = types.SimpleNamespace(frames=lambda: [], add_listener=lambda call: None)
+    monkeypatch.setattr(intake, "Poses", lambda: poses)
     monkeypatch.setattr(intake, "others_of", lambda *_: "")
     health = Health()
     node = types.SimpleNamespace(callback=lambda call: call, health=health, params={})

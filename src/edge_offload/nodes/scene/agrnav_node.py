@@ -203,7 +203,7 @@ class AgrnavNode(OffloadedNode):
             self._carrier.forget()
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
-        follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame).found) and same
+        follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame).transform) and same
         self._slot.put(frame)
         return follows
 
