@@ -20,6 +20,9 @@ def gpu(record: Any) -> List[str]:
         ("Times", "speed", _speed),
         ("Batches", "batches", _batches),
         ("Stages of a pool", "pool", _pool),
+        ("Robots", "robots", _robots),
+        ("Modules", "modules", _modules),
+        ("CUDA graphs as an engine", "engines", _engines),
         ("Faults", "faults", _faults),
     ):
         records = list(phases.get(name, {}).get("records", []))
@@ -168,6 +171,60 @@ def _batches(records: Sequence[Mapping[str, Any]]) -> List[str]:
         ("bits of single frames up to", "equal", str),
     ]
     return table(rows, columns) if rows else []
+
+
+def _robots(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = [
+        {
+            "name": one["name"],
+            **{key: one.get(key) for key in ("frames_per_s", "least", "most", "server_cores", "J_per_frame", "failed")},
+            **{key: one.get("latency", {}).get(key) for key in ("ms", "p95_ms")},
+            "gpu_ms": one.get("compute", {}).get("ms"),
+        }
+        for one in records
+    ]
+    columns: List[Column] = [
+        ("robots and network", "name", str),
+        ("frames/s", "frames_per_s", tenths),
+        ("latency, ms", "ms", s),
+        ("p95", "p95_ms", s),
+        ("computation, ms", "gpu_ms", s),
+        ("frames of the slowest robot", "least", str),
+        ("of the fastest", "most", str),
+        ("cores of the server", "server_cores", s),
+        ("GPU, J/frame", "J_per_frame", s),
+        ("failed", "failed", _text),
+    ]
+    return [
+        "Mode `server`, each robot sends its next frame when it has a result; no batches.",
+        "",
+        *table(rows, columns),
+    ]
+
+
+def _text(value: Any) -> str:
+    return str(value) if value else "–"
+
+
+def _modules(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = [
+        {key: one.get(key) for key in ("name", "ms", "p95_ms", "equal", "state", "failed")}
+        for one in records
+        if "ready_s" in one
+    ]
+    columns: List[Column] = [
+        ("network and mode", "name", str),
+        ("median, ms", "ms", s),
+        ("p95", "p95_ms", s),
+        ("bits of the network on this GPU", "equal", _text),
+        ("failed", "failed", _text),
+    ]
+    return ["`OffloadedModule`, with the GPU on both sides.", "", *table(rows, columns)]
+
+
+def _engines(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    lines = [line for one in records for line in one.get("lines", ()) if "x as fast" in line]
+    return ["```text", *lines, "```"] if lines else []
 
 
 def _pool(records: Sequence[Mapping[str, Any]]) -> List[str]:

@@ -553,8 +553,9 @@ def published_examples():
     pose = Transform.from_quaternion((1, 2, 3), (0.5, 0.5, 0.5, 0.5))
     transform = transform_message(pose, HEADER.stamp, "map", "lidar")
     absent = {Mode.SPLIT: "no plan"}
-    expected = ModeForecast(Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6,
-                            covariance={Mode.SERVER: 0.5})
+    expected = ModeForecast(
+        Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6, covariance={Mode.SERVER: 0.5}
+    )
     link = link_of(Forecast(uplink=100.0, downlink=50.0, link_error=0.25, link_age=rospy.Duration(2)))
     situation = Situation(1.0, {Mode.SERVER: expected}, 0.5, 0.75, absent=absent, link=link)
     person = TrackedPerson(3, np.arange(1.0, 5), 0.5, np.full((17, 3), 0.5), np.ones(2), 1.0, 0.0, False)

@@ -34,7 +34,7 @@ for _module in (common_utils, core):
 
 SEED = 7
 #: Seconds that a call may take.
-CALL_S = 8.0
+CALL_S = 20.0
 DTYPES = ("float32", "int64")
 
 

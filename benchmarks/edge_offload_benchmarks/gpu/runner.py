@@ -66,7 +66,7 @@ class Runner:
         """Write a line per record that failed, of all phases there are."""
         for name, document in results.merge(self.settings, list(PHASES))["phases"].items():
             for record in document.get("records", []):
-                if "failed" in record:
+                if record.get("failed"):
                     self.say(f"failed: {name}: {record['name']}: {str(record['failed'])[:160]}")
 
     def say(self, line: str) -> None:

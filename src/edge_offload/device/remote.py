@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute import heap
-from edge_offload.execute.session.note import Note
+from edge_offload.execute.session.note import Note, wait_until_ready
 from edge_offload.execute.session.serve import serve
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import Arriving
@@ -87,8 +87,7 @@ class WorkerRemote(Remote):
         self._lost: Optional[Exception] = None
         ours.settimeout(start_timeout_s)
         try:
-            ready, _ = self._channel.receive()
-            self.facts = known_facts(ready.get("gpu"))
+            self.facts = known_facts(wait_until_ready(self._channel).get("gpu"))
         except LinkLost as error:
             self.process.kill()
             self.process.wait()

@@ -109,7 +109,7 @@ def memory(phase: Phase) -> None:
         phase.record("memory: hog", line=hog.wait_line("full", 60))
         for number, frame in enumerate(given[:3]):
             began = time.monotonic()
-            done = executor.run([torch.nn.functional.pad(frame[0], (0, 3000, 0, 3000))])
+            done = executor.run([torch.nn.functional.pad(frame[0], (0, 1500, 0, 1500))])
             phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - began)
         command = [*server.exec("--mode", "lazy"), *python(NEEDS_MEMORY)]
         with Process(settings, "memory", command, **BLIND) as program:

@@ -1,10 +1,14 @@
-"""The memory in which an executor notes the operator that it is about to run: what is left of one that crashed."""
+"""What an executor process leaves for its parent: whether it started, and the operator that it is about to run."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import subprocess
+from typing import Any, Dict
+
+from edge_offload.errors import LinkLost
+from edge_offload.protocol.channel import Channel
 
 #: Its size.
 NOTE_BYTES = 128
@@ -39,3 +43,15 @@ class Note:
             return self.running()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return f", {how}{self.running()}"
+
+
+def wait_until_ready(channel: Channel) -> Dict[str, Any]:
+    """The header that an executor process sends when it has started: ``ready`` (version of torch) and ``gpu`` (facts).
+
+    Raises:
+        LinkLost: it did not start; with its reason, where it could send one.
+    """
+    ready, _ = channel.receive()
+    if "failed" in ready:
+        raise LinkLost(str(ready["failed"])[:500])
+    return ready

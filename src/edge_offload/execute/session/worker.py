@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from edge_offload import background
-from edge_offload.errors import BadInput, DeviceLost, LinkLost, ProtocolError, RemoteError
+from edge_offload.errors import BadInput, DeviceLost, EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 
 if TYPE_CHECKING:
     from edge_offload.execute.session.session import DeviceSession
@@ -85,12 +85,18 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.threads:
         torch.set_num_threads(args.threads)
-    devices.select(torch.device(args.device))
-    session = make_session(args)
-    if args.device == "cpu":
-        bound_memory(args.storage_bytes + OVERHEAD_BYTES)
-    devices.settle(session.device)
-    channel.send({"ready": torch.__version__, "gpu": devices.facts(session.device, args.storage_bytes)})
+    try:
+        with devices.failures():
+            devices.select(torch.device(args.device))
+            session = make_session(args)
+            if args.device == "cpu":
+                bound_memory(args.storage_bytes + OVERHEAD_BYTES)
+            devices.settle(session.device)
+            facts = devices.facts(session.device, args.storage_bytes)
+    except (EdgeOffloadError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        channel.send({"failed": str(error) or type(error).__name__})
+        raise DeviceLost(f"it did not start: {error}") from error
+    channel.send({"ready": torch.__version__, "gpu": facts})
     # what a message leaves is looked for after its answer has gone
     gc.collect()
     gc.freeze()

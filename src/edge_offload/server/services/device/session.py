@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute import heap
-from edge_offload.execute.session.note import Note
+from edge_offload.execute.session.note import Note, wait_until_ready
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.channel import Channel
@@ -191,7 +191,7 @@ class Session:
             process.kill()
             process.wait()
             raise LinkLost(over)
-        channel.receive()
+        wait_until_ready(channel)
         threading.Thread(target=self._answer, args=(channel,), name="edge_offload-answers", daemon=True).start()
 
     def _feed(self) -> None:
