@@ -99,3 +99,20 @@ def test_a_late_answer_ends_no_session_before_the_attempt_is_given_up():
     learner._device.remote.bytes_up = 0
     learner.run(Mode.REPLAY, [torch.ones(2, 3)], Budget(0.3, 10.0))
     assert waits_s == [10.0]
+
+
+def test_a_session_whose_bits_may_differ_is_not_used_for_exact_results(monkeypatch):
+    monkeypatch.setattr(device.Handles, "unavailable_reason", lambda *_: None)
+    there: Any = SimpleNamespace()
+    client: Any = SimpleNamespace(welcome={"fingerprint": {"threads": 2, "engine": "eager+graph"}})
+    given = [torch.ones(2)]
+
+    def reason(**own: Any) -> str:
+        return (
+            DeviceModule(there, torch.nn.Identity(), client, "auto", own).unavailable_reason(Mode.REPLAY, given) or ""
+        )
+
+    assert reason(threads=2) == "", "an engine of the server computes no sessions"
+    assert "(threads: 1 here, 2 there); make both equal" in reason(threads=1)
+    client.welcome = {}
+    assert "its fingerprint is not known" in reason(threads=2)

@@ -100,9 +100,8 @@ class Robot:
     """A client and a module by name."""
 
     def __init__(self, address: str, keys: pathlib.Path, factory: str, example: Any = None, **options: Any) -> None:
-        runtime = {
-            key: options.pop(key) for key in ("robot_slowdown", "patience", "report_results", "codec") if key in options
-        }
+        of_runtime = ("robot_slowdown", "patience", "report_results", "codec", "exact")
+        runtime = {key: options.pop(key) for key in of_runtime if key in options}
         runtime.setdefault("patience", UNHURRIED)
         self.client = Client(address, keys=KeyStore(keys), on_state=self._changed, timings=TIMINGS)
         self.module = small_module = getattr(small_nets, factory)(**options)

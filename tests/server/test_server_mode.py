@@ -113,6 +113,21 @@ def test_thread_count_that_differs_is_stated(server, robot):
     assert "threads: 2 here, 1 there" in bot.offloaded.state()["server"]
 
 
+def test_exact_results_are_not_computed_where_the_thread_count_differs(server, robot):
+    inputs = image()
+    for threads, mode in ((2, Mode.LOCAL), (1, Mode.SERVER)):
+        torch.set_num_threads(threads)
+        bot = robot(server.address, "net", example=inputs, exact=True)
+        until(
+            lambda bot=bot: (bot.offloaded.unavailable_reason(Mode.SERVER, inputs) or "exact").startswith("exact"), 60
+        )
+        _, report = bot.run(inputs, Mode.SERVER)
+        assert report.mode is mode
+        if mode is Mode.LOCAL:
+            assert report.fallback_reason.startswith("exact:=true, and results of this server may differ")
+            assert "threads: 2 here, 1 there" in report.fallback_reason
+
+
 def test_another_torch_on_the_server_is_logged_with_what_to_install_where(server, robot, monkeypatch, caplog):
     monkeypatch.setattr(executing, "fingerprint", lambda device: {**fingerprint(device), "torch": "2.4.1"})
     inputs = image()

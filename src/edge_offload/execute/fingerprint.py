@@ -91,6 +91,26 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> List[str]
     return found
 
 
+def exactness_refusal(ours: Mapping[str, Any], theirs: Any) -> str:
+    """Why a server may not compute results that have to have the robot's bits; empty: its fingerprint is equal.
+
+    Args:
+        ours: the robot's fingerprint.
+        theirs: what the server sent as its own.
+
+    >>> exactness_refusal({"threads": 1}, {"threads": 2})
+    'exact:=true, and results of this server may differ in the last digits (threads: 1 here, 2 there); make both \
+equal, or start with exact:=false'
+    """
+    different = differences(ours, theirs) if isinstance(theirs, Mapping) else ["its fingerprint is not known"]
+    if not different:
+        return ""
+    return (
+        f"exact:=true, and results of this server may differ in the last digits ({'; '.join(different)}); "
+        "make both equal, or start with exact:=false"
+    )
+
+
 def two_torches(ours: Mapping[str, Any], theirs: Any) -> str:
     """What to do about another release of torch on the server than on the robot, in one line; empty: the same one.
 

@@ -19,6 +19,8 @@ from torch import nn
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, RemoteError
+from edge_offload.execute.engines.base import EAGER, ENGINE
+from edge_offload.execute.fingerprint import exactness_refusal
 from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.lateness import Budget
@@ -57,13 +59,18 @@ class DeviceModule:
         module: the robot's own; it stays where it is.
         client: the link, owned by someone else.
         codec: payload codec, both ways.
+        exact_for: the robot's fingerprint, if no server may be used whose results have other bits; None: any may be.
     """
 
-    def __init__(self, device: Installed, module: nn.Module, client: Client, codec: str = "auto") -> None:
+    def __init__(
+        self, device: Installed, module: nn.Module, client: Client, codec: str = "auto",
+        exact_for: Optional[Mapping[str, Any]] = None,
+    ) -> None:  # fmt: skip
         self._device = device
         self._module = module
         self._client = client
         self._codec = codec
+        self._exact_for = exact_for
         self._handles: Dict[Mode, Handles[Specs, bool]] = {}
         self._copy: Optional[nn.Module] = None
         self._connection = -1
@@ -81,6 +88,11 @@ class DeviceModule:
         )
         if reason is None and self._making.locked():
             return "the virtual device is being made ready for another mode"
+        if reason is None and self._exact_for is not None:
+            # sessions compute by torch, whatever engine the server's models have
+            theirs = self._client.welcome.get("fingerprint")
+            stated = {**theirs, ENGINE: EAGER} if isinstance(theirs, Mapping) else theirs
+            reason = exactness_refusal({ENGINE: EAGER, **self._exact_for}, stated) or None
         return reason
 
     def run(self, mode: Mode, inputs: Sequence[torch.Tensor], budget: Budget) -> Attempt:

@@ -10,14 +10,14 @@ from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
 from edge_offload import background
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.execute.engines.base import EAGER, ENGINE
-from edge_offload.execute.fingerprint import differences, two_torches
+from edge_offload.execute.fingerprint import differences, exactness_refusal, two_torches
 from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
@@ -80,7 +80,7 @@ class ServerRunner(Runner):
         state_hash: makes the hash of the robot's weights; called once, in the background.
         own_fingerprint: the robot's, to say in words whether results are bit-equal.
         codec: payload codec, both ways.
-        exact: do not use a server that computes the model by an engine.
+        exact: do not use a server whose results may have other bits.
         own_engine: says what computed last on the robot.
 
     Attributes:
@@ -137,9 +137,8 @@ class ServerRunner(Runner):
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
-        engine = self._engine()
-        if reason is None and self._exact and engine != self._own_fingerprint.get(ENGINE, EAGER):
-            return f"exact results were asked for, and {engine} computes there; start it with --engine eager"
+        if reason is None and self._exact:
+            reason = exactness_refusal(*self._fingerprints()) or None
         return reason
 
     def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
@@ -171,15 +170,21 @@ class ServerRunner(Runner):
 
     def different(self) -> List[str]:
         """How the server's fingerprint differs from the robot's, in words; empty when results are bit-equal."""
-        theirs = self._client.welcome.get("fingerprint")
-        if not isinstance(theirs, Mapping):
+        ours, theirs = self._fingerprints()
+        if theirs is None:
             return ["it is not known"]
-        found = differences({ENGINE: EAGER, **self._own_fingerprint}, {**theirs, ENGINE: self._engine()})
+        found = differences(ours, theirs)
         own = self._own_engine()
         if not found and self._engine() != EAGER and own != self._answered:
             # the same engine: one that is not in force yet or any more, or that was built of another graph
             found = [f"computed last: by {own} here, {self._answered} there"]
         return found
+
+    def _fingerprints(self) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
+        """The robot's and the server's, each with its engine; None: the server has not stated it."""
+        theirs = self._client.welcome.get("fingerprint")
+        there = {**theirs, ENGINE: self._engine()} if isinstance(theirs, Mapping) else None
+        return {ENGINE: EAGER, **self._own_fingerprint}, there
 
     def _engine(self) -> str:
         """What is to compute on the server: ``eager``, or an engine."""

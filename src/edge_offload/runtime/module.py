@@ -58,7 +58,7 @@ class OffloadedModule:
         client: the link, started and closed by its owner; None: no server. Wire :meth:`link_changed` to ``on_state``.
         options: what ``module`` was built with, for the server to build the same.
         device: where the robot computes; ``engine``: by what, as :func:`.table.chosen` takes it.
-        exact: no result may have other bits than torch's: no engine is used, here or on a server.
+        exact: results have the robot's bits: no engine, and no server whose fingerprint differs.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
         patience: bounds on the wait for a reply of which there is no forecast.
@@ -71,6 +71,7 @@ class OffloadedModule:
         beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
 
     Attributes:
+        fingerprint: what decides the bits of the robot's own results.
         row: calls in their order, which modes keep whose inferences do not overlap.
         pace: says when one more call should be begun; feed it the reports of whole frames.
         explorer: chooses the calls that run in another mode, so that what is known of that does not go stale.
@@ -108,6 +109,7 @@ class OffloadedModule:
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
         executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
+        self.fingerprint = executor.fingerprint()
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
@@ -125,7 +127,7 @@ class OffloadedModule:
         if client is not None:
             how = (codec, exact, lambda: executor.engine)
             hashed = functools.partial(registry.state_hash, executor.module)
-            self._server = ServerRunner(name, options or {}, client, hashed, executor.fingerprint(), *how)
+            self._server = ServerRunner(name, options or {}, client, hashed, self.fingerprint, *how)
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, hashed, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "power": powers}

@@ -77,7 +77,7 @@ def test_who_asked_for_exact_results_uses_no_engine_here_nor_there(stand_in, ser
     ends = time.monotonic() + 60.0
     while "exact" not in (reason := module.unavailable_reason(Mode.SERVER, [frame()]) or ""):
         assert time.monotonic() < ends, reason
-    assert reason.startswith("exact results were asked for, and stand-in")
+    assert reason.startswith("exact:=true, and results of this server may differ in the last digits (engine: ")
     given = frame()
     outputs, report = module.run([given], Mode.SERVER)
     assert (report.mode, report.engine) == (Mode.LOCAL, EAGER)

@@ -76,7 +76,11 @@ class Network:
         Param("server", "", "address of the server, tcp://host:port, several with commas; none: everything runs here"),
         Param("keys", "", "key directory; none: the user's"),
         Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
-        Param("exact", False, "only modes whose results are those of the robot to the bit: without split"),
+        Param(
+            "exact",
+            False,
+            "only what has the bits of the robot's own results: no split, no server with another fingerprint",
+        ),
         Param("codec", "auto", "coding of what travels; auto is lossless"),
         Param("device", "auto", "what computes here: auto (the GPU if there is one), cpu, cuda or cuda:n"),
         Param("engine", "eager", "what computes here: eager (torch), auto, or a name from 'edge-offload engines'"),
@@ -126,7 +130,10 @@ class Network:
         self._by_engine = isinstance(self.estimator.module, ByEngine)
         virtual = installed_device()
         if self._client is not None and virtual is not None and not self._by_engine:
-            on_device = DeviceModule(virtual, self.estimator.module, self._client, params["codec"])
+            on_device = DeviceModule(
+                virtual, self.estimator.module, self._client, params["codec"],
+                self.module.fingerprint if params["exact"] else None,
+            )  # fmt: skip
             for mode in DEVICE_MODES:
                 self.module.add_runner(DeviceRunner(mode, on_device))
         #: Modes that cannot run as this node was started, and what each of them lacks, in words.
