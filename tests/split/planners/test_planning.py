@@ -24,7 +24,7 @@ from edge_offload.split.model.plan import Plan, Side
 from edge_offload.split.model.reference import run_plan
 from edge_offload.split.model.simulate import compile_plan, simulate, sweep
 from edge_offload.split.planners.space import Recut, Space
-from edge_offload.split.planners.table import PLANNERS, Effort, plan_table
+from edge_offload.split.planners.table import EQUAL, PLANNERS, Effort, plan_table
 from tests.split.bounds.branch_and_bound import solve
 from tests.split.split_chains import Chain
 
@@ -261,8 +261,25 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
     def cost(planner: str, index: int) -> float:
         return objective.cost(tables[planner].predicted_s[index], tables[planner].predicted_j[index])
 
+    longer = 1 + EQUAL if (kind, name) == ("latency", "loss_beam") else 1.0
     for index in range(len(rates)):
-        assert cost(name, index) <= min(cost(p, index) for p in ("device_only", "server_only", "dsccs")) + 1e-9
+        least = min(cost(p, index) for p in ("device_only", "server_only", "dsccs"))
+        assert cost(name, index) <= longer * least + 1e-9
+
+
+def test_of_plans_that_take_as_long_the_one_of_least_energy_is_taken() -> None:
+    located = located_of(stack(rows=24, kernels=(3, 5, 1, 3), channels=3))
+    model = CostModel(located, costs(located, 1.0, 0.1), costs(located, 0.1, 0.05), link=Link(0.001, 0.001))
+    rates = [300.0, 1000.0, 3000.0, 10000.0, 30000.0, 1e5, 1e6]
+    space = Space(model, rates)
+    table = plan_table(space, effort=QUICK)
+    saved = []
+    for index, fastest in enumerate(PLANNERS["loss_beam"](Space(model, rates), Objective(), QUICK)):
+        seconds, joules = float(fastest.makespan_s[index]), float(fastest.energy_j[index])
+        assert table.predicted_s[index] <= (1 + EQUAL) * seconds + 1e-12
+        assert table.predicted_j[index] <= joules + 1e-9
+        saved.append(1 - table.predicted_j[index] / joules)
+    assert max(saved) > 0.5, "at 1 kB/s a plan takes 0.5 % longer than the fastest one, and 42 % of its energy"
 
 
 def test_a_split_wins_where_upload_and_compute_can_overlap() -> None:

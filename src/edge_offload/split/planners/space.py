@@ -107,6 +107,20 @@ class Space:
             known = self._known[recuts] = self.score_ranges(robot, server, recuts)
         return known
 
+    def least_energy(self, best: Sequence[Scored], longer: float) -> List[Scored]:
+        """By bandwidth, the scored plan of least energy whose makespan is that of ``best`` or longer by a share.
+
+        Args:
+            best: a plan for each bandwidth.
+            longer: the share by which a makespan may be longer.
+        """
+        plans = [*self._known.values(), *best]
+        makespan, joules = (np.array([getattr(one, name) for one in plans]) for name in ("makespan_s", "energy_j"))
+        least = np.array([one.makespan_s[index] for index, one in enumerate(best)])
+        allowed = np.where(makespan <= least * (1 + longer), joules, np.inf)
+        allowed[-len(best) :] -= 1e-12  # on a tie the given plans
+        return [plans[row] for row in allowed.argmin(axis=0)]
+
     def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> Scored:
         """Cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
         background.check()
