@@ -36,7 +36,7 @@ PHASES: Dict[str, Entry] = {
     "modules": Entry(130, 200, "OffloadedModule in local, server and split"),
     "build": Entry(150, 200, "the product's own build of its libraries, in a cache of its own"),
     "speed": Entry(190, 200, "eager, CUDA graph, and every mode by a robot without a GPU"),
-    "batches": Entry(45, 120, "latencies and exactness of batches, with TF32 and without"),
+    "batches": Entry(45, 120, "latencies and exactness of batches, by torch and as CUDA graphs"),
     "faults": Entry(90, 200, "no memory, a broken context, a server that is killed"),
     "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),

@@ -1,4 +1,4 @@
-"""What promises are made of: batch latencies on the device, and which batches are exact, with TF32 and without."""
+"""What promises are made of: batch latencies on the device, by torch and as CUDA graphs, and which are exact."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Dict
 from edge_offload_benchmarks.gpu import networks
 from edge_offload_benchmarks.gpu.results import Phase
 
+EAGER, GRAPHS = "eager", "eager+graph"
 MODELS = ("kapao_vtest", "resnet50", "mobilenet_v3_large", "kapao_s")
 
 
@@ -20,17 +21,17 @@ def run(phase: Phase) -> None:
     cuda = phase.settings.cuda
     torch.set_num_threads(4 if cuda else 1)
     devices.settle(devices.pick(phase.settings.device))
-    for tf32 in (False, True) if cuda else (False,):
-        networks.fix_numerics(tf32)
+    networks.fix_numerics(False)
+    for engine in (GRAPHS, EAGER) if cuda else (EAGER,):
         for name in ("tiny",) if phase.settings.tiny else MODELS:
             if not phase.fits(4):
-                phase.record(f"{name} tf32={tf32}", skipped="out of time")
+                phase.record(f"{name} {engine}", skipped="out of time")
                 continue
-            with phase.guarded(f"{name} tf32={tf32}"):
-                measure(phase, name, tf32)
+            with phase.guarded(f"{name} {engine}"):
+                measure(phase, name, engine)
 
 
-def measure(phase: Phase, name: str, tf32: bool) -> None:
+def measure(phase: Phase, name: str, engine: str) -> None:
     """One network's table of latencies, and verdicts on batches of 2, 4 and 8."""
     from edge_offload.execute.batches import BatchExecutor
     from edge_offload.execute.module import ModuleExecutor
@@ -38,7 +39,7 @@ def measure(phase: Phase, name: str, tf32: bool) -> None:
     from edge_offload.server.services.promise.batches import Batches
     from edge_offload.server.services.replica.replicas import Replica
 
-    executor = ModuleExecutor(networks.build(name), phase.settings.device)
+    executor = ModuleExecutor(networks.build(name), phase.settings.device, engine)
     given = networks.inputs(name, 8)
     judged = BatchExecutor(executor)
     facts: Dict[str, object] = {}
@@ -46,11 +47,11 @@ def measure(phase: Phase, name: str, tf32: bool) -> None:
         verdict = judged.judge(given[:size])
         facts[f"batch {size}"] = [verdict.equal, verdict.error, verdict.reason]
     replica = Replica(name, {}, executor, "0" * 64)
-    folder = phase.settings.folder / f"tables-{int(tf32)}"
+    folder = phase.settings.folder / f"tables-{engine}"
     shutil.rmtree(folder, ignore_errors=True)  # a table that is there is not measured again
     table = Batches(replica, specs_of(given[0])).table(lambda: None, folder)
     phase.record(
-        f"{name} tf32={tf32}",
+        f"{name} {engine}",
         median_ms=[round(1e3 * one, 3) for one in table.median_s],
         p95_ms=[round(1e3 * one, 3) for one in table.p95_s],
         equal=table.equal,
