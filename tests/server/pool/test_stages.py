@@ -1,6 +1,7 @@
 """A network in stages gives the bits of the whole, one frame at a time, and stays near it in batches."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from torch import nn
 
 from edge_offload import cli
 from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.engines.cuda_graph import CudaGraphEngine
 from edge_offload.execute.module import as_tensors
 from edge_offload.execute.threads import pin
 from edge_offload.models import registry
 from edge_offload.server.pool import measuring, parcels, profile, stages
+from tests.execute.engines import graph_stand_in
 
 CHAIN = "tests.server.pool.stage_nets:chain"
 NETWORKS = {
@@ -73,6 +76,41 @@ def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
         stages.Stage(network, cuts, 3, 4).run(1, [])
     with pytest.raises(BadInput, match="another network"):
         stages.Stage(network, stages.Cuts("0", cuts.bounds, cuts.inputs), 0, 1)
+
+
+class StandIn:
+    """Graphs on a CPU; ``spoilt``: outputs of its graphs are wrong."""
+
+    def __init__(self, spoilt=False):
+        self.spoilt, self.captures = spoilt, 0
+
+    def capture(self, run, inputs):
+        self.captures += 1
+        engine = CudaGraphEngine(run, inputs, graph_stand_in)
+        if not self.spoilt:
+            return engine
+        return SimpleNamespace(run=lambda given: [one + 1 for one in engine.run(given)])
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_stage_runs_as_a_graph_from_its_third_run_on_if_that_has_the_bits_of_its_calls(monkeypatch, spoilt):
+    backend = StandIn(spoilt)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None, raising=False)
+    monkeypatch.setattr(stages, "backend_on", lambda device: backend)
+    network = stages.BatchedNetwork(registry.build_module(CHAIN).eval(), stages.inputs_of("float32[1,3,16,16]"))
+    cuts = stages.Cuts(stages.names_digest(network.program(1).sequence), (0, 2, len(network.program(1).sequence)),
+                       network.inputs)  # fmt: skip
+    with torch.inference_mode():
+        module = registry.build_module(CHAIN).eval()
+        parts = [stages.Stage(network, cuts, 0, 1), stages.Stage(network, cuts, 1, 2)]
+        for seed in range(5):
+            given = frame(network.inputs[0], seed)
+            arrays = [parcels.packed(given)]
+            for part in parts:
+                arrays = part.run(1, arrays)
+            assert torch.equal(parcels.unpacked(arrays[0]), module(given)), seed
+    assert backend.captures == 2, "one for each stage"
+    assert [part._stage.captured for part in parts] == [int(not spoilt)] * 2
 
 
 @given(st.permutations(range(4)), st.sampled_from([torch.float32, torch.uint8, torch.bfloat16]), st.booleans())

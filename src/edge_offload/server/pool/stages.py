@@ -24,6 +24,7 @@ from edge_offload.execute.tensors import Specs, TensorSpec
 from edge_offload.ir import OperatorSequence
 from edge_offload.ir.build import TracedProgram, from_module
 from edge_offload.ir.liveness import last_use
+from edge_offload.server.pool.graphs import Calls, GraphedStage, backend_on
 from edge_offload.server.pool.parcels import Parcel, packed, unpacked
 from edge_offload.split.runtime.tracing import alias
 
@@ -212,6 +213,7 @@ class Stage:
             raise BadInput(f"blocks {first} to {end} of {cuts.blocks}")
         self.network, self.cuts = network, cuts
         self.first, self.end = first, end
+        self._stage = GraphedStage(f"stage {first}-{end}", self._calls, backend_on(network.device))
 
     @property
     def device(self) -> torch.device:
@@ -244,12 +246,24 @@ class Stage:
             tensors = self.network.stack(
                 [tensors[at : at + len(numbers)] for at in range(0, len(tensors), len(numbers))]
             )
-        values = runner.resume(dict(zip(numbers, tensors)))
-        runner.run_range(values, bounds[self.first], bounds[self.end])
+        outputs = tuple(self._stage.run(batch, tensors))
         if self.end < self.cuts.blocks:
-            return [packed(values.whole(number)) for number in alive(sequence, bounds[self.end])]
-        outputs = tuple(values.whole(number) for number in sequence.outputs)
+            return [packed(one) for one in outputs]
         return [packed(tensor) for frame in self.network.read_out(outputs, batch) for tensor in frame]
+
+    def _calls(self, batch: int) -> Calls:
+        """What computes the stage by calls, for batches of this size."""
+        runner = self.network.runner(batch)
+        sequence, (first, end) = runner.sequence, (self.cuts.bounds[self.first], self.cuts.bounds[self.end])
+        numbers = sequence.inputs if self.first == 0 else alive(sequence, first)
+        results = alive(sequence, end) if self.end < self.cuts.blocks else sequence.outputs
+
+        def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+            values = runner.resume(dict(zip(numbers, tensors)))
+            runner.run_range(values, first, end)
+            return tuple(values.whole(number) for number in results)
+
+        return run
 
     def warm_up(self, batch: int) -> None:
         """Record and run once, on zeros: the first run is slow."""
