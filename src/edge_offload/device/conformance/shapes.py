@@ -37,6 +37,7 @@ from edge_offload.device.conformance.judge import entry_name, seed
 from edge_offload.device.installation import installed
 from edge_offload.device.shapes import ASKED, HOW, LAYOUTS, operators_with_exact_shapes
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.execute.devices import ON_CPU
 
 #: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in more layouts.
 FEWEST, SAMPLES, FEWER = 3, 5, 2
@@ -158,9 +159,14 @@ def _run(samples: Sequence[Any], op: Any, changes: Sequence[Change], longest_s: 
                 _try(function, make)
 
 
-def _try(function: Any, make: Callable[[], Arguments]) -> None:
+def _try(function: Any, make: Callable[[str], Arguments]) -> None:
     try:
-        input_, args, kwargs = make()
+        if not str(installed_device().remote.facts.get("name", "")).endswith(ON_CPU):
+            # an index out of range raises on a CPU; on a GPU it ends the session
+            own, args, kwargs = make("cpu")
+            with torch.no_grad():
+                function(own, *args, **kwargs)
+        input_, args, kwargs = make("cuda")
         first = input_.clone() if isinstance(input_, torch.Tensor) else input_
         with torch.no_grad():
             function(first, *args, **kwargs)
@@ -184,12 +190,12 @@ def installed_device() -> Any:
     return device
 
 
-def _variants(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Callable[[], Arguments]]:
+def _variants(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Callable[[str], Arguments]]:
     for change in changes:
         for which in (None, 0, 1) if changes is CHANGES and change is not _same else (None,):
-            yield functools.partial(_moved, op, sample, change, which)
+            yield functools.partial(_moved, op, sample, change, which, None, False)
     if isinstance(sample.input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
-        yield functools.partial(_moved, op, sample, _same, None, 2)
+        yield functools.partial(_moved, op, sample, _same, None, 2, False)
     if op.name.startswith("nn.functional."):
         yield functools.partial(_moved, op, sample, _same, None, None, True)
 
@@ -198,11 +204,12 @@ def _moved(
     op: Any,
     sample: Any,
     change: Change,
-    which: Optional[int] = None,
-    number: Optional[int] = None,
-    inplace: bool = False,
+    which: Optional[int],
+    number: Optional[int],
+    inplace: bool,
+    device: str,
 ) -> Arguments:
-    """The arguments of a sample on the device, all tensors changed, or only one of the first two.
+    """The arguments of a sample on ``device``, all tensors changed, or only one of the first two.
 
     ``number``: in place of the second operand.
     """
@@ -210,11 +217,11 @@ def _moved(
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            moved, place = value.detach().to("cuda"), next(numbers)
+            moved, place = value.detach().to(device, copy=True), next(numbers)
             strided = moved.layout is torch.strided
             return change(moved) if strided and which in (None, place) else moved
         if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
-            return torch.device("cuda")
+            return torch.device(device)
         return value
 
     input_ = tree_map(move, sample.input)
