@@ -70,7 +70,8 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
         (moving(), "cam", "auto", {}, ""),
         (moving(), "/cam", "/map", {}, ""),
         (moving("odom", "cam"), "cam", "odom", {}, ""),
-        # boxes are what the node is for, and nobody named a map
+        # boxes are what the node is for, or a sensor gives positions, and nobody named a map
+        (moving("base", "cam"), "cam", "auto", {"cloud": True}, ""),
         (moving("base", "cam"), "cam", "auto", {"places": False}, ""),
         (moving("base", "cam"), "cam", "auto", {"places": False, "cloud": True}, ""),
         # a half of it is there, or it was asked for by name or by depth

@@ -303,9 +303,10 @@ class CameraIntake:
         if uncalibrated:
             asked = self._asked or ranges or bool(self.world and not unplaced)
         else:
-            # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are
+            # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are.
+            # Boxes, and positions by a sensor, do without a map
             frames = self.poses.frames()
-            asked = self._asked or (bool(frames) if self.places else self.world in frames)
+            asked = self._asked or (bool(frames) if self.places and not ranges else self.world in frames)
         if not asked:
             self._losses.clear()
         else:
