@@ -115,3 +115,13 @@ def test_packages_that_do_not_fit_are_named_with_the_versions(monkeypatch):
         "torch>=2.0 (1.13.1 is installed), pyzmq>=25 (22.3.0 is installed), lz4>=4 (not installed)"
     )
     assert finding.remedy.endswith("-m pip install 'torch>=2.0' 'pyzmq>=25' 'lz4>=4'")
+
+
+@pytest.mark.parametrize(("numpy", "pin"), [("1.26.4", " 'numpy<2'"), ("2.4.6", "")])
+def test_what_installs_an_extra_is_of_this_python_and_leaves_the_numpy_of_ros(monkeypatch, numpy, pin):
+    """The engines' packages take numpy 2 where nobody says otherwise, and cv_bridge is built for numpy 1."""
+    from edge_offload import requirements
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: numpy)
+    monkeypatch.setattr(sys, "executable", "/opt/a venv/bin/python3")
+    assert requirements.install("engines") == (f"'/opt/a venv/bin/python3' -m pip install 'edge_offload[engines]'{pin}")

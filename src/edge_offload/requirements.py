@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import pathlib
+import shlex
+import sys
 from typing import List, NamedTuple, Optional
 
 _DISTRIBUTION = "edge_offload"
@@ -40,6 +42,15 @@ def unmet() -> List[Unmet]:
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             failed.append(Unmet(requirement.name, str(requirement.specifier), version))
     return failed
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra into this Python; numpy 1, for which ROS's cv_bridge is built, stays."""
+    try:
+        pin = " 'numpy<2'" if importlib.metadata.version("numpy").startswith("1.") else ""
+    except importlib.metadata.PackageNotFoundError:
+        pin = ""
+    return f"{shlex.quote(sys.executable)} -m pip install '{_DISTRIBUTION}[{extra}]'{pin}"
 
 
 def _required() -> List[str]:

@@ -17,6 +17,7 @@ from edge_offload.perception.timeline import (
     BACKWARD,
     FUTURE,
     JUMP,
+    PAST,
     SLOW,
     STANDING,
     ZERO,
@@ -135,6 +136,23 @@ def test_stamps_ahead_of_the_clock_are_told_and_good_for_ages() -> None:
     assert not any(instant.placeable for instant in found)
     assert steps_of(found) == pytest.approx([0.1] * 4)
     assert timeline.faults == {FUTURE: 5}
+
+
+@pytest.mark.parametrize("begins", [SECOND, 5000 * SECOND, BASE - 3600 * SECOND])
+def test_stamps_far_before_the_clock_are_told_and_good_for_ages_and_for_tf_of_the_same_clock(begins: int) -> None:
+    """A LiDAR that counts from its start, or a bag that is played without --clock: tf may have the same stamps."""
+    timeline = Timeline()
+    found = [timeline.instant(begins + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME) for n in range(5)]
+    assert {instant.fault for instant in found} == {PAST}
+    assert all(instant.placeable for instant in found)
+    assert [int(instant) for instant in found] == [begins + n * FRAME for n in range(5)]
+    assert timeline.faults == {PAST: 5}
+
+
+def test_frames_that_come_late_are_no_fault() -> None:
+    timeline = Timeline()
+    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME + 9 * SECOND) for n in range(5)]
+    assert {instant.fault for instant in found} == {""}
 
 
 def test_a_gap_is_as_long_as_stamps_say_even_if_frames_come_late_together() -> None:

@@ -26,3 +26,17 @@ def test_without_a_server_the_robot_is_all_that_is_left():
     assert words.startswith("local;")
     assert "not split: there is no server" in words
     assert "server for" not in words
+
+
+def test_a_mode_that_cannot_run_here_is_not_said_to_be_in_force():
+    """The manager begins with ``server``, before a node has said that it has none."""
+    import types
+
+    from edge_offload.nodes.inference.offloaded import OffloadedNode
+
+    missing = types.SimpleNamespace(absent={Mode.SERVER: "it needs a server"}, aim=lambda *_: None)
+    node = types.SimpleNamespace(_network=missing, _mode=Mode.LOCAL, params={"deadline": 0.0})
+    for mode, in_force in (("server", Mode.LOCAL), ("split", Mode.SPLIT)):
+        message = types.SimpleNamespace(mode=mode, reason="nothing is known yet", policy="auto")
+        OffloadedNode._on_mode(node, message)
+        assert node._mode is in_force

@@ -52,3 +52,20 @@ def test_a_topic_that_is_called_compressed_is_not_subscribed_to_as_another_type(
     intake.ImageIntake(node, topic, transport, types.SimpleNamespace(put=None), False)
     plain = transport == "auto" and topic == "/cam/image_raw"
     assert asked == [(topic, Image) if plain else ("/cam/image_raw/compressed", CompressedImage)]
+
+
+@pytest.mark.parametrize("transport", ["auto", "compressed"])
+def test_compressed_images_are_looked_for_beside_the_topic_that_was_remapped(monkeypatch, transport):
+    """``camera/image_raw:=/front/image_raw`` of a node of one's own, whose camera has compressed images alone."""
+    from sensor_msgs.msg import CompressedImage
+
+    from edge_offload.nodes.inference import intake
+
+    asked, subscriber = [], types.SimpleNamespace(get_num_connections=lambda: 0)
+    monkeypatch.setattr(intake.rospy, "Subscriber", lambda name, *_, **__: asked.append(name) or subscriber)
+    monkeypatch.setattr(intake.rospy, "resolve_name", {"camera/image_raw": "/front/image_raw"}.get)
+    published = [["/front/image_raw/compressed", CompressedImage._type]]
+    monkeypatch.setattr(intake.rospy, "get_published_topics", lambda: published)
+    node = types.SimpleNamespace(params={}, callback=lambda call: call, health=intake.Health())
+    intake.ImageIntake(node, "camera/image_raw", transport, types.SimpleNamespace(put=None), False).refresh()
+    assert asked[-1] == "/front/image_raw/compressed"

@@ -25,7 +25,7 @@ class Quiet:
         return function
 
 
-def camera(monkeypatch, poses, world="auto", info=True, calibrated=True, **params):
+def camera(monkeypatch, poses, world="auto", info=True, calibrated=True, places=True, **params):
     """The intake of a camera, whose CameraInfo has come; and its health."""
     from sensor_msgs.msg import CameraInfo
 
@@ -36,6 +36,7 @@ def camera(monkeypatch, poses, world="auto", info=True, calibrated=True, **param
     monkeypatch.setattr(intake, "others_of", lambda *_: " (there are some on /front/camera_info)")
     node = Quiet(**params)
     made = intake.CameraIntake(node, "info", "image_raw", world)
+    made.places = places
     if info:
         k = [100.0, 0, 64, 0, 100, 48, 0, 0, 1] if calibrated else [0.0] * 9
         made._on_info(CameraInfo(width=128, height=96, distortion_model="plumb_bob", D=[0.0] * 5, K=k))
@@ -69,8 +70,15 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
         (moving(), "cam", "auto", {}, ""),
         (moving(), "/cam", "/map", {}, ""),
         (moving("odom", "cam"), "cam", "odom", {}, ""),
+        # boxes are what the node is for, or a sensor gives positions, and nobody named a map
+        (moving("base", "cam"), "cam", "auto", {"cloud": True}, ""),
+        (moving("base", "cam"), "cam", "auto", {"places": False}, ""),
+        (moving("base", "cam"), "cam", "auto", {"places": False, "cloud": True}, ""),
         # a half of it is there, or it was asked for by name or by depth
         (moving(), "webcam", "auto", {}, "no frame 'webcam'"),
+        (moving(), "webcam", "auto", {"places": False}, "no frame 'webcam'"),
+        (moving("base", "cam"), "cam", "map", {"places": False}, "no frame 'map'"),
+        (moving("base", "cam"), "cam", "auto", {"places": False, "cloud": True, "info": False}, "no CameraInfo"),
         (moving("base", "cam"), "cam", "auto", {}, "no frame 'map'"),
         (moving(), "cam", "auto", {"calibrated": False}, "not calibrated"),
         (moving(), "cam", "auto", {"info": False}, "no CameraInfo on /info; name its topic (info_topic:=) (there are"),

@@ -164,3 +164,20 @@ def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_di
             assert set(kinds) <= set(LAUNCHERS)
             # either that Python itself, or that Python by way of 'edge-offload exec'
             assert node.get("launch-prefix") in ("$(optenv EDGE_OFFLOAD_PYTHON)", "$(arg _exec)"), node.get("name")
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize("name", ["kapao_tracking.launch", "patrol.launch", "robot.launch"])
+def test_networks_that_look_at_images_take_the_topics_of_a_lidar_and_of_depth(master, name):
+    from roslaunch.config import load_config_default
+
+    given = ["cloud_topic:=/velodyne_points", "depth_topic:=/front/depth", "server:=none", "calibration:=none"]
+    given += ["third:=own_detector:make"] if name == "patrol.launch" else []
+    given = [arg for arg in given if f'name="{arg.split(":=")[0]}"' in (ROOT / "launch" / name).read_text()]
+    config = load_config_default([(str(ROOT / "launch" / name), given)], None, verbose=False)
+    looking = [node for node in config.nodes if node.type in ("kapao_node", "detector_node")]
+    assert len(looking) == (2 if name == "patrol.launch" else 1)
+    for node in looking:
+        remapped = dict(node.remap_args)
+        assert (remapped["lidar/points"], remapped["camera/depth/image_raw"]) == ("/velodyne_points", "/front/depth")
+        assert all(config.params[f"/{node.name}/{param}"].value is True for param in ("cloud", "depth"))

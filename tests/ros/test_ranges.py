@@ -167,7 +167,8 @@ def test_a_fixed_frame_that_is_asked_for_and_missing_is_told(monkeypatch):
     [
         (0.7, "velodyne", "the nearest cloud is 300 ms older; give ~cloud_tolerance:=0.36"),
         (1.5, "velodyne", "the nearest cloud is 500 ms younger; give ~cloud_tolerance:=0.6"),
-        (-900.0, "velodyne", "older; stamp both by one clock"),
+        (-900.0, "velodyne", "the nearest cloud is 901 s older by its stamp; stamp both by one clock"),
+        (5000.0 - 1_700_000_000, "velodyne", "the nearest cloud is 1699995001 s older by its stamp; stamp both by"),
         (1.0, "ouster", "no pose of 'ouster' in 'cam': no frame 'ouster': tf has these: cam, velodyne; publish where"),
         (1.0, "", "no pose of '' in 'cam': it has no frame_id"),
     ],
@@ -259,3 +260,22 @@ def test_a_depth_image_comes_before_the_cloud_and_one_that_is_not_aligned_is_tol
     position, _ = rig.locate(image(1.0))
     assert position.source == "depth"
     assert position.xyz[2] == pytest.approx(2.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("unit", "nearest", "level"), [(1.0, 0.3, OK), (1.0, 60.0, OK), (1e3, 0.3, WARN), (1e3, 60.0, WARN)]
+)
+def test_a_depth_image_in_millimetres_as_floats_is_told(monkeypatch, unit, nearest, level):
+    """REP 118 has metres in 32FC1; what nobody sees through is 0, or not a number."""
+    from sensor_msgs.msg import Image
+
+    rig = Rig(monkeypatch, cloud=False, depth=True)
+    pixels = np.linspace(nearest, nearest + 5, 96 * 128, dtype="<f4").reshape(96, 128) * np.float32(unit)
+    pixels[:40], pixels[40:50] = 0.0, np.nan
+    rig.intake._depth._on_message(Image(header(1.0, "cam"), 96, 128, "32FC1", 0, 512, pixels.tobytes()))
+    rig.locate(image(1.0))
+    report = rig.health.report()
+    assert report.level == level
+    if level:
+        assert "depth image 32FC1 shows nothing nearer than" in report.message
+        assert "publish metres, or millimetres as 16UC1" in report.message

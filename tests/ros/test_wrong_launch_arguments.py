@@ -50,11 +50,15 @@ WRONG = [
     ("mode:=warp", "local, server"),
     ("policy:=greedy", "module:Class"),
     ("candidates:=local", "a list"),
+    ("candidates:=[local, splitt]", "modes of this list: local, server"),
     ("allow:=my.module:factory", "a list"),
     ("model:=7", "models list"),
     ("model:=net.onnx", "no such file"),
     ("decoder:=yolo", "yolov5, yolov8"),
     ("model_options:=size=384", "a mapping"),
+    ("model_options:={size:384}", "a space after each colon"),
+    ("options:={movenet: {size:384}}", "a space after each colon"),
+    ("local_options:={size: 384}}", "a mapping"),
     ("device:=gpu", "auto, cpu, cuda"),
     ("server:=gpu-machine", "host:port"),
     ("link:=wifi_1000mbps", "wifi_93mbps"),
@@ -123,8 +127,8 @@ def test_files_that_hold_something_else_are_told_before_anything_starts(master, 
 RIGHT = (
     "frames:=100 duration:=2.5 deadline:=0 rate:=0 robot_slowdown:=1 robot_cores:=2-3 server_cores:=any port:=5700 "
     "loop:=False dashboard:=1 mode:=auto mode:=split policy:=my.policies:Mine candidates:=[local,server] allow:=[] "
-    "model:=my_package.my_module:factory model_options:={size:384} device:=cuda:1 server:=192.168.1.20:5700 "
-    "server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none video:=sample images:=none "
+    'model:=my_package.my_module:factory model_options:={"size":384} options:={} device:=cuda:1 '
+    "server:=192.168.1.20:5700 server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none video:=sample images:=none "
     "bag:=none json:=auto json:=new/out.json unknown:=anything __name:=node image_topic:=/front/image_raw"
 )
 

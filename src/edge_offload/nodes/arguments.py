@@ -70,9 +70,30 @@ def yaml_list(value: str) -> Optional[str]:
     return None if re.fullmatch(r"\[.*\]", value.strip(), re.DOTALL) else "give a list: [local, server]"
 
 
+def modes(value: str) -> Optional[str]:
+    """A list of modes on one line."""
+    listed = [word.strip(" '\"") for word in value.strip().strip("[]").split(",")]
+    unknown = any(word not in names() for word in listed if word)
+    return yaml_list(value) or (f"give modes of this list: {', '.join(names())}" if unknown else None)
+
+
 def yaml_mapping(value: str) -> Optional[str]:
-    """A mapping on one line."""
-    return None if re.fullmatch(r"\{.*\}", value.strip(), re.DOTALL) else "give a mapping: {size: 384}"
+    """A mapping on one line, each key with a value: roslaunch ends in a traceback where one has none."""
+    if not re.fullmatch(r"\{.*\}", value.strip(), re.DOTALL):
+        return "give a mapping: {size: 384}"
+    try:
+        import yaml
+    except ImportError:
+        return None
+    try:
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return "give a mapping: {size: 384}"
+    return "give each key a value, with a space after each colon: {size: 384}" if _lacks_value(found) else None
+
+
+def _lacks_value(found: object) -> bool:
+    return found is None or (isinstance(found, dict) and any(map(_lacks_value, found.values())))
 
 
 def opened(there: Rule, read: Callable[[str], None], *words: str) -> Rule:
@@ -238,7 +259,8 @@ _RULES = (
     (matching(r"none|[A-Za-z_].*", "'edge-offload models list' names those there are"), "local"),
     (matching(r"[~/A-Za-z][\w/]*", "give the name of a topic, or none"), "cloud_topic depth_topic"),
     (cores, "robot_cores server_cores"),
-    (yaml_list, "allow candidates"),
+    (yaml_list, "allow"),
+    (modes, "candidates"),
     (yaml_mapping, "local_options model_options options"),
     (link, "link"),
     (opened(file(), _read_calibration, "none"), "calibration"),

@@ -14,8 +14,9 @@ from typing import Any, Deque, Optional, Tuple
 from typing import Counter as Counts
 
 ZERO, STANDING, SLOW, BACKWARD, JUMP, FUTURE = "zero", "standing", "slow", "backward", "jump", "future"
+PAST = "past"
 """What is wrong with a stamp: it is 0; that of the frame before; hardly newer; a little older; far off; ahead of the
-clock."""
+clock; far behind it."""
 
 BACK_S = 0.5
 """Stamps that go back by at most this are of images out of order. By more, they may be of another recording."""
@@ -25,6 +26,9 @@ FORWARD_S = 1.5
 
 AHEAD_S = 0.5
 """By so much clocks of two machines may differ."""
+
+BEHIND_S = 10.0
+"""Frames that come later than this are of another clock: that of a device since its start, or of a recording."""
 
 SLOW_S, SLOWER = 0.002, 20.0
 """Stamps nearer than this, of frames that arrive so many times as far apart, are of a clock of another unit."""
@@ -86,7 +90,7 @@ class Instant(int):
     @property
     def placeable(self) -> bool:
         """Whether the stamp is of use to look up where things were then."""
-        return self.fault in ("", BACKWARD)
+        return self.fault in ("", BACKWARD, PAST)
 
 
 UNKNOWN = Instant(0)
@@ -164,6 +168,8 @@ class Timeline:
         self._number += 1
         if not fault and now_ns and stamp_ns - now_ns > AHEAD_S * 1e9:
             fault = FUTURE
+        elif not fault and now_ns - stamp_ns > BEHIND_S * 1e9:
+            fault = PAST
         self._faults.append(fault)
         return Instant(time_ns, stamp_ns, self._number, self._recording, fault)
 

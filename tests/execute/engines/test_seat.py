@@ -140,7 +140,7 @@ def test_without_packages_auto_is_torch_and_says_so(monkeypatch):
     monkeypatch.setattr(table, "version", lambda backend: None)
     executor = ModuleExecutor(Doubling(), engine="auto")
     assert executor.run([frame()]).engine == "eager"
-    assert executor.engine_state() == ("eager: no engine is installed; pip install 'edge_offload[engines]'", True)
+    assert executor.engine_state() == (f"eager: no engine is installed; {table.INSTALL}", True)
 
 
 def test_outputs_are_compared_by_their_own_range():

@@ -9,6 +9,7 @@ from typing import Dict, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from edge_offload import requirements
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.engines import measured
 from edge_offload.execute.engines.base import (
@@ -38,7 +39,7 @@ BACKENDS: Tuple[Backend, ...] = (
 )  # fmt: skip
 #: What exports a network.
 EXPORTER = "onnx"
-INSTALL = "pip install 'edge_offload[engines]'"
+INSTALL = requirements.install("engines")
 #: Between the name of an engine and who is to allocate its buffers, as in ``tensorrt/pycuda``.
 BY = "/"
 _ELSEWHERE = {

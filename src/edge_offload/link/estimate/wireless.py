@@ -13,6 +13,8 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Optional, Union
 
+from edge_offload import requirements
+
 _log = logging.getLogger(__name__)
 _INTERFACES = pathlib.Path("/sys/class/net")
 _WIRELESS = pathlib.Path("/proc/net/wireless")
@@ -132,7 +134,7 @@ class Wireless:
             from pyroute2.iwutil import IW
             from pyroute2.netlink.exceptions import NetlinkError
         except ImportError:
-            _log.info("the rate of %s is not known without pyroute2: pip install 'edge_offload[wifi]'", interface)
+            _log.info("the rate of %s is not known without pyroute2: %s", interface, requirements.install("wifi"))
             self._without = True
             return None
         try:

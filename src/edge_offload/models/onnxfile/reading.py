@@ -14,7 +14,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequ
 
 import torch
 
-from edge_offload import places
+from edge_offload import places, requirements
 from edge_offload.errors import BadInput
 
 SUFFIX = ".onnx"
@@ -241,7 +241,7 @@ def _content(path: str) -> Tuple[Any, str]:
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     except ImportError:
         cause = f"{path} is read by the package onnx, which is not installed"
-        raise BadInput(cause, remedy="pip install 'edge_offload[engines]'") from None
+        raise BadInput(cause, remedy=requirements.install("engines")) from None
     place = places.expand(path)
     data = _bytes(place, path, MAX_BYTES)
     remedy = "export it anew"

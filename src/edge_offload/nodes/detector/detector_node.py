@@ -105,7 +105,7 @@ class DetectorNode(ImageNode):
         self._objects = rospy.Publisher("detector/objects", ObjectArray, queue_size=100)
         self._mask = rospy.Publisher("detector/mask", Image, queue_size=4)
         self._markers = rospy.Publisher("detector/markers", MarkerArray, queue_size=4)
-        self._ranges = RangeIntake.of(self, self._camera)
+        self._ranges, self._camera.places = RangeIntake.of(self, self._camera), False
         labels = list(self._detector.labels)
         self._detections = DetectionPublisher("detector/detections", labels, self._detector.name, self.health)
         return network

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import Any, Callable, ClassVar, Deque, Optional, Tuple
 
+import numpy as np
 import rospy
 from sensor_msgs.msg import Image
 
@@ -18,6 +19,9 @@ from edge_offload.nodes.common.convert import depth_pixels
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, SILENCE_S, Frame
+
+FARTHEST_M = 100.0
+"""A depth image in metres has something nearer: cameras for depth see 20 m far, and 100 mm is too near for them."""
 
 
 class MatchedIntake:
@@ -103,11 +107,25 @@ class MatchedIntake:
             raise BadInput("none has come")
         if abs(off_s) <= self._tolerance_s:
             return nearest, abs(off_s)
-        cause = f"the nearest {self.what} is {abs(off_s) * 1e3:.0f} ms {'younger' if off_s > 0 else 'older'}"
-        if abs(off_s) > 1.0:
+        off, way = abs(off_s), "younger" if off_s > 0 else "older"
+        if off > 1.0:
+            cause = f"the nearest {self.what} is {off:.0f} s {way} by its stamp"
             raise BadInput(cause, remedy="stamp both by one clock")
+        cause = f"the nearest {self.what} is {off * 1e3:.0f} ms {way}"
         enough = math.ceil(abs(off_s) * 1.2 / 0.01) * 0.01
         raise BadInput(cause, remedy=f"{self.unmatched}:={enough:.2g}")
+
+
+def _refuse_millimetres(depth: Array) -> None:
+    """Raises BadInput where floats of a depth image can be no metres."""
+    if depth.dtype.kind != "f":
+        return
+    sampled = depth[::4, ::4]
+    there = sampled[np.isfinite(sampled) & (sampled > 0)]
+    nearest = float(np.quantile(there, 0.01)) if there.size else 0.0
+    if nearest > FARTHEST_M:
+        cause = f"depth image 32FC1 shows nothing nearer than {nearest:.0f} m, as one in millimetres does"
+        raise BadInput(cause, remedy="publish metres, or millimetres as 16UC1 (REP 118)")
 
 
 class DepthIntake(MatchedIntake):
@@ -136,6 +154,7 @@ class DepthIntake(MatchedIntake):
             if pixels.shape != size[::-1]:
                 sizes = f"{pixels.shape[1]}x{pixels.shape[0]} is not aligned with the image {size[0]}x{size[1]}"
                 raise BadInput(f"depth image {sizes}", remedy="align depth to colour (registered depth)")
+            _refuse_millimetres(pixels)
         except BadInput as error:
             self._losses.note(str(error))
             return None, "32FC1"

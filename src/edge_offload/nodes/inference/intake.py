@@ -49,6 +49,8 @@ FAULTS = {
     timeline.BACKWARD: "are older than that of the message before; have the driver publish in the order of capture",
     timeline.JUMP: "are far off those around them; check the clock of the driver (chronyc tracking)",
     timeline.FUTURE: "are ahead of the clock of this machine; set both clocks by NTP (chrony)",
+    timeline.PAST: "are far behind the clock of this machine; have the driver stamp by it (a LiDAR that counts from "
+    "its start: by PTP, or by arrival), or play the bag with --clock and /use_sim_time",
 }
 """What is told of stamps, by what is wrong with them."""
 
@@ -141,6 +143,8 @@ class ImageIntake:
     def __init__(self, node: Node, topic: str, transport: str, slot: FrameSink, keep_all: bool) -> None:
         self._node = node
         self._topic = topic
+        # a name of its own for rospy: the images may be remapped and this one not
+        self._beside = f"{rospy.resolve_name(topic)}/compressed"
         named = rospy.resolve_name(topic).endswith("/compressed")
         # drivers log a long error for a subscriber of another type
         self._transport = transport = "compressed" if named and transport == "auto" else transport
@@ -158,7 +162,7 @@ class ImageIntake:
         if transport != "compressed":
             self._raw = self._subscribe(topic, Image)
         if transport == "compressed":
-            self._compressed = self._subscribe(topic if named else f"{topic}/compressed", CompressedImage)
+            self._compressed = self._subscribe(topic if named else self._beside, CompressedImage)
 
     def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
         return rospy.Subscriber(
@@ -205,7 +209,6 @@ class ImageIntake:
             self._compressed = None
         if raw or self._compressed is not None:
             return
-        compressed = f"{rospy.resolve_name(self._topic)}/compressed"
         try:
             published = rospy.get_published_topics()
         except OSError:
@@ -216,8 +219,8 @@ class ImageIntake:
             self._raw.unregister()
             self._raw = None
             self._compressed = self._subscribe(self._topic, CompressedImage)
-        elif [compressed, CompressedImage._type] in published:
-            self._compressed = self._subscribe(f"{self._topic}/compressed", CompressedImage)
+        elif [self._beside, CompressedImage._type] in published:
+            self._compressed = self._subscribe(self._beside, CompressedImage)
 
     @staticmethod
     def _others(topic: str) -> str:
@@ -244,13 +247,14 @@ class CameraIntake:
     Attributes:
         world: tf frame of the positions; empty: none is asked for.
         poses: what tf says.
+        places: positions are what the node is for; else ``auto`` asks for them only where tf has the frame.
     """
 
     def __init__(self, node: Node, topic: str, images: str, world_frame: str) -> None:
         self._node, self._topic = node, topic
         self._rectified = is_rectified(rospy.resolve_name(images))
         self.world = frame_name({NO_FRAME: "", AUTO: DEFAULT_FRAME}.get(world_frame, world_frame))
-        self._asked = world_frame not in ("", NO_FRAME, AUTO)
+        self._asked, self.places = world_frame not in ("", NO_FRAME, AUTO), True
         self._carried = bool(node.params.get("carry"))
         # each once, as long as it stays the same: a driver may move the region that it reads while frames are computed
         self._infos: Deque[Any] = deque(maxlen=16)
@@ -299,8 +303,10 @@ class CameraIntake:
         if uncalibrated:
             asked = self._asked or ranges or bool(self.world and not unplaced)
         else:
-            # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are
-            asked = self._asked or bool(self.poses.frames())
+            # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are.
+            # Boxes, and positions by a sensor, do without a map
+            frames = self.poses.frames()
+            asked = self._asked or (bool(frames) if self.places and not ranges else self.world in frames)
         if not asked:
             self._losses.clear()
         else:

@@ -181,7 +181,7 @@ class OffloadedNode(Node):
                 getattr(self, attribute).close()
 
     def _on_mode(self, message: Any) -> None:
-        mode = parse_mode(message.mode)
+        mode = Mode.LOCAL if message.mode in self._network.absent else parse_mode(message.mode)
         if mode is not self._mode and not rospy.core.is_shutdown_requested():  # else the server goes, too
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
         self._mode, self._mode_reason, self._chosen = mode, message.reason, chooses(message.policy)

@@ -14,6 +14,7 @@ import shlex
 import socket
 from typing import Any, Set
 
+from edge_offload import requirements
 from edge_offload.errors import BadInput, Unsupported
 
 #: Days for which certificates are good, and left over when a machine's is made anew.
@@ -122,7 +123,7 @@ def _library() -> Any:
         from cryptography import x509
     except ImportError as error:
         raise Unsupported(
-            "several machines need certificates, and there is no cryptography: pip install 'edge_offload[pool]'"
+            f"several machines need certificates, and there is no cryptography: {requirements.install('pool')}"
         ) from error
     return x509
 

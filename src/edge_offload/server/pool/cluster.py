@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from edge_offload import places
+from edge_offload import places, requirements
 from edge_offload.errors import BadInput, Refused, Unsupported
 from edge_offload.parent import with_parent
 from edge_offload.server.pool.accelerators import CPU_LABEL, DEVICES
@@ -65,9 +65,9 @@ def unavailable_reason() -> str:
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return "a pool needs Ray, which is not installed: pip install 'edge_offload[pool]'"
+        return f"a pool needs Ray, which is not installed: {requirements.install('pool')}"
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST_RAY:
-        return f"a pool needs Ray 2.52 or newer, and this is {version}: pip install 'edge_offload[pool]'"
+        return f"a pool needs Ray 2.52 or newer, and this is {version}: {requirements.install('pool')}"
     return ""
 
 
