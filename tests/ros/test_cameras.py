@@ -80,20 +80,24 @@ def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_res
             before, sent = len(cameras.latency), len(cameras.stamps)
         cameras.send()
         time.sleep(0.02)
-    offered = str(len(cameras.stamps))
-    wait_for(lambda: {graph.values(node).get(f"{name}: frames offered") for name in CAMERAS} == {offered}, "arrivals")
-    wait_for(lambda: graph.values(node).get("frames waiting") == "0", "the last answer")
-    figures = graph.values(node)
+
+    def figures(what):
+        values = graph.values(node)
+        return {name: int(values.get(f"{name}: {what}", -1)) for name in CAMERAS}
+
+    offered = dict.fromkeys(CAMERAS, len(cameras.stamps))
+    wait_for(lambda: figures("frames offered") == offered and not any(figures("frames waiting").values()), "arrivals")
+    wait_for(lambda: figures("results") == figures("frames taken"), "the last answer")
+    taken, superseded = figures("frames taken"), figures("frames superseded")
+    wait_for(lambda: {name: len(cameras.people[name]) for name in CAMERAS} == taken, "its receipt")
+    wait_for(lambda: len(cameras.latency) == sum(taken.values()), "that of its latency")
     for name in CAMERAS:
         results = cameras.people[name].by_stamp()
-        wait_for(lambda name=name, results=results: len(cameras.costs(name)) >= len(results), "latencies")
         costs = Counter(message.header.stamp.to_nsec() for message in cameras.costs(name))
         assert set(costs) == set(results)
         assert set(costs) <= set(cameras.stamps)
         assert {*costs.values(), *map(len, results.values())} == {1}, "one result and one latency each"
-        taken, superseded = (int(figures[f"{name}: frames {what}"]) for what in ("taken", "superseded"))
-        assert taken + superseded == len(cameras.stamps)
-        assert taken == len(results) == int(figures[f"{name}: results"])
+        assert taken[name] + superseded[name] == len(cameras.stamps)
         people = [message for message in cameras.people[name].messages if message.people]
         assert {message.header.frame_id for message in people} == {f"{name}_optical_frame"}
         assert {person.id for message in people for person in message.people} == {1}, "each camera tracks by itself"
