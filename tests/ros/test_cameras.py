@@ -9,7 +9,7 @@ import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload.nodes.common.params import CAMERA_NS, namespaces, read
-from tests.ros.ros_rig import free_port, wait_for, wait_for_readers
+from tests.ros.ros_rig import ROOT, free_port, wait_for, wait_for_readers
 
 CAMERAS = ("front", "left", "rear")
 SPOTS = {"front": (30, 40), "left": (60, 40), "rear": (100, 60)}
@@ -181,3 +181,26 @@ def test_one_camera_has_its_results_where_they_always_were(graph, images):
     assert (people.messages[0].header.stamp.to_nsec(), latency.messages[0].camera) == (stamp, "")
     topics = {name for name, _ in rospy.get_published_topics(graph.ns)}
     assert not any("front/kapao" in name for name in topics)
+
+
+@pytest.mark.parametrize("given", ["[front, left]", "front", "[front]", "camera"])
+def test_launch_files_pass_several_cameras_on_and_leave_one_where_it_was(master, given):
+    import roslaunch.config
+    from roslaunch.xmlloader import XmlLoader
+
+    config = roslaunch.config.ROSLaunchConfig()
+    path = str(ROOT / "launch" / "kapao_tracking.launch")
+    arguments = [f"camera_ns:={given}", "server:=none", "follow:=true", "dashboard:=true"]
+    XmlLoader().load(path, config, argv=arguments, verbose=False)
+    nodes = {node.name: dict(node.remap_args) for node in config.nodes}
+    params = {name: param.value for name, param in config.params.items()}
+    several = ["front", "left"] if "," in given else None
+    for name in ("kapao_node", "run_recorder"):
+        assert params.get(f"/{name}/camera_ns") == several
+    assert ("camera_node" in nodes) == (several is None), "several are those of drivers that run"
+    shown = {name: nodes[name].get("kapao/people") for name in ("follower_node", "dashboard_node")}
+    assert set(shown.values()) == ({"front/kapao/people"} if several else {None}), "of the first"
+    name = "camera" if several else given.strip("[]")
+    for node in ("kapao_node", "run_recorder", *([] if several else ["camera_node"])):
+        assert nodes[node]["camera/image_raw"] == f"{name}/image_raw"
+    assert nodes["kapao_node"]["camera/camera_info"] == f"{name}/camera_info"

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.manager.in_flight import Row
+from edge_offload.manager.turn_giver import TurnGiver
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, SlotCounts, Worker
 
 
@@ -87,6 +88,24 @@ def test_sources_that_always_have_a_frame_go_round():
             slot.put((name, number))
     assert [name for name, _ in taken] == ["front", "left", "rear"] * 3
     assert [number for _, number in taken] == list(range(9)), "each the newest"
+
+
+def test_sources_go_round_as_tasks_that_lose_alike_do_in_the_turns_of_a_patrol():
+    giver, now, names = TurnGiver(), 100.0, []
+    for _ in range(7):
+        for camera in ("front", "left", "rear"):
+            giver.told(now, camera, camera, 0.06)
+        turn = giver.give(now)
+        giver.taken(now, turn.number, turn.node)
+        now += 0.06
+        giver.ended(now, turn.number, turn.node, 0.06)
+        names.append(turn.node)
+    slot = LatestFrameQueue(source=str)
+    for name in ("front", "left", "rear"):
+        slot.put(name)
+    for name in names:
+        assert slot.take() == name
+        slot.put(name)
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])

@@ -29,6 +29,9 @@ and while somebody listens:
 A position comes from the depth image, else from points of the LiDAR in the box, else from where the lower edge of the
 box meets the ground of ~world_frame; each says from which, and in which frame it is.
 
+With ~camera_ns [front, left, rear] several cameras share the network by turns, as those of kapao_node do: their topics
+are front/image_raw, front/detector/objects and so on.
+
 Only the latest image is worked on, unless ~every_frame says otherwise; modes, carrying on without a server and
 /diagnostics are those of kapao_node. With ~in_flight above 1, prepare() of an image may come before, or beside,
 interpret() of the one before it; neither is called for two images at once, and both are in the order of the images.

@@ -29,6 +29,10 @@ Only the latest image is worked on; older ones that still wait are superseded, a
 ~in_flight of them are under way at once: one is prepared and sent while the server computes the one before. Results
 keep the order of the images; /diagnostics says which modes take one after the other, and why.
 
+With ~camera_ns [front, left, rear] several cameras share the network: one model here, one session at a server. Their
+topics are front/image_raw, front/camera_info, front/kapao/people and so on; Latency.camera is front. The next frame is
+that of the camera which had its last turn the longest ago; of each the latest image waits.
+
 With ~carry every image has its result within the time between two images: the network's own where that comes in time,
 else the newest one carried along by optical flow or, where that is expected to be better, that of a smaller network
 that runs here (~local): PersonArray.result says which. There is one offload/latency for each inference then, not for
