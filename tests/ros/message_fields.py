@@ -71,7 +71,7 @@ RECEIVED: Dict[str, str] = {
     """,
     "edge_offload_msgs/Latency": """
         header.seq header.frame_id frame_seq | ignored: frames are told apart by their stamps
-        header.stamp model mode engine fallback_reason error | used
+        header.stamp camera model mode engine fallback_reason error | used
         mode_code | ignored: mode says the same
         total queue encode uplink compute_robot compute_server downlink decode | used
         clock_error overlap_ratio idle_robot idle_server bytes_up bytes_down round_trips | used
@@ -280,7 +280,7 @@ PUBLISHED: Dict[str, str] = {
     """,
     "edge_offload_msgs/Latency": f"""
         {_OF_FRAME}
-        frame_seq model mode mode_code engine fallback_reason | set
+        frame_seq camera model mode mode_code engine fallback_reason | set
         error | set in nodes/inference/offloaded.py
         total queue encode uplink compute_robot compute_server downlink decode clock_error | set
         overlap_ratio idle_robot idle_server bytes_up bytes_down round_trips emulated_slowdown deadline_met | set

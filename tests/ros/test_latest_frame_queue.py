@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.manager.in_flight import Row
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Worker
+from edge_offload.manager.turn_giver import TurnGiver
+from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, SlotCounts, Worker
 
 
 def test_the_newest_frame_is_taken_and_the_older_one_superseded():
@@ -40,6 +42,70 @@ def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
         assert counts.offered == counts.taken + counts.superseded + counts.waiting == number
         assert counts.waiting <= capacity
     assert taken == sorted(set(taken))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(["a", "b", "c", "take"]), max_size=80), st.integers(1, 3))
+def test_sources_take_turns_and_none_waits_longer_than_for_one_frame_of_each_other(steps, capacity):
+    slot = LatestFrameQueue(capacity, source=lambda frame: frame[0])
+    waiting, others, taken = {}, {}, []
+    for number, step in enumerate(steps):
+        if step != "take":
+            slot.put((step, number))
+            waiting[step] = min(capacity, waiting.get(step, 0) + 1)
+            others.setdefault(step, Counter())
+            continue
+        frame = slot.take(timeout_s=0)
+        assert (frame is None) == (not any(waiting.values()))
+        if frame is None:
+            continue
+        taken.append(frame)
+        waiting[frame[0]] -= 1
+        others[frame[0]] = Counter()
+        for name, had in others.items():
+            if waiting.get(name) and name != frame[0]:
+                had[frame[0]] += 1
+                assert max(had.values()) <= 1, "each other source has one turn at most while a frame waits"
+            else:
+                had.clear()
+    for name in "abc":
+        mine = [number for source, number in taken if source == name]
+        assert mine == sorted(mine)
+        counts = slot.counts_of(name)
+        assert (counts.offered, counts.taken) == (steps.count(name), len(mine))
+        assert counts.offered == counts.taken + counts.superseded + counts.waiting
+    assert slot.counts == SlotCounts.total(slot.counts_of(name) for name in "abc")
+
+
+def test_sources_that_always_have_a_frame_go_round():
+    slot = LatestFrameQueue(source=lambda frame: frame[0])
+    for name in ("front", "left", "rear"):
+        slot.put((name, 0))
+    taken = []
+    for number in range(1, 10):
+        taken.append(slot.take())
+        for name in ("front", "front", "front", "left", "rear"):  # one of them sends three times as often
+            slot.put((name, number))
+    assert [name for name, _ in taken] == ["front", "left", "rear"] * 3
+    assert [number for _, number in taken] == list(range(9)), "each the newest"
+
+
+def test_sources_go_round_as_tasks_that_lose_alike_do_in_the_turns_of_a_patrol():
+    giver, now, names = TurnGiver(), 100.0, []
+    for _ in range(7):
+        for camera in ("front", "left", "rear"):
+            giver.told(now, camera, camera, 0.06)
+        turn = giver.give(now)
+        giver.taken(now, turn.number, turn.node)
+        now += 0.06
+        giver.ended(now, turn.number, turn.node, 0.06)
+        names.append(turn.node)
+    slot = LatestFrameQueue(source=str)
+    for name in ("front", "left", "rear"):
+        slot.put(name)
+    for name in names:
+        assert slot.take() == name
+        slot.put(name)
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])

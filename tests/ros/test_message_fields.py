@@ -381,10 +381,11 @@ EXAMPLES = {
         latency,
         [
             Latency(
-                HEADER, 7, "movenet", name, 2, "eager", "", "", *seconds(1.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.001),
+                HEADER, 7, camera, "movenet", name, 2, "eager", "", "",
+                *seconds(1.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.001),
                 0.5, 0.25, 0.125, 1000, 100, 3, True, *seconds(0.01, 0.02, 0.5), True, 2.0, 1.5, 1,
             )
-            for name in ("server", "local")
+            for name, camera in (("server", "front"), ("local", ""))
         ],
         {"mode": "lazy", "clock_error": rospy.Duration(1),
          "overlap_ratio": 0.75, "idle_robot": 0.5, "idle_server": 0.5},
@@ -580,7 +581,7 @@ def published_examples():
                 scene_messages.markers_message(HEADER, labels, grid, colours, [], names),
             )
         ],
-        "edge_offload_msgs/Latency": [latency_message(REPORT, HEADER)],
+        "edge_offload_msgs/Latency": [latency_message(REPORT, HEADER, "front")],
         "edge_offload_msgs/Forecast": [forecast_message(situation, HEADER, "people")],
         "edge_offload_msgs/OffloadMode": [mode_message(Mode.SERVER, "fixed", "asked for")],
         "edge_offload_msgs/PersonArray": [people_message(HEADER, REPORT, (640, 480), [person], placed(), 3, ALONG)],

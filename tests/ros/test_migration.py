@@ -29,6 +29,8 @@ BEFORE_POSITIONS = BEFORE.with_name("before_positions.bag")
 BEFORE_COVARIANCE = BEFORE.with_name("before_covariance.bag")
 #: Written with the messages as they were before forecasts carried a covariance.
 BEFORE_MODE_COVARIANCE = BEFORE.with_name("before_mode_covariance.bag")
+#: Written with the messages as they were before a latency named its camera.
+BEFORE_CAMERAS = BEFORE.with_name("before_cameras.bag")
 
 
 @pytest.fixture
@@ -113,6 +115,17 @@ def test_a_bag_of_before_split_frames_told_their_overlap_is_migrated(migrated):
 def test_a_bag_of_before_engines_knows_no_overlap_either(migrated):
     latency, _ = migrated(BEFORE_ENGINES)
     assert math.isnan(latency.overlap_ratio)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_latencies_named_a_camera_is_migrated(migrated):
+    from edge_offload_msgs.msg import Latency
+
+    (latency,) = migrated(BEFORE_CAMERAS)
+    assert latency._md5sum == Latency._md5sum
+    assert (latency.camera, latency.model, latency.mode, latency.engine) == ("", "movenet", "server", "eager")
+    assert (latency.frame_seq, latency.bytes_up, latency.energy, latency.connected) == (7, 246_000, 1.5, True)
+    assert (latency.header.frame_id, latency.compute_server.to_nsec()) == ("camera", 60_000_000)
 
 
 @pytest.mark.ros

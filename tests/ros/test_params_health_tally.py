@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import re
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.common.health import ERROR, OK, WARN, Awaited, Health, Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.link_watch import LinkWatch
-from edge_offload.nodes.monitor.tally import Tally, table
+from edge_offload.nodes.monitor.tally import Tallies, Tally, table
 from edge_offload.timing import InferenceReport
 
 DECLARED = (
@@ -97,6 +98,26 @@ def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_
         assert "a minute" in judge(watch, 70.0, held)[1]
         assert judge(watch, 71.0, held, ready=True) is None
         assert judge(watch, 72.0, held)[0] == WARN, "it had been back"
+
+
+def test_what_one_part_of_a_node_says_has_its_name_and_ends_by_itself():
+    health, late = Health(), [""]
+    front, rear = health.part("front"), health.part("rear")
+    for part in (front, rear):
+        part.warn("images", "no image yet")
+        part.count("bad frames")
+        part.value("results", 3)
+    front.watch("depth", lambda: late[0])
+    assert not front.warn("images", "no image yet"), "no news"
+    assert health.report().message == "front: no image yet; rear: no image yet"
+    assert health.report().values["rear: results"] == "3"
+    assert (front.counted("bad frames"), health.counted("bad frames")) == (1, 0)
+    assert front.clear("images")
+    late[0] = "late"
+    assert (health.report().level, health.report().message) == (WARN, "rear: no image yet; front: late")
+    rear.clear("images")
+    late[0] = ""
+    assert health.report().level == OK
 
 
 def test_health_reports_the_worst_condition_first_and_forgets_what_is_over():
@@ -324,7 +345,7 @@ def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
     lines = []
     monkeypatch.setattr(rospy, "loginfo", lines.append)
     node = OffloadedNode({"deadline": 0.0}, Health())
-    node._mode, node._network = Mode.SERVER, SimpleNamespace(aim=lambda *_: None)
+    node._mode, node._network = Mode.SERVER, SimpleNamespace(aim=lambda *_: None, absent={})
     monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: True)
     node._on_mode(OffloadMode(mode="local", policy="auto", reason="server: connection refused"))
     assert (node._mode, lines) == (Mode.LOCAL, [])
@@ -352,3 +373,43 @@ def test_results_that_are_carried_along_are_counted_apart_from_inferences():
         "frames have several results (first: 5 ns)",
         "frames have a latency, but no result (first: 6 ns)",
     ]
+
+
+def test_cameras_of_one_network_are_counted_each_by_itself():
+    """Both are triggered at once: their frames have the same stamps."""
+    tallies = Tallies(["front", "rear"])
+    for stamp in (1, 2, 3, 4):
+        for camera, answered in (("front", (1, 3)), ("rear", (2, 3, 4))):
+            tally = tallies.of[camera]
+            tally.frame(stamp)
+            if stamp in answered:
+                tally.result(stamp)
+                took_s = 0.1 if camera == "front" else 0.3
+                tally.latency(stamp, InferenceReport(Mode.SERVER, "movenet", took_s), 1.0, True)
+    assert (tallies.sum("frames"), tallies.sum("complete"), tallies.results) == (8, 5, 5)
+    assert tallies.faults() == []
+    record = tallies.summary()
+    records.validate("run", record)
+    assert (record["frames_in"], record["results_out"], record["frames_superseded"]) == (5, 5, 2)
+    front, rear = record["cameras"]["front"], record["cameras"]["rear"]
+    assert (front["frames_published"], front["frames_in"], front["frames_superseded"]) == (3, 2, 1)
+    assert (rear["frames_published"], rear["frames_in"], rear["frames_superseded"]) == (4, 3, 1)
+    assert (front["latency_s"]["p50"], rear["latency_s"]["p50"]) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert "front        2 results of 3 frames, p50 100 ms" in table(record)
+    tallies.of["rear"].result(4)
+    assert tallies.faults() == ["rear: 1 frames have several results (first: 4 ns)",
+                                "rear: 1 frames have a result or a latency, but not both (first: 4 ns)"]  # fmt: skip
+
+
+def test_a_camera_without_a_result_is_in_the_summary():
+    tallies = Tallies(["front", "rear"])
+    for tally in tallies.of.values():
+        tally.frame(1)
+    tallies.of["front"].result(1)
+    tallies.of["front"].latency(1, InferenceReport(Mode.LOCAL, "movenet", 0.1), math.nan, False)
+    record = tallies.summary()
+    records.validate("run", record)
+    assert record["cameras"]["rear"] == {
+        "frames_in": 0, "frames_published": 1, "frames_superseded": 0, "results_out": 0
+    }  # fmt: skip
+    assert "rear         0 results of 1 frames" in table(record)

@@ -25,11 +25,14 @@ def test_who_stands_still_has_one_id_at_the_server_whatever_the_stamps_of_the_ro
     monkeypatch.setattr(interpreter, "_estimator", lambda *_: estimator)
     monkeypatch.setattr(interpreter, "_placement", lambda *_: None)
 
-    def see(number, people):
-        facts = Facts({"stamp_ns": stamp(number), "seq": number, "image": [128, 96]})
+    def see(number, people, camera=""):
+        facts = Facts({"stamp_ns": stamp(number), "seq": number, "image": [128, 96], "camera": camera})
         return interpreter.people(SimpleNamespace(peer="robot", model="tiny", outputs=people), facts)
 
     assert [[person.id for person in see(number, found)] for number in range(40)] == [[1]] * 40
     gone = [len(see(number, nobody)) for number in range(40, 100)]
     assert gone[0] == 1
     assert gone[-1] == 0, "who is gone is forgotten"
+    for number in range(100, 110):
+        there = [len(see(number, found if camera == "front" else nobody, camera)) for camera in ("front", "rear")]
+        assert there == [1, 0], "each camera of a robot is followed by itself"

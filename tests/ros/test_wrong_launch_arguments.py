@@ -52,6 +52,10 @@ WRONG = [
     ("candidates:=local", "a list"),
     ("candidates:=[local, splitt]", "modes of this list: local, server"),
     ("allow:=my.module:factory", "a list"),
+    ("camera_ns:=[]", "names no camera; name each camera once, by its namespace: [front, left, rear]"),
+    ("camera_ns:=[front, left, /front]", "names front twice"),
+    ("camera_ns:=[front, 2nd]", "has '2nd'"),
+    ("camera_ns:=[front, left", "has '[front'"),
     ("model:=7", "models list"),
     ("model:=net.onnx", "no such file"),
     ("decoder:=yolo", "yolov5, yolov8"),
@@ -128,7 +132,8 @@ RIGHT = (
     "frames:=100 duration:=2.5 deadline:=0 rate:=0 robot_slowdown:=1 robot_cores:=2-3 server_cores:=any port:=5700 "
     "loop:=False dashboard:=1 mode:=auto mode:=split policy:=my.policies:Mine candidates:=[local,server] allow:=[] "
     'model:=my_package.my_module:factory model_options:={"size":384} options:={} device:=cuda:1 '
-    "server:=192.168.1.20:5700 server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none video:=sample images:=none "
+    "server:=192.168.1.20:5700 server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none "
+    "video:=sample images:=none "
     "bag:=none json:=auto json:=new/out.json unknown:=anything __name:=node image_topic:=/front/image_raw"
 )
 
@@ -148,6 +153,23 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert arguments.faults(RIGHT.split()) == []
     assert not list(tmp_path.iterdir()), "looking at a path leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [("video:=sample", "leave it out"), ("camera:=/dev/video0", "drivers publish front/image_raw and camera_info"),
+     ("image_topic:=/x", "leave it out"), ("accuracy:=0.05", "leave it out, or name one camera"),
+     ("depth_topic:=/depth", "give depth/image_raw: front/depth/image_raw")],
+)  # fmt: skip
+def test_what_is_of_one_camera_is_refused_beside_several(argument, advice):
+    if argument.startswith("camera"):
+        argument = "camera:=none ! appsink"  # a pipeline: there need be no such device here
+    several = ["camera_ns:=[front, left]", "camera:=none", "depth_topic:=depth/image_raw", "accuracy:=0"]
+    assert arguments.faults(several) == []
+    (line,) = arguments.faults([*several, argument])
+    assert line.startswith(f"{argument}: camera_ns names 2 cameras; ")
+    assert advice in line
+    assert arguments.faults(["camera_ns:=[front]", "accuracy:=0.05", "image_topic:=/x"]) == []
 
 
 def test_policies_may_be_named_as_the_manager_has_them():

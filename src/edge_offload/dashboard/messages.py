@@ -49,6 +49,7 @@ def latency(message: Any, t_s: float) -> Optional[Record]:
         "kind": "latency",
         "t_s": t_s,
         "stamp_s": message.header.stamp.to_sec(),
+        **({"camera": _text(message.camera)} if getattr(message, "camera", "") else {}),
         "model": _text(message.model),
         "mode": message.mode,
         "engine": _text(message.engine),

@@ -24,6 +24,7 @@ from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.addresses import hide
+from edge_offload.nodes.common.params import namespaces
 from edge_offload.nodes.launch_file import asked, collisions, misspelt
 from edge_offload.outputs import check_folder, check_output
 
@@ -191,6 +192,21 @@ def written(check: Callable[[str], None], *words: str) -> Rule:
     return rule
 
 
+def cameras(value: str) -> Optional[str]:
+    """Namespaces of one camera, or of several in a list."""
+    try:
+        namespaces(_listed(value))
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _listed(value: str) -> List[str]:
+    """Entries of a list on one line, or the only one without it."""
+    inner = value.strip()[1:-1] if re.fullmatch(r"\[.*\]", value.strip(), re.DOTALL) else value
+    return inner.split(",") if inner.strip() else []
+
+
 def link(value: str) -> Optional[str]:
     """A named link, or the path of a trace."""
     if "/" in value or value.endswith(".csv"):
@@ -261,6 +277,7 @@ _RULES = (
     (cores, "robot_cores server_cores"),
     (yaml_list, "allow"),
     (modes, "candidates"),
+    (cameras, "camera_ns"),
     (yaml_mapping, "local_options model_options options"),
     (link, "link"),
     (opened(file(), _read_calibration, "none"), "calibration"),
@@ -285,7 +302,8 @@ def faults(given: Sequence[str]) -> List[str]:
         if advice is not None:
             found.append(hide(f"{name}:={value}: {advice}"))
     found += misspelt(given)
-    return found or _several(given) or _unread_scans(given) or _without_images(given) or collisions(given)
+    found = found or _several(given) or _of_one_camera(given)
+    return found or _unread_scans(given) or _without_images(given) or collisions(given)
 
 
 def _several(given: Sequence[str]) -> List[str]:
@@ -296,6 +314,25 @@ def _several(given: Sequence[str]) -> List[str]:
             f"link:={values['link']}: several servers are reached without an emulated link: link:=none, or one server"
         ]
     return []
+
+
+def _of_one_camera(given: Sequence[str]) -> List[str]:
+    """What says of one camera what it is, beside the namespaces of several."""
+    values = asked(given)
+    several = _listed(values.get("camera_ns", ""))
+    if len(several) < 2:
+        return []
+    lines = []
+    for name in ("video", "images", "bag", "camera", "image_topic", "info_topic", "calibration", "accuracy"):
+        if values.get(name, "none") not in ("none", "0"):
+            remedy = "leave it out, or name one camera"
+            if name not in ("calibration", "accuracy"):
+                remedy += f"; of several, drivers publish {several[0].strip()}/image_raw and camera_info, and so on"
+            lines.append(hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}"))
+    if values.get("depth_topic", "none") not in ("none", "depth/image_raw"):
+        advice = f"give depth/image_raw: {several[0].strip()}/depth/image_raw, and so on"
+        lines.append(f"depth_topic:={values['depth_topic']}: camera_ns names {len(several)} cameras; {advice}")
+    return lines
 
 
 def _unread_scans(given: Sequence[str]) -> List[str]:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Callable, ClassVar, Dict, Tuple, Type
+from typing import Any, Callable, ClassVar, Dict, Protocol, Tuple, Type
 
 import diagnostic_updater
 import rosgraph
@@ -24,6 +24,19 @@ from edge_offload.nodes.common.topic_types import TopicTypes
 USAGE, FAILED = 2, 1
 COMMON = (Param("folder", "", "where relative paths are looked up (launch files: where roslaunch was called)"),)
 """Parameters that every node has."""
+
+
+class Owner(Protocol):
+    """A node, or a part of one, as what takes its messages in sees it; see :class:`Node`."""
+
+    params: Dict[str, Any]
+    health: Health
+
+    def callback(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
+        """``function`` such that an exception is told and counted."""
+
+    def fault(self, where: str, error: BaseException) -> None:
+        """Tell and count an exception that nobody expected."""
 
 
 class Node:

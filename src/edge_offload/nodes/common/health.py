@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -38,6 +39,13 @@ class Health:
         self._values: Dict[str, str] = {}
         self._watched: Dict[str, Callable[[], str]] = {}
         self._fine = "running"
+        self._part = ""
+
+    def part(self, name: str) -> Health:
+        """The same for one part of the node, such as one of its cameras: what it says is told under its name."""
+        made = copy.copy(self)
+        made._part = f"{self._part}{name}: "
+        return made
 
     def fine(self, message: str) -> None:
         """What to say while nothing is wrong."""
@@ -54,34 +62,36 @@ class Health:
 
     def watch(self, name: str, words: Callable[[], str]) -> None:
         """Degraded for as long as ``words()``, asked for every report, gives a cause; empty: nothing is wrong."""
+        part = self._part
         with self._lock:
-            self._watched[name] = words
+            self._watched[part + name] = lambda: part + cause if (cause := words()) else ""
 
     def _hold(self, name: str, level: int, cause: str) -> bool:
+        name, condition = self._part + name, (level, self._part + cause)
         with self._lock:
-            news = self._conditions.get(name) != (level, cause)
-            self._conditions[name] = (level, cause)
+            news = self._conditions.get(name) != condition
+            self._conditions[name] = condition
             return news
 
     def clear(self, name: str) -> bool:
         """The condition ``name`` holds no more; whether it did."""
         with self._lock:
-            return self._conditions.pop(name, None) is not None
+            return self._conditions.pop(self._part + name, None) is not None
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter."""
         with self._lock:
-            self._counters[name] = self._counters.get(name, 0) + amount
+            self._counters[self._part + name] = self._counters.get(self._part + name, 0) + amount
 
     def counted(self, name: str) -> int:
         """Value of a counter."""
         with self._lock:
-            return self._counters.get(name, 0)
+            return self._counters.get(self._part + name, 0)
 
     def value(self, name: str, value: object) -> None:
         """Set a figure."""
         with self._lock:
-            self._values[name] = f"{value:.6g}" if isinstance(value, float) else str(value)
+            self._values[self._part + name] = f"{value:.6g}" if isinstance(value, float) else str(value)
 
     def report(self) -> Report:
         """Everything, now; the worst condition first."""

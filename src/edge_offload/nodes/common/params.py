@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -29,6 +30,7 @@ class Param:
         doc: what it means, with the unit.
         choices: the only values allowed; empty when any is.
         low, high: bounds of a number, both included.
+        single: the only entry of a list may be given without the list.
     """
 
     name: str
@@ -37,6 +39,30 @@ class Param:
     choices: Tuple[Value, ...] = ()
     low: Optional[float] = None
     high: Optional[float] = None
+    single: bool = False
+
+
+CAMERA_NS = Param(
+    "camera_ns",
+    ["camera"],
+    "namespace of the camera; several, which take turns at the network: [front, left, rear], results in each of them",
+    single=True,
+)
+
+
+def namespaces(given: Sequence[object]) -> List[str]:
+    """Namespaces of cameras, checked.
+
+    Raises:
+        BadInput: there is none, one is no name, or two are the same.
+    """
+    names = [str(name).strip().rstrip("/") for name in given]
+    wrong = [name for name in names if not re.fullmatch(r"/?[A-Za-z]\w*(/[A-Za-z]\w*)*", name)]
+    twice = [name for name in names if sum(name.strip("/") == other.strip("/") for other in names) > 1]
+    if not names or wrong or twice:
+        cause = "names no camera" if not names else f"names {twice[0]} twice" if twice else f"has {wrong[0]!r}"
+        raise BadInput(f"camera_ns {cause}", remedy="name each camera once, by its namespace: [front, left, rear]")
+    return names
 
 
 def read(declared: Sequence[Param], raw: Mapping[str, Any]) -> Dict[str, Any]:
@@ -65,6 +91,8 @@ def _checked(param: Param, value: Any) -> Any:
     elif wanted is str and isinstance(value, (int, float)):
         # roslaunch turns what looks like a number into one: cores "0", camera "0"
         value = str(value)
+    elif param.single and wanted is list and isinstance(value, str):
+        value = [value]
     if type(value) is not wanted:
         raise BadInput(f"parameter ~{param.name} is {value!r}, not {_KINDS[wanted]}", remedy=f"give {_KINDS[wanted]}")
     if param.choices and value not in param.choices:

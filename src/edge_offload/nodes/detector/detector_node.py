@@ -29,6 +29,9 @@ and while somebody listens:
 A position comes from the depth image, else from points of the LiDAR in the box, else from where the lower edge of the
 box meets the ground of ~world_frame; each says from which, and in which frame it is.
 
+With ~camera_ns [front, left, rear] several cameras share the network by turns, as those of kapao_node do: their topics
+are front/image_raw, front/detector/objects and so on.
+
 Only the latest image is worked on, unless ~every_frame says otherwise; modes, carrying on without a server and
 /diagnostics are those of kapao_node. With ~in_flight above 1, prepare() of an image may come before, or beside,
 interpret() of the one before it; neither is called for two images at once, and both are in the order of the images.
@@ -48,13 +51,15 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.detections import Detections
 from edge_offload.models.detector import Detector, build_detector
+from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.detector.detection_messages import markers_message, objects_message
+from edge_offload.nodes.inference.cameras import CameraView, ImageNode
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import DECODER, Network
-from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
+from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.ranges import POSITIONS, RangeIntake
 from edge_offload.nodes.inference.vision import DetectionPublisher, Place, places_of
@@ -86,35 +91,27 @@ class DetectorNetwork(Network):
         return build_detector(params["model"], params["detector"], self._model_options())
 
 
-class DetectorNode(ImageNode):
-    """See the module's docstring."""
+class DetectionsView(CameraView):
+    """What a detector or segmenter finds in the images of one camera."""
 
-    name = "detector_node"
-    task = "objects"
     overlay = "detector/overlay"
-    declared = (
-        *DetectorNetwork.declared,
-        *OffloadedNode.shared,
-        *ImageNode.looks,
-        *POSITIONS,
-    )
 
-    def open(self) -> Network:
-        network = DetectorNetwork(self.params, self.health)
+    def open(self, network: Network) -> None:
         self._detector: Detector = network.estimator
-        self._objects = rospy.Publisher("detector/objects", ObjectArray, queue_size=100)
-        self._mask = rospy.Publisher("detector/mask", Image, queue_size=4)
-        self._markers = rospy.Publisher("detector/markers", MarkerArray, queue_size=4)
-        self._ranges, self._camera.places = RangeIntake.of(self, self._camera), False
-        labels = list(self._detector.labels)
-        self._detections = DetectionPublisher("detector/detections", labels, self._detector.name, self.health)
-        return network
+        self._objects = rospy.Publisher(self.output("detector/objects"), ObjectArray, queue_size=100)
+        self._mask = rospy.Publisher(self.output("detector/mask"), Image, queue_size=4)
+        self._markers = rospy.Publisher(self.output("detector/markers"), MarkerArray, queue_size=4)
+        self._ranges = RangeIntake.of(self, self.camera, self.input("depth/image_raw"))
+        self.camera.places = False
+        labels, topic = list(self._detector.labels), self.output("detector/detections")
+        self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
 
-    def look(self, frame: Frame, bgr: Array) -> Steps:
-        header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
+    def look(self, frame: Frame) -> Steps:
+        bgr = image_to_bgr(frame.message)
+        node, header, size = self.node, frame.message.header, (bgr.shape[1], bgr.shape[0])
         prepared = Prepared.of(self._detector, bgr, frame.received_s)
         yield
-        ran = self.infer(frame, prepared.inputs, frame_id=header.frame_id, image=list(size))
+        ran = node.infer(frame, prepared.inputs, frame_id=header.frame_id, image=list(size))
         yield
         seen = prepared.interpret(self._detector, *ran)
         found, report = seen.found, seen.report
@@ -122,11 +119,12 @@ class DetectorNode(ImageNode):
             name = type(self._detector).__name__
             raise BadInput(f"{name}.interpret returned a {type(found).__name__}", remedy="return Detections")
         found.fit(size, len(self._detector.labels))
-        energy, measured = self.energy(frame, report)
+        energy, measured = node.energy(frame, report)
         labels, places = self._labels(found), self._places(frame, size, found)
         self._objects.publish(objects_message(header, report, size, found, labels, places))
-        self.account(header, prepared.inputs, report, energy, measured)
-        self.compare(frame, found.boxes, boxes_drop)
+        node.account(frame, prepared.inputs, report, energy, measured)
+        self.health.clear("frame")
+        node.compare(frame, found.boxes, boxes_drop)
         self._detections.publish(header, found.boxes, found.scores, found.classes)
         self._detections.publish_places(header, places, found.scores, found.classes)
         if self._markers.get_num_connections():
@@ -142,7 +140,7 @@ class DetectorNode(ImageNode):
     def _places(self, frame: Frame, size: Tuple[int, int], found: Detections) -> List[Optional[Place]]:
         """Where the objects are, each by the most trusted source."""
         make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)
-        locator = self._camera.locator(frame, *size, make)
+        locator = self.camera.locator(frame, *size, make)
         positions = [None] * len(found) if locator is None else locator.locate(found.boxes)
         if self._ranges is not None:
             self._ranges.account(locator, positions)
@@ -154,6 +152,23 @@ class DetectorNode(ImageNode):
     def draw(self, picture: Picture) -> Array:
         found, labels = picture.found
         return draw_detections(picture.bgr, found, labels, picture.status())
+
+
+class DetectorNode(ImageNode):
+    """See the module's docstring."""
+
+    name = "detector_node"
+    task = "objects"
+    view = DetectionsView
+    declared = (
+        *DetectorNetwork.declared,
+        *OffloadedNode.shared,
+        *ImageNode.looks,
+        *POSITIONS,
+    )
+
+    def make(self) -> Network:
+        return DetectorNetwork(self.params, self.health)
 
 
 def _mask_message(header: Any, mask: Array) -> Image:

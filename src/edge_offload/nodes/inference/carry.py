@@ -98,12 +98,15 @@ class CarryThread(Generic[Result]):
         slowdown: factor by which this machine is slowed on purpose.
         health: says how results are carried.
         on_error: told of what should not happen.
+
+    Attributes:
+        health: as given.
     """
 
     def __init__(
         self, task: Task[Result], slowdown: float, health: Health, on_error: Callable[[str, BaseException], None]
     ) -> None:
-        self._task, self._health, self._slow = task, health, _Slow(slowdown)
+        self._task, self.health, self._slow = task, health, _Slow(slowdown)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
         carrying = Carrying(_Slowed(task.carrier, self._slow), task.drop)
         self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave, waits=task.waits)
@@ -146,7 +149,7 @@ class CarryThread(Generic[Result]):
         if waited is None:
             self._events.post(self._take_in)
         else:
-            self._health.count("results that a newer one overtook")
+            self.health.count("results that a newer one overtook")
 
     def _take_in(self) -> None:
         with self._lock:
@@ -173,11 +176,11 @@ class CarryThread(Generic[Result]):
                 follows = self._task.see(frame)
                 local = None if self._task.alone is None else self._task.alone(frame)
         except EdgeOffloadError as error:
-            self._health.count("bad frames")
-            self._health.warn("unusable", str(error))
+            self.health.count("bad frames")
+            self.health.warn("unusable", str(error))
             self._task.fail(frame, error)
             return
-        self._health.clear("unusable")
+        self.health.clear("unusable")
         self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
         if self._beside is not None:
             self._latest.put(frame)
@@ -197,10 +200,10 @@ class CarryThread(Generic[Result]):
 
     def _leave(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:
-            self._health.warn("carry", along.degraded)
+            self.health.warn("carry", along.degraded)
         else:
-            self._health.clear("carry")
-        self._health.count(f"results {along.origin}")
+            self.health.clear("carry")
+        self.health.count(f"results {along.origin}")
         try:
             self._task.leave(frame, along)
         except Exception as error:
@@ -210,7 +213,7 @@ class CarryThread(Generic[Result]):
 
     def refresh(self, what: str) -> None:
         """Say on /diagnostics how far apart frames are; ``what`` they are."""
-        self._health.value(f"time between {what}", f"{self.loop.interval_s * 1e3:.0f} ms")
+        self.health.value(f"time between {what}", f"{self.loop.interval_s * 1e3:.0f} ms")
 
     def drain(self, timeout_s: float) -> bool:
         """Let the frames that wait leave; whether they have in time."""

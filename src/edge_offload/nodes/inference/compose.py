@@ -48,11 +48,12 @@ def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOri
     return ResultOrigin(origin=along.origin, seen=seen, expected_drop=along.drop)
 
 
-def latency_message(report: InferenceReport, header: Any) -> Latency:
+def latency_message(report: InferenceReport, header: Any, camera: str = "") -> Latency:
     """What one inference cost, for the frame with ``header``. Figures of the link and the energy are left at 0."""
     message = Latency(
         header=copy_header(header),
         frame_seq=header.seq,
+        camera=camera,
         model=report.model,
         mode=report.mode.value,
         mode_code=TABLE[report.mode].code,

@@ -14,7 +14,7 @@ from sensor_msgs.msg import Image
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.convert import depth_pixels
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.topic_types import awaited
@@ -44,7 +44,7 @@ class MatchedIntake:
     remedy: ClassVar[str]
     unmatched: ClassVar[str]
 
-    def __init__(self, node: Node, topic: str, tolerance_s: float) -> None:
+    def __init__(self, node: Owner, topic: str, tolerance_s: float) -> None:
         self._node, self._tolerance_s = node, tolerance_s
         self._changed = threading.Condition()
         self._recent: Deque[Tuple[Any, float]] = deque(maxlen=16)

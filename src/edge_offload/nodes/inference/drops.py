@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import rospy
 from std_msgs.msg import Header
@@ -13,6 +13,7 @@ from std_msgs.msg import Header
 from edge_offload.manager.drop import DropCurve, DropEstimator
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.compose import duration
+from edge_offload.nodes.inference.intake import Frame
 from edge_offload.perception.timeline import Instant, stamp_of
 from edge_offload_msgs.msg import Drop
 
@@ -32,20 +33,21 @@ class Drops:
     def __init__(self, task: str, health: Health, interval_s: Callable[[], float]) -> None:
         self._task, self._health, self._interval_s = task, health, interval_s
         self._estimator = DropEstimator()
-        self._last: Optional[Tuple[Instant, Any]] = None
+        self._last: Dict[str, Tuple[Instant, Any]] = {}
         self._lock = threading.Lock()
         self._curve = self._estimator.curve(time.monotonic())
         self._publisher = rospy.Publisher("offload/drop", Drop, queue_size=100)
 
-    def held(self, instant: Instant, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Compare the newest result, as it is held, with the one for the frame of ``instant``; hold that from now on.
+    def held(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Compare the newest result of a camera, as it is held, with the one for ``frame``; hold that from now on.
 
         Args:
-            instant: of the frame.
+            frame: it.
             found: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
-        last, self._last = self._last, (instant, found)
+        instant, last = frame.instant, self._last.get(frame.camera)
+        self._last[frame.camera] = (instant, found)
         if last is None or last[0].recording != instant.recording:
             return
         stale_s = (instant - last[0]) * 1e-9

@@ -16,7 +16,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.manager.turn_taker import Claim
 from edge_offload.nodes.camera.calibration import camera_of, fitted, is_rectified, published_size, rectified
-from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.health import Health, Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import Interval, Pose, PoseLookup, Poses, frame_name, waits_until
@@ -66,6 +66,7 @@ class Frame:
         pixels: of an image, or the voxels that a sweep hit, where they are decoded already.
         until_s: how long its result may wait for what comes late, on the monotonic clock.
         pose: where its sensor was, looked up in tf.
+        camera: namespace of the camera that it is from, where there are several.
     """
 
     message: Any
@@ -76,6 +77,7 @@ class Frame:
     pixels: Optional[Array] = None
     until_s: float = -math.inf
     pose: Optional[Pose] = None
+    camera: str = ""
 
 
 class Arrivals:
@@ -85,10 +87,11 @@ class Arrivals:
         health: where that is told.
         what: the messages are, such as images.
         params: of the node: how long its results may wait.
+        camera: of the frames, where there are several.
     """
 
-    def __init__(self, health: Health, what: str, params: Mapping[str, Any]) -> None:
-        self._health, self._what, self._params = health, what, params
+    def __init__(self, health: Health, what: str, params: Mapping[str, Any], camera: str = "") -> None:
+        self._health, self._what, self._params, self._camera = health, what, params, camera
         self._interval = Interval()
         self._timeline = Timeline()
         self._recording = 0
@@ -104,7 +107,7 @@ class Arrivals:
         if found.recording != self._recording:
             self._recording = found.recording
             self._health.count("recordings that began anew")
-        return Frame(message, received_s, found, until_s=until_s)
+        return Frame(message, received_s, found, until_s=until_s, camera=self._camera)
 
     def refresh(self) -> None:
         """Tell of the newest stamps. Call it about once a second."""
@@ -140,7 +143,9 @@ class ImageIntake:
     Frames that were lost on the way (gaps in ``header.seq``) are counted as ``frames lost before this node``.
     """
 
-    def __init__(self, node: Node, topic: str, transport: str, slot: FrameSink, keep_all: bool) -> None:
+    def __init__(
+        self, node: Owner, topic: str, transport: str, slot: FrameSink, keep_all: bool, camera: str = ""
+    ) -> None:  # fmt: skip
         self._node = node
         self._topic = topic
         # a name of its own for rospy: the images may be remapped and this one not
@@ -149,7 +154,7 @@ class ImageIntake:
         # drivers log a long error for a subscriber of another type
         self._transport = transport = "compressed" if named and transport == "auto" else transport
         self._slot = slot
-        self._arrivals = Arrivals(node.health, "images", node.params)
+        self._arrivals = Arrivals(node.health, "images", node.params, camera)
         self._last: Optional[Tuple[str, int]] = None
         self._newest: Dict[Any, rospy.Time] = {}
         self._news_s = time.monotonic()
@@ -246,11 +251,13 @@ class CameraIntake:
 
     Attributes:
         world: tf frame of the positions; empty: none is asked for.
-        poses: what tf says.
+        poses: what tf says; the cameras of a node share it.
         places: positions are what the node is for; else ``auto`` asks for them only where tf has the frame.
     """
 
-    def __init__(self, node: Node, topic: str, images: str, world_frame: str) -> None:
+    def __init__(
+        self, node: Owner, topic: str, images: str, world_frame: str, poses: Optional[Poses] = None
+    ) -> None:  # fmt: skip
         self._node, self._topic = node, topic
         self._rectified = is_rectified(rospy.resolve_name(images))
         self.world = frame_name({NO_FRAME: "", AUTO: DEFAULT_FRAME}.get(world_frame, world_frame))
@@ -260,7 +267,7 @@ class CameraIntake:
         self._infos: Deque[Any] = deque(maxlen=16)
         self._came = threading.Event()
         self._cached: Optional[Tuple[Any, PinholeCamera]] = None
-        self.poses = Poses()
+        self.poses = poses or Poses()
         self._lookup = PoseLookup(self.poses, "~world_frame (none: no positions on the ground)", self._carried)
         self._losses = Losses("results without a position" + (f" in {self.world!r}" if self.world else ""))
         node.health.watch("positions", self._losses.words)

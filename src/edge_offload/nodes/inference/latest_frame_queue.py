@@ -2,6 +2,7 @@
 
 A subscriber that computes in its callback falls behind by a whole queue; one that only puts the frame here is never
 more than one inference behind. Every frame offered is taken exactly once or superseded, and counted either way.
+Frames of several sources take turns: the next one is of the source that had its last turn the longest ago.
 A :class:`Worker` works on one frame at a time, :class:`Lanes` on some at once, with results in the frames' order.
 """
 
@@ -11,8 +12,8 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import Callable, Deque, Generic, Iterator, List, Optional, TypeVar
+from dataclasses import astuple, dataclass, field
+from typing import Callable, Deque, Dict, Generic, Iterable, Iterator, List, Optional, TypeVar
 
 from edge_offload.manager.in_flight import Row
 
@@ -28,64 +29,95 @@ class SlotCounts:
     superseded: int = 0
     waiting: int = 0
 
+    @classmethod
+    def total(cls, many: Iterable[SlotCounts]) -> SlotCounts:
+        """Those of several sources, or of several queues, together."""
+        return cls(*map(sum, zip(*map(astuple, many))))
+
+
+@dataclass
+class _Source(Generic[T]):
+    """Frames of one source that wait, and what became of the others."""
+
+    items: Deque[T] = field(default_factory=deque)
+    offered: int = 0
+    taken: int = 0
+    superseded: int = 0
+
+    @property
+    def counts(self) -> SlotCounts:
+        # a put that waits for room has been offered and waits too
+        waiting = self.offered - self.taken - self.superseded
+        return SlotCounts(self.offered, self.taken, self.superseded, waiting)
+
 
 class LatestFrameQueue(Generic[T]):
     """Holds frames until the worker takes them.
 
     Args:
-        capacity: frames that may wait. When one more comes, the oldest gives way to it, unless ``keep_all``.
+        capacity: frames of a source that may wait. When one more of it comes, the oldest gives way to it, unless
+            ``keep_all``.
         keep_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
+        source: name of a frame's source, such as its camera; by default all frames are of one.
 
     Attributes:
         wanted: asked of each frame that is offered; those that are not count as superseded.
     """
 
-    def __init__(self, capacity: int = 1, keep_all: bool = False) -> None:
+    def __init__(
+        self, capacity: int = 1, keep_all: bool = False, source: Callable[[T], str] = lambda _: ""
+    ) -> None:  # fmt: skip
         self._capacity = capacity
         self._keep_all = keep_all
-        self._items: Deque[T] = deque()
+        self._source = source
+        #: In the order of their turns: the one that had its last turn the longest ago is the first.
+        self._sources: Dict[str, _Source[T]] = {}
         self._changed = threading.Condition()
         self._closed = False
         self.wanted: Callable[[T], bool] = lambda _: True
-        self._offered = self._taken = self._superseded = 0
 
     def put(self, item: T) -> bool:
         """Offer a frame; whether it waits to be taken (False: it is not wanted, or the slot is closed)."""
         wanted = self.wanted(item)
         with self._changed:
-            self._offered += 1
+            source = self._sources.setdefault(self._source(item), _Source())
+            source.offered += 1
             if not wanted:
-                self._superseded += 1
+                source.superseded += 1
                 return False
-            while self._keep_all and len(self._items) >= self._capacity and not self._closed:
+            while self._keep_all and len(source.items) >= self._capacity and not self._closed:
                 self._changed.wait()
             if self._closed:
-                self._superseded += 1
+                source.superseded += 1
                 return False
-            if len(self._items) >= self._capacity:
-                self._items.popleft()
-                self._superseded += 1
-            self._items.append(item)
+            if len(source.items) >= self._capacity:
+                source.items.popleft()
+                source.superseded += 1
+            source.items.append(item)
             self._changed.notify_all()
             return True
 
     def take(self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0) -> Optional[T]:
-        """The oldest frame that waits; waits for one. None after ``timeout_s``, or when closed and empty.
+        """The oldest frame that waits, of the source whose turn it is; waits for one.
+
+        None after ``timeout_s``, or when closed and empty.
 
         ``wait_s`` says how long no frame is to be taken yet (seconds; inf: until :meth:`wake`).
         """
         ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
-                left_s = wait_s() if self._items else math.inf
-                if left_s <= 0:
+                name = next((name for name, source in self._sources.items() if source.items), None)
+                left_s = wait_s() if name is not None else math.inf
+                if name is not None and left_s <= 0:
                     break
                 left_s = min(left_s, ends - time.monotonic())
-                if left_s <= 0 or (self._closed and not self._items):
+                if left_s <= 0 or (self._closed and name is None):
                     return None
                 self._changed.wait(None if math.isinf(left_s) else left_s)
-            self._taken += 1
-            item = self._items.popleft()
+            source = self._sources[name] = self._sources.pop(name)  # its next turn comes after those of the others
+            source.taken += 1
+            item = source.items.popleft()
             self._changed.notify_all()
             return item
 
@@ -110,9 +142,12 @@ class LatestFrameQueue(Generic[T]):
     def counts(self) -> SlotCounts:
         """What became of the frames so far."""
         with self._changed:
-            # a put that waits for room has been offered and waits too
-            waiting = self._offered - self._taken - self._superseded
-            return SlotCounts(self._offered, self._taken, self._superseded, waiting)
+            return SlotCounts.total([SlotCounts(), *(source.counts for source in self._sources.values())])
+
+    def counts_of(self, source: str) -> SlotCounts:
+        """What became of those of one source."""
+        with self._changed:
+            return self._sources[source].counts if source in self._sources else SlotCounts()
 
 
 class Worker(Generic[T]):

@@ -1,20 +1,17 @@
-"""What every node does whose network runs here or on a server: obey the mode, run, and tell what a frame cost.
-
-And what every node does besides whose network looks at the images of a camera: one result for each that is taken up.
-"""
+"""What every node does whose network runs here or on a server: obey the mode, run, and tell what a frame cost."""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
+from collections import Counter
 from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import rospy
 from std_msgs.msg import Header
 
-from edge_offload.arrays import Array
-from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.errors import BadInput
 from edge_offload.execute.collector import Collector
 from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
@@ -22,15 +19,13 @@ from edge_offload.manager.promise import HABITS, UNKNOWN, PromisePolicy
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
 from edge_offload.nodes.inference.drops import Drops
-from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
+from edge_offload.nodes.inference.intake import Frame
+from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, SlotCounts, Steps
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.pictures import Painter, Picture
 from edge_offload.nodes.inference.turns import Turns, task_name
 from edge_offload.power.detect import CHOICES
 from edge_offload.power.frame_energy import FrameEnergy
@@ -56,8 +51,8 @@ class OffloadedNode(Node):
     computes = True
     #: What it does, in a word, unless ~task says another.
     task: ClassVar[str] = "network"
-    #: Gives every frame its result at once; None: its result is the network's own, when that comes.
-    carry: Optional[CarryThread[Any]] = None
+    #: Give every frame its result at once, each those of one sensor; none: its result is the network's own.
+    carries: Sequence[CarryThread[Any]] = ()
     #: Seconds that a frame may still take after the end was asked for.
     drain_s: ClassVar[float] = 10.0
     written: ClassVar[Tuple[str, ...]] = ("weights_sha256",)
@@ -96,9 +91,10 @@ class OffloadedNode(Node):
         first = Mode.SERVER if params["server"] else Mode.LOCAL
         self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
         self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
-        self._results = 0
+        #: Of the network, by camera.
+        self.results: Counter[str] = Counter()
         self._turns: Optional[Turns] = None
-        self._drops: Optional[Drops] = None
+        self._drops: List[Drops] = []
         self._promise: Optional[Promise] = None
         self._network = network
         network.aim(params["mode"], params["deadline"])
@@ -112,27 +108,33 @@ class OffloadedNode(Node):
     def listen(self, slot: LatestFrameQueue[Frame]) -> None:
         """Obey offload/mode and offload/bandwidth from now on, and offload/turn with the frames of ``slot``."""
         topic = "offload/mode"
-        task, carry = task_name(self.params["task"] or self.task), self.carry
+        task = task_name(self.params["task"] or self.task)
         if self.params["turns"]:
             # a manager may have asked for it before Turns is made
             self._asking = Forecast(task=task)
             turns = self._turns = Turns(self, task, slot.wake, self._ask)
-            if carry is None:
-                self._drops = Drops(task, self.health, lambda: turns.interval_s)
+            if not self.carries:
+                self._drops = [Drops(task, self.health, lambda: turns.interval_s)]
             topic = f"{topic}/{task}"
             self._ask()
-        if carry is not None:
-            drops = self._drops = Drops(task, self.health, lambda: carry.loop.interval_s)
-            if self.params["accuracy"]:
-                self._promise = self._network.promised(
-                    PromisePolicy(self.params["accuracy"], self.params["batched"], habits=HABITS.get(task, UNKNOWN))
-                )
-                slot.wanted = self._wanted
-            carry.start(functools.partial(self._compared, drops))
-        elif self.params["accuracy"]:
-            raise BadInput("~accuracy is promised for results that are carried along", remedy="start with carry:=true")
+        if self.params["accuracy"]:
+            if not self.carries:
+                raise BadInput(
+                    "~accuracy is promised for results that are carried along", remedy="start with carry:=true"
+                )  # fmt: skip
+            self._promise = self._network.promised(
+                PromisePolicy(self.params["accuracy"], self.params["batched"], habits=HABITS.get(task, UNKNOWN))
+            )
+            slot.wanted = self._wanted
+        for carry in self.carries:
+            self._begin_carry(carry, task)
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
+
+    def _begin_carry(self, carry: CarryThread[Any], task: str) -> None:
+        drops = Drops(task, carry.health, lambda: carry.loop.interval_s)
+        self._drops.append(drops)
+        carry.start(functools.partial(self._compared, drops))
 
     def _wanted(self, frame: Frame) -> bool:
         """Whether a frame is one of those that the server's turns ask for."""
@@ -152,11 +154,23 @@ class OffloadedNode(Node):
     def lanes(
         self,
         slot: LatestFrameQueue[Frame],
-        work: Callable[[Frame, int], Steps],
+        look: Mapping[str, Callable[[Frame], Steps]],
         on_error: Callable[[Frame, BaseException], None],
     ) -> Lanes[Frame]:
-        """What works on the frames of ``slot``: as many at once as the mode in force allows."""
+        """What works on the frames of ``slot``: as many at once as the mode in force allows.
+
+        Args:
+            slot: frames that wait.
+            look: makes and publishes the one result of a frame, by camera: prepares it, yields, runs the network,
+                yields, publishes.
+            on_error: as that of :class:`Lanes`.
+        """
         module = self._network.module
+
+        def work(frame: Frame, place: int) -> Steps:
+            frame.place = place
+            self.take_turn(frame)
+            yield from look[frame.camera](frame)
 
         def wait_s(taken_s: List[float]) -> float:
             if self._follows():
@@ -197,7 +211,8 @@ class OffloadedNode(Node):
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header, mode, refresh = frame.message.header, self._mode, self._chosen
         captured = {} if self._promise is None else {CAPTURED: frame.received_s}
-        told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta, **captured}
+        camera = {"camera": frame.camera} if frame.camera else {}
+        told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **camera, **meta, **captured}
         if self._follows():
             mode, refresh = Mode.SERVER, False
         elif self._turns is not None and frame.claim is None:
@@ -213,7 +228,7 @@ class OffloadedNode(Node):
     def take_turn(self, frame: Frame) -> None:
         """This frame goes to the server, where there are turns; or may ask it, too, where a policy chose the robot."""
         if self._turns is not None and (TABLE[self._mode].needs_link or self._chosen):
-            frame.claim = self._turns.begin(frame.message.header, frame.instant, TABLE[self._mode].needs_link)
+            frame.claim = self._turns.begin(frame, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
         """Its result is there, or there will be none; more than once is as good as once."""
@@ -229,16 +244,16 @@ class OffloadedNode(Node):
             found: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
-        if self._drops is not None:
-            self._drops.held(frame.instant, found, drop)
+        for drops in self._drops:
+            drops.held(frame, found, drop)
 
     def account(
-        self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
+        self, frame: Frame, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
     ) -> None:
         """Tell what a frame with these ``inputs`` cost, and what the next one would in each mode."""
         self._network.module.pace.note(report)
-        self.publish_latency(header, report, energy, measured)
-        self.publish_forecast(inputs, header)
+        self.publish_latency(frame, report, energy, measured)
+        self.publish_forecast(inputs, frame.message.header)
         self._network.note(report)
 
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:
@@ -252,10 +267,10 @@ class OffloadedNode(Node):
         self._forecast.publish(self._asking)
 
     def publish_latency(
-        self, header: Any, report: InferenceReport, energy: float, measured: bool, error: str = ""
+        self, frame: Frame, report: InferenceReport, energy: float, measured: bool, error: str = ""
     ) -> None:
         """The one offload/latency of a frame."""
-        message = latency_message(report, header)
+        message = latency_message(report, frame.message.header, frame.camera)
         message.error = error
         deadline = self.params["deadline"]
         message.deadline = duration(deadline)
@@ -264,7 +279,7 @@ class OffloadedNode(Node):
         message.energy_source = Power.MEASURED if measured else Power.MODEL if math.isfinite(energy) else Power.UNKNOWN
         self._network.describe_link(message)
         self._latency.publish(message)
-        self._results += 1
+        self.results[frame.camera] += 1
 
     def energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
         """Joules from taking the frame up to its result, and whether they were measured."""
@@ -273,17 +288,17 @@ class OffloadedNode(Node):
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
         self.collector.look()
-        counts = slot.counts if self.carry is None else self.carry.counts
+        counts = SlotCounts.total([carry.counts for carry in self.carries] or [slot.counts])
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))
-        if self.carry is not None:
-            self.carry.refresh(what)
-        self.health.value("results" if self.carry is None else "inferences", self._results)
+        for carry in self.carries:
+            carry.refresh(what)
+        self.health.value("inferences" if self.carries else "results", sum(self.results.values()))
         self.health.value("in flight", self._network.module.pace.words())
         if self._turns is not None:
             self._turns.refresh()
-        if self._drops is not None:
-            self._drops.refresh()
+        for drops in self._drops:
+            drops.refresh()
         if self._promise is not None:
             words = self._promise.words()
             self.health.value("promise", words)
@@ -295,106 +310,3 @@ class OffloadedNode(Node):
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
         self._network.refresh(missed, held=not self._chosen)
-
-
-class ImageNode(OffloadedNode):
-    """A node whose network looks at the images of a camera.
-
-    A subclass makes its network and publishers in :meth:`open`, exactly one result for a frame in :meth:`look` or
-    :meth:`publish_nothing`, and pictures in :meth:`draw`.
-    """
-
-    #: Topic of the pictures.
-    overlay: ClassVar[str]
-    written = (*OffloadedNode.written, "labels")
-    looks: ClassVar[Tuple[Param, ...]] = (
-        Param("every_frame", False, "work on every image instead of the latest"),
-        Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
-        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
-    )
-
-    def open(self) -> Network:
-        """Make the network, the publishers, and whatever else frames need."""
-        raise NotImplementedError(f"{self.name} has no network")
-
-    def look(self, frame: Frame, bgr: Array) -> Steps:
-        """Make and publish the result of a frame: prepare it, yield, run the network, yield, publish.
-
-        Raises:
-            EdgeOffloadError: the frame could not be used; nothing of it was published.
-        """
-        raise NotImplementedError(f"{self.name} has no results")
-
-    def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
-        """The result of a frame that could not be used; ``size``: width and height in pixels, 0 if unknown."""
-        raise NotImplementedError(f"{self.name} has no results")
-
-    def draw(self, picture: Picture) -> Array:
-        """The overlay: uint8 [h, w, 3] BGR."""
-        raise NotImplementedError(f"{self.name} has no pictures")
-
-    def start(self) -> None:
-        params = self.params
-        self._camera = CameraIntake(self, "camera/camera_info", "camera/image_raw", params.get("world_frame", ""))
-        self.begin(self.open())
-        keep_all = params["every_frame"]
-        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
-        self._worker = self.lanes(self._slot, self._work, self._on_failure)
-        self.painter: Painter[Picture] = Painter(self, self.overlay, self.draw, capacity=2)
-        self._worker.start()
-        self.painter.start()
-        self.listen(self._slot)
-        size = self._camera.size(min(params["server_wait"], 5.0))
-        if size is not None:
-            empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
-            self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
-        self.collector.begin()
-        # last: from now on frames come
-        self._images = ImageIntake(self, "camera/image_raw", params["transport"], self.carry or self._slot, keep_all)
-        rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")
-
-    def stop(self) -> None:
-        if hasattr(self, "_images"):
-            self._images.close()
-        self.end({name: getattr(self, name) for name in ("_worker", "carry", "painter") if getattr(self, name, None)})
-
-    def refresh(self) -> None:
-        if not hasattr(self, "_images"):
-            return
-        self._images.refresh()
-        self.refresh_network(self._slot, "frames")
-
-    def _work(self, frame: Frame, place: int) -> Steps:
-        """One frame: exactly one result, whatever happens."""
-        frame.place = place
-        self.take_turn(frame)
-        yield from self.look(frame, image_to_bgr(frame.message) if frame.pixels is None else frame.pixels)
-        self.health.clear("frame")
-
-    def _tell_failure(self, frame: Frame, error: BaseException) -> None:
-        """The network could not be run on a frame; where results are carried, one leaves by itself."""
-        if self.carry is None:
-            self._publish_failure(frame, error)
-        else:
-            report = InferenceReport(Mode.LOCAL, self._network.estimator.name, time.monotonic() - frame.received_s)
-            self.publish_latency(frame.message.header, report, float("nan"), False, str(error))
-
-    def _publish_failure(self, frame: Frame, error: BaseException) -> None:
-        """The result of a frame that could not be used: nothing, and why."""
-        header = frame.message.header
-        report = InferenceReport(Mode.LOCAL, self._network.estimator.name, time.monotonic() - frame.received_s)
-        # a coded image whose size is not known before it is decoded has none
-        self.publish_nothing(
-            header, report, (getattr(frame.message, "width", 0), getattr(frame.message, "height", 0))
-        )  # fmt: skip
-        self.publish_latency(header, report, float("nan"), False, str(error))
-
-    def _on_failure(self, frame: Frame, error: BaseException) -> None:
-        self.leave_turn(frame)
-        if isinstance(error, EdgeOffloadError):
-            self.health.count("bad frames")
-            self.health.warn("frame", str(error))
-            rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
-        else:
-            self.fault("network", error)
-        self._tell_failure(frame, error)

@@ -8,7 +8,7 @@ import rospy
 from sensor_msgs.msg import CompressedImage, Image
 
 from edge_offload.arrays import Array
-from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.perception.overlay import Status
@@ -75,7 +75,7 @@ class Painter(Generic[AnyPicture]):
 
     def __init__(
         self,
-        node: Node,
+        node: Owner,
         topic: str,
         draw: Callable[[AnyPicture], Array],
         capacity: int,

@@ -10,7 +10,7 @@ from sensor_msgs.msg import PointCloud2
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.convert import cloud_to_points
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.params import Param
@@ -52,21 +52,24 @@ class RangeIntake:
     Args:
         node: with the parameters :data:`POSITIONS`.
         camera: of its images.
+        depth: topic of depth images.
     """
 
-    def __init__(self, node: Node, camera: CameraIntake) -> None:
+    def __init__(self, node: Owner, camera: CameraIntake, depth: str) -> None:
         params = node.params
         self._health, self._wait = node.health, not params.get("carry")
         self._depth = (
-            DepthIntake(node, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
-        )
+            DepthIntake(node, depth, params["depth_tolerance"]) if params["depth"] else None
+        )  # fmt: skip
         self._clouds = CloudIntake(node, "lidar/points", camera) if params["cloud"] else None
         self._without = {DEPTH: 0, LIDAR: 0}
 
     @classmethod
-    def of(cls, node: Node, camera: CameraIntake) -> Optional[RangeIntake]:
+    def of(
+        cls, node: Owner, camera: CameraIntake, depth: str = "camera/depth/image_raw"
+    ) -> Optional[RangeIntake]:  # fmt: skip
         """That of a node; None where it is to use neither depth images nor clouds."""
-        return cls(node, camera) if node.params["depth"] or node.params["cloud"] else None
+        return cls(node, camera, depth) if node.params["depth"] or node.params["cloud"] else None
 
     def tell(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when a depth image or a cloud has come."""
@@ -128,7 +131,7 @@ class CloudIntake(MatchedIntake):
     remedy = "check the LiDAR, or name its topic (cloud_topic:=)"
     unmatched = "give ~cloud_tolerance"
 
-    def __init__(self, node: Node, topic: str, camera: CameraIntake) -> None:
+    def __init__(self, node: Owner, topic: str, camera: CameraIntake) -> None:
         super().__init__(node, topic, node.params["cloud_tolerance"])
         fixed, carried = node.params["fixed_frame"], bool(node.params.get("carry"))
         self._asked = fixed != AUTO

@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 import rospy
 
@@ -16,6 +16,9 @@ from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import copy_header, duration
 from edge_offload.perception.timeline import Instant
 from edge_offload_msgs.msg import Turn
+
+if TYPE_CHECKING:
+    from edge_offload.nodes.inference.intake import Frame
 
 #: Names of tasks become parts of topics.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -54,7 +57,7 @@ class Turns:
         self._taker = TurnTaker(self._name, time.monotonic())
         #: Between frames, seconds; NaN: not known.
         self.interval_s = math.nan
-        self._last: Optional[Instant] = None
+        self._last: Dict[str, Instant] = {}
         self._manager = False
         self._taken = rospy.Publisher("offload/turn_taken", Turn, queue_size=100)
         self._given = rospy.Subscriber("offload/turn", Turn, node.callback(self._on_turn), queue_size=10)
@@ -97,16 +100,15 @@ class Turns:
             self._taker.gone("the manager is gone")
             self._manager = False
 
-    def begin(self, header: Any, instant: Instant, needed: bool = True) -> Optional[Claim]:
-        """The frame with this header goes to the server; None: its turn is over already.
+    def begin(self, frame: Frame, needed: bool = True) -> Optional[Claim]:
+        """A frame goes to the server; None: its turn is over already.
 
         Args:
-            header: of the frame.
-            instant: when it was taken.
+            frame: it.
             needed: whether it waited for its turn; else it only takes one that the manager has given.
         """
         with self._lock:
-            self._frame(instant)
+            self._frame(frame)
             self._look()
             if not needed and self._taker.alone:
                 return None
@@ -116,7 +118,7 @@ class Turns:
             if needed:
                 self._node.health.count("frames whose turn was over")
             return None
-        self._tell(Turn.TAKEN, claim, header, alone if not claim.number else "")
+        self._tell(Turn.TAKEN, claim, frame.message.header, alone if not claim.number else "")
         return claim
 
     def end(self, claim: Claim, header: Any) -> None:
@@ -131,9 +133,10 @@ class Turns:
             )
         )  # fmt: skip
 
-    def _frame(self, instant: Instant) -> None:
-        """Learn how far frames lie apart, from those that were taken up."""
-        last, self._last = self._last, instant
+    def _frame(self, frame: Frame) -> None:
+        """Learn how far frames of a camera lie apart, from those that were taken up."""
+        instant, last = frame.instant, self._last.get(frame.camera)
+        self._last[frame.camera] = instant
         if last is None or not 0 < instant.number - last.number < 1000:
             return
         seconds = (instant - last) * 1e-9 / (instant.number - last.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import rospy
 
@@ -23,6 +23,7 @@ class RecordFile:
         guard: wraps the callbacks (:meth:`edge_offload.nodes.common.base.Node.callback`).
         max_bytes: records are kept up to this size.
         health: told when the file is full or cannot be written; the run goes on without it.
+        cameras: as of :class:`RunTopics`.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class RecordFile:
         guard: Callable[[Callable[[Any], None]], Callable[[Any], None]],
         health: Health,
         max_bytes: int = MAX_BYTES,
+        cameras: Sequence[str] = ("",),
     ) -> None:
         self.path = path
         self._health = health
@@ -40,7 +42,7 @@ class RecordFile:
         self._writer = Writer(path, max_bytes)
         self._flushed_at = time.monotonic()
         self._put({"kind": "about", "t_s": time.time(), "link": link or "none"})
-        self._topics = RunTopics(self._put, guard)
+        self._topics = RunTopics(self._put, guard, cameras)
 
     def end_frames(self) -> None:
         """Keep no more frames and results: the run counts no more. Other records are kept until the end."""

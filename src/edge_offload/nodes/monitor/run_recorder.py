@@ -7,6 +7,7 @@ Subscribes:
   kapao/overlay             sensor_msgs/Image, while a video is written
   detector/objects, detector/overlay: instead of those of kapao where ~results is objects
   lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao where ~results is scenes
+  images and results in the namespace of each camera where ~camera_ns names several (the overlay: of the first)
   and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
 
 Writes, beside ~json, in ~directory, or in a folder of the run's own in ~runs (its link 'last' leads to the latest): the
@@ -42,13 +43,13 @@ from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.health import TORCHES
-from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.params import CAMERA_NS, Param, namespaces
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
 from edge_offload.nodes.monitor.overlay_file import OverlayFile
 from edge_offload.nodes.monitor.record_file import RecordFile
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
-from edge_offload.nodes.monitor.tally import Tally, table
+from edge_offload.nodes.monitor.tally import Tallies, table
 from edge_offload.outputs import check_folder, check_output
 from edge_offload.perception.video import VideoParts
 from edge_offload.runtime.carrying import FRESH
@@ -92,6 +93,7 @@ class RunRecorder(Node):
     name = "run_recorder"
     declared = (
         Param("results", "people", "what the network finds", choices=tuple(RESULTS)),
+        CAMERA_NS,
         Param("frames", 0, "end after so many results; 0: never", low=0),
         Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
         Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
@@ -116,61 +118,54 @@ class RunRecorder(Node):
     def start(self) -> None:
         params = self.params
         self._lock = threading.Lock()
-        self._tally = Tally()
+        cameras = namespaces(params["camera_ns"]) if len(params["camera_ns"]) > 1 else [""]
+        self._tally = Tallies(cameras)
         self._first: Optional[float] = None
         self._news = self._frame_news = time.monotonic()
         self._ended = ""
         self._finished = False
         self._looked = time.monotonic()
-        self._found: Dict[int, int] = {}
+        self._found: Dict[int, int] = {}  # of the first camera
         self._began = self._told = time.monotonic()
         self._last: Optional[InferenceReport] = None
         limit = params["record_limit"] * MB
-        self._json = self._place()
+        self._json = _place(params)
         alone = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
         # before the count: rospy calls in this order, and the frame that completes the run is a record of it
         self._records: Optional[RecordFile] = None
         if params["records"] and not alone:
             path = self._json.with_suffix(".jsonl")
             most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
-            self._records = RecordFile(path, params["link"], self.callback, self.health, most)
+            self._records = RecordFile(path, params["link"], self.callback, self.health, most, cameras)
         # small messages and a deep queue: nothing may be missed
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
         self._kind = RESULTS[params["results"]]
-        rospy.Subscriber(self._kind.topic, self._kind.message, self.callback(self._on_result), queue_size=1000)
-        rospy.Subscriber(self._kind.frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
+        for camera in cameras:
+            self._subscribe(camera)
         rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
         self._overlay: Optional[OverlayFile] = None
         if params["video"] and not alone:
             path = self._json.with_suffix(".avi")
             video = VideoParts(path, params["video_rate"], limit / QUARTERS, QUARTERS - 1)
-            self._overlay = OverlayFile(path, video, self._kind.overlay, self._shown, self.health)
+            overlay = self._kind.overlay if not cameras[0] else f"{cameras[0]}/{self._kind.overlay}"
+            self._overlay = OverlayFile(path, video, overlay, self._shown, self.health)
         self._ticker = Ticker(0.1, self._check, self.fault)
         self._ticker.start()
 
-    def _place(self) -> pathlib.Path:
-        """Where the summary goes; the other files take its name with another suffix.
+    def _subscribe(self, camera: str) -> None:
+        """Count the frames of a camera, and their results."""
+        topic, frames = self._kind.topic, self._kind.frames
+        if camera:
+            topic, frames = f"{camera}/{topic}", frames.replace("camera", camera)
 
-        Raises:
-            BadInput: nothing can be written there.
-        """
-        params = self.params
-        bound = f" (up to {params['record_limit']:g} MB)" if params["record_limit"] else ""
-        if params["json"] or params["directory"]:
-            chosen = pathlib.Path(params["json"] or "summary.json").expanduser()
-            chosen = pathlib.Path(params["directory"]).expanduser() / chosen.name if params["directory"] else chosen
-            check_output(chosen)
-            chosen.absolute().parent.mkdir(parents=True, exist_ok=True)
-        else:
-            root = pathlib.Path(params["runs"]).expanduser().absolute()
-            check_folder(root)
-            chosen = new_folder(root) / "summary.json"
-            removed = prune(root, params["runs_limit"] * MB, time.time()) if params["runs_limit"] else []
-            if removed:
-                rospy.loginfo(f"{root}: {len(removed)} old runs removed, it held more than {params['runs_limit']:g} MB")
-        chosen = chosen.absolute()
-        rospy.loginfo(f"the run is recorded in {chosen.parent}{bound}")
-        return chosen
+        def on_result(message: Any) -> None:
+            self._on_result(camera, message)
+
+        def on_frame(message: Any) -> None:
+            self._on_frame(camera, message)
+
+        rospy.Subscriber(topic, self._kind.message, self.callback(on_result), queue_size=1000)
+        rospy.Subscriber(frames, rospy.AnyMsg, self.callback(on_frame), queue_size=1000)
 
     def stop(self) -> None:
         if not hasattr(self, "_ticker"):
@@ -191,31 +186,32 @@ class RunRecorder(Node):
         with self._lock:
             tally = self._tally
             faults = tally.faults(final=False)
-            self.health.value("frames", tally.frames)
-            self.health.value("results", sum(tally.results.values()))
+            self.health.value("frames", tally.sum("frames"))
+            self.health.value("results", tally.results)
         if faults:
             self.health.warn("accounting", "; ".join(faults))
         else:
             self.health.clear("accounting")
 
-    def _on_frame(self, message: Any) -> None:
+    def _on_frame(self, camera: str, message: Any) -> None:
         # every message with a header starts with seq (4 bytes) and stamp (4 + 4 bytes)
         buffer = message._buff
         if len(buffer) < 12:
             raise BadInput(f"message of {len(buffer)} bytes has no header")
         stamp = genpy.Time(int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[8:12], "little"))
         with self._lock:
-            self._tally.frame(stamp.to_nsec())
+            self._tally.of[camera].frame(stamp.to_nsec())
             self._frame_news = time.monotonic()
 
-    def _on_result(self, message: Any) -> None:
+    def _on_result(self, camera: str, message: Any) -> None:
         stamp_ns = message.header.stamp.to_nsec()
         with self._lock:
             # objects are never carried along
             origin = message.result.origin if hasattr(message, "result") else FRESH
             delay_s = (rospy.Time.now() - message.header.stamp).to_sec() if stamp_ns else math.nan
-            self._tally.result(stamp_ns, origin, delay_s)
-            self._found[stamp_ns] = self._kind.many(message)
+            self._tally.of[camera].result(stamp_ns, origin, delay_s)
+            if camera == next(iter(self._tally.of)):
+                self._found[stamp_ns] = self._kind.many(message)
             self._note_result()
 
     def _on_latency(self, message: Any) -> None:
@@ -225,11 +221,13 @@ class RunRecorder(Node):
         report = report_of(message)
         with self._lock:
             self._last = report
-            self._tally.latency(message.header.stamp.to_nsec(), report, message.energy, measured)
+            self._tally.of[message.camera].latency(message.header.stamp.to_nsec(), report, message.energy, measured)
             self._note_result()
 
     def _of_another(self, message: Any) -> bool:
-        """Whether a latency is that of another network of the robot."""
+        """Whether a latency is that of another network of the robot, or of other cameras."""
+        if message.camera not in self._tally.of:
+            return True
         caller: str = (message._connection_header or {}).get("callerid", "")
         return bool(self.params["network"] and caller) and caller.rpartition("/")[2] != self.params["network"]
 
@@ -247,7 +245,7 @@ class RunRecorder(Node):
         if self._first is None:
             self._first = self._news
         wanted = self.params["frames"]
-        if wanted and self._tally.complete >= wanted:
+        if wanted and self._tally.sum("complete") >= wanted:
             self._end(f"{wanted} results")
 
     def _shown(self, stamp_ns: int) -> int:
@@ -260,7 +258,7 @@ class RunRecorder(Node):
             if self._ended or not self.params["progress"] or now - self._told < self.params["progress"]:
                 return
             self._told, last = now, self._last
-            done, seen = self._tally.complete, self._tally.frames
+            done, seen = self._tally.sum("complete"), self._tally.sum("frames")
         if last is None:
             text = waiting_line(now - self._began, seen)
         else:
@@ -282,7 +280,7 @@ class RunRecorder(Node):
             if self._ended or self._first is None:
                 return
             # a slow network may still work on the last frame
-            patience = params["idle"] * (1 if self._tally.settled >= self._tally.frames else 20)
+            patience = params["idle"] * (1 if self._tally.sum("settled") >= self._tally.sum("frames") else 20)
             if params["duration"] and now - self._first >= params["duration"]:
                 self._end(f"{params['duration']:g} s")
             elif params["idle"] and now - max(self._news, self._frame_news) >= patience:
@@ -333,6 +331,30 @@ class RunRecorder(Node):
         if failed:
             rospy.logerr(f"the summary is not kept: {failed}")
             self.exit_code = 1
+
+
+def _place(params: Dict[str, Any]) -> pathlib.Path:
+    """Where the summary goes; the other files take its name with another suffix.
+
+    Raises:
+        BadInput: nothing can be written there.
+    """
+    bound = f" (up to {params['record_limit']:g} MB)" if params["record_limit"] else ""
+    if params["json"] or params["directory"]:
+        chosen = pathlib.Path(params["json"] or "summary.json").expanduser()
+        chosen = pathlib.Path(params["directory"]).expanduser() / chosen.name if params["directory"] else chosen
+        check_output(chosen)
+        chosen.absolute().parent.mkdir(parents=True, exist_ok=True)
+    else:
+        root = pathlib.Path(params["runs"]).expanduser().absolute()
+        check_folder(root)
+        chosen = new_folder(root) / "summary.json"
+        removed = prune(root, params["runs_limit"] * MB, time.time()) if params["runs_limit"] else []
+        if removed:
+            rospy.loginfo(f"{root}: {len(removed)} old runs removed, it held more than {params['runs_limit']:g} MB")
+    chosen = chosen.absolute()
+    rospy.loginfo(f"the run is recorded in {chosen.parent}{bound}")
+    return chosen
 
 
 def _started_again(node: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import rospy
 from diagnostic_msgs.msg import DiagnosticArray
@@ -23,10 +23,14 @@ class RunTopics:
     Args:
         on_record: called with each record, one at a time, in the order in which they were received.
         guard: wraps the callbacks (:meth:`edge_offload.nodes.common.base.Node.callback`).
+        cameras: namespaces of people, where there are several.
     """
 
     def __init__(
-        self, on_record: Callable[[Record], None], guard: Callable[[Callable[[Any], None]], Callable[[Any], None]]
+        self,
+        on_record: Callable[[Record], None],
+        guard: Callable[[Callable[[Any], None]], Callable[[Any], None]],
+        cameras: Sequence[str] = ("",),
     ) -> None:
         self._on_record = on_record
         self._lock = threading.Lock()
@@ -36,8 +40,10 @@ class RunTopics:
         for kind, topic in messages.TOPICS.items():
             self.names[kind] = rospy.resolve_name(topic.name)
             callback = guard(self._callback(topic))
-            subscriber = rospy.Subscriber(topic.name, getattr(msg, topic.message), callback, queue_size=QUEUE)
-            self._subscribers.append(subscriber)
+            for camera in cameras if kind == "people" else ("",):
+                name = f"{camera}/{topic.name}" if camera else topic.name
+                subscriber = rospy.Subscriber(name, getattr(msg, topic.message), callback, queue_size=QUEUE)
+                self._subscribers.append(subscriber)
         self.names["diagnostic"] = messages.DIAGNOSTICS_TOPIC
         self._subscribers.append(
             rospy.Subscriber(messages.DIAGNOSTICS_TOPIC, DiagnosticArray, guard(self._on_diagnostics), queue_size=QUEUE)

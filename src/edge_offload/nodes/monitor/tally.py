@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload import records
 from edge_offload.errors import BadInput
@@ -195,6 +195,74 @@ class Tally:
         return record
 
 
+class Tallies:
+    """Counts of a run, camera by camera.
+
+    Args:
+        cameras: their names; one without a name where there is but one.
+
+    Attributes:
+        of: the count of each camera.
+        two_torches: as that of :class:`Tally`.
+    """
+
+    def __init__(self, cameras: Sequence[str] = ("",)) -> None:
+        self.of = {camera: Tally() for camera in cameras}
+        self.two_torches = ""
+
+    def sum(self, what: str) -> int:
+        """``frames``, ``settled`` or ``complete`` of all cameras."""
+        return sum(getattr(tally, what) for tally in self.of.values())
+
+    @property
+    def results(self) -> int:
+        """Of all cameras."""
+        return sum(sum(tally.results.values()) for tally in self.of.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the count is over."""
+        return all(tally.closed for tally in self.of.values())
+
+    def close(self) -> None:
+        """Take no more frames; see :meth:`Tally.close`."""
+        for tally in self.of.values():
+            tally.close()
+
+    def faults(self, final: bool = True) -> List[str]:
+        """As those of :class:`Tally`, with the name of the camera."""
+        faults = [(camera, fault) for camera, tally in self.of.items() for fault in tally.faults(final)]
+        return [f"{camera}: {fault}" if camera else fault for camera, fault in faults]
+
+    def summary(self, link: str = "", overlay: Optional[List[str]] = None) -> Dict[str, Any]:
+        """The record ``run``; of several cameras also what each had.
+
+        Raises:
+            BadInput: there was no result.
+        """
+        whole = Tally(two_torches=self.two_torches)
+        for camera, tally in self.of.items():
+            for counts, its in ((whole.results, tally.results), (whole.latencies, tally.latencies),
+                                (whole.published, tally.published)):  # fmt: skip
+                counts.update({(camera, stamp): count for stamp, count in its.items()})
+            whole.origins += tally.origins
+            whole.delays_s += tally.delays_s
+            whole.reports += tally.reports
+            whole.energies += tally.energies
+            whole.energy_measured &= tally.energy_measured
+            whole._settled += tally.settled
+        record = whole.summary(link, overlay)
+        if len(self.of) > 1:
+            nothing = {"frames_in": 0, "frames_superseded": 0, "results_out": 0}
+            names = ("frames_published", *nothing, "latency_s")
+            each = {camera: tally.summary() if tally.reports else {"frames_published": tally.frames, **nothing}
+                    for camera, tally in self.of.items()}  # fmt: skip
+            record["cameras"] = {
+                camera: {name: its[name] for name in names if name in its} for camera, its in each.items()
+            }
+        return record
+
+
 def _cost(reports: List[InferenceReport]) -> Dict[str, Any]:
     """What frames of one mode cost: means per frame."""
     count = len(reports)
@@ -237,6 +305,9 @@ def table(record: Dict[str, Any]) -> str:
         ("link", record.get("link", "-")),
         ("robot", f"compute slowed {slowdown:g} times on purpose (emulation)" if slowdown > 1 else "full speed"),
     ]  # fmt: skip
+    for camera, its in record.get("cameras", {}).items():
+        took = f", p50 {its['latency_s']['p50'] * 1e3:.0f} ms" if "latency_s" in its else ""
+        rows.append((camera, f"{its['results_out']} results of {its['frames_published']} frames{took}"))
     if "two_torches" in record:
         rows.append(("TORCH", record["two_torches"]))
     rows += [("written", path) for path in record.get("overlay", [])]

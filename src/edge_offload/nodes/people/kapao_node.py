@@ -29,6 +29,10 @@ Only the latest image is worked on; older ones that still wait are superseded, a
 ~in_flight of them are under way at once: one is prepared and sent while the server computes the one before. Results
 keep the order of the images; /diagnostics says which modes take one after the other, and why.
 
+With ~camera_ns [front, left, rear] several cameras share the network: one model here, one session at a server. Their
+topics are front/image_raw, front/camera_info, front/kapao/people and so on; Latency.camera is front. The next frame is
+that of the camera which had its last turn the longest ago; of each the latest image waits.
+
 With ~carry every image has its result within the time between two images: the network's own where that comes in time,
 else the newest one carried along by optical flow or, where that is expected to be better, that of a smaller network
 that runs here (~local): PersonArray.result says which. There is one offload/latency for each inference then, not for
@@ -52,16 +56,18 @@ from visualization_msgs.msg import MarkerArray
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
+from edge_offload.models.base import PersonEstimator
 from edge_offload.models.people import People
 from edge_offload.models.registry import build_estimator
 from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.cameras import CameraView, ImageNode
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import DECODER, Network
-from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
+from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.ranges import POSITIONS, RangeIntake
 from edge_offload.nodes.inference.vision import DetectionPublisher, places_of
@@ -88,83 +94,63 @@ def people_drop(before: Sequence[TrackedPerson], after: Sequence[TrackedPerson])
     return boxes_drop(*(boxes_of([person for person in people if not person.coasting]) for people in (before, after)))
 
 
-class KapaoNode(ImageNode):
-    """See the module's docstring."""
+class PeopleView(CameraView):
+    """People in the images of one camera: who they are from image to image, where they are, who is the target."""
 
-    name = "kapao_node"
-    task = "people"
+    node: KapaoNode
     overlay = "kapao/overlay"
-    declared = (
-        *Network.declared,
-        *OffloadedNode.shared,
-        *ImageNode.looks,
-        Param("decoder", "", DECODER),
-        Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
-        Param("keypoint_score", 0.3, "keypoints below this are not relied on for positions", low=0.0, high=1.0),
-        Param("target", "largest", "who to follow", choices=tuple(RULES)),
-        *POSITIONS,
-        Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
-        Param("local", "", "with ~carry: a smaller network that runs here and stands in where it is the better one"),
-        Param("local_options", {}, "options of that network, such as {size: 320}"),
-    )
 
-    def open(self) -> Network:
+    def open(self, network: Network) -> None:
         params = self.params
-        network = Network(params, self.health)
         tracker = Tracker(TrackerConfig(high_score=params["min_score"], low_score=min(0.1, params["min_score"])))
         self._pipeline = PeoplePipeline(network.estimator, tracker, allow_untrained=True)
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
         self._recording = 0
-        self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
-        self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
-        self._detections = DetectionPublisher("kapao/detections", ["person"], network.estimator.name, self.health)
-        self._ranges = RangeIntake.of(self, self._camera)
+        self._people = rospy.Publisher(self.output("kapao/people"), PersonArray, queue_size=100)
+        self._markers = rospy.Publisher(self.output("kapao/markers"), MarkerArray, queue_size=4)
+        topic = self.output("kapao/detections")
+        self._detections = DetectionPublisher(topic, ["person"], network.estimator.name, self.health)
+        self._ranges = RangeIntake.of(self, self.camera, self.input("depth/image_raw"))
         if params["carry"]:
             self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
-            self._camera.poses.add_listener(self.carry.wake)
+            self.camera.poses.add_listener(self.carry.wake)
             if self._ranges is not None:
                 self._ranges.tell(self.carry.wake)
-        return network
 
     def _carried(self) -> Task[List[TrackedPerson]]:
         """How people are carried along, and what finds them without a server."""
-        params = self.params
-        if params["every_frame"]:
-            raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
         self._flow = FlowCarrier()
         task: Task[List[TrackedPerson]] = Task(
-            self._flow, self._see, self._leave, self._publish_failure, people_drop, waits=self._waits_s
+            self._flow, self._see, self._leave, self.publish_failure, people_drop, waits=self._waits_s
         )
-        if not params["local"]:
-            return task
-        local = self._local = build_estimator(params["local"], **params["local_options"])
-        if not local.trained:
-            raise BadInput(f"~local: {local.name} has random weights", remedy="name a trained model, or none")
-        return replace(task, beside=self._look_here, adopt=self._adopt)
+        return task if self.node.local is None else replace(task, beside=self._look_here, adopt=self._adopt)
 
-    def look(self, frame: Frame, bgr: Array) -> Steps:
-        header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
+    def look(self, frame: Frame) -> Steps:
+        bgr = image_to_bgr(frame.message) if frame.pixels is None else frame.pixels
+        node, header, size = self.node, frame.message.header, (bgr.shape[1], bgr.shape[0])
         prepared = self._pipeline.prepare(bgr, frame.received_s)
         yield
         facts = {"frame_id": header.frame_id, "image": list(size), "options": self.params["model_options"]}
-        outputs, inference = self.infer(frame, prepared.inputs, **facts)
+        outputs, inference = node.infer(frame, prepared.inputs, **facts)
         yield
         if self.carry is not None:
-            seen = prepared.interpret(self._network.estimator, outputs, inference)
-            energy, measured = self.energy(frame, seen.report)
-            self.account(header, prepared.inputs, seen.report, energy, measured)
-            found = seen.found if self._network.estimator.trained else People.empty()
+            seen = prepared.interpret(self._pipeline.estimator, outputs, inference)
+            energy, measured = node.energy(frame, seen.report)
+            node.account(frame, prepared.inputs, seen.report, energy, measured)
+            self.health.clear("frame")
+            found = seen.found if self._pipeline.estimator.trained else People.empty()
             self.carry.came(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
             return
         locator = self._locator(frame, size)
         self._notice_recording(frame)
         seconds = frame.instant.seconds
         result = self._pipeline.finish(prepared, outputs, inference, seconds, size, locator)
-        energy, measured = self.energy(frame, result.report)
+        energy, measured = node.energy(frame, result.report)
         placed, target = self._publish(frame, size, result.people, result.report, locator)
-        self.account(header, prepared.inputs, result.report, energy, measured)
-        self.compare(frame, result.people, people_drop)
+        node.account(frame, prepared.inputs, result.report, energy, measured)
+        self.health.clear("frame")
+        node.compare(frame, result.people, people_drop)
         self._show(frame, bgr, result.people, placed, target, result.report, energy, locator)
 
     def _notice_recording(self, frame: Frame) -> bool:
@@ -178,11 +164,11 @@ class KapaoNode(ImageNode):
 
     def _waits_s(self, frame: Frame) -> float:
         """Until when the result of an image may wait for its pose, its depth image and its cloud."""
-        return max(self._camera.waits_s(frame), -math.inf if self._ranges is None else self._ranges.waits_s(frame))
+        return max(self.camera.waits_s(frame), -math.inf if self._ranges is None else self._ranges.waits_s(frame))
 
     def _locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
         make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)
-        return self._camera.locator(frame, *size, functools.partial(make, keypoint_score=self.params["keypoint_score"]))
+        return self.camera.locator(frame, *size, functools.partial(make, keypoint_score=self.params["keypoint_score"]))
 
     def _see(self, frame: Frame) -> bool:
         """An image has come: the flow sees it, and the network may (in the thread that carries)."""
@@ -193,7 +179,7 @@ class KapaoNode(ImageNode):
         follows = self._flow.see(frame.instant, frame.pixels) and not another
         if not follows:
             self._pipeline.tracker.reset()
-        self._slot.put(frame)
+        self.node.slot.put(frame)
         return follows
 
     def _found(
@@ -208,8 +194,10 @@ class KapaoNode(ImageNode):
 
     def _look_here(self, frame: Frame) -> People:
         """What the local network finds (in a thread of its own)."""
+        local = self.node.local
         assert frame.pixels is not None
-        return self._local.infer(frame.pixels)
+        assert local is not None
+        return local.infer(frame.pixels)
 
     def _adopt(self, frame: Frame, found: People) -> Optional[List[TrackedPerson]]:
         """Who they are that the local network has found, once anybody is known (in the thread that carries)."""
@@ -224,7 +212,8 @@ class KapaoNode(ImageNode):
         bgr, people = frame.pixels, along.result or []
         assert bgr is not None
         size = (bgr.shape[1], bgr.shape[0])
-        model = self._local.name if along.origin == LOCAL else self._network.estimator.name
+        local = self.node.local
+        model = local.name if along.origin == LOCAL and local is not None else self.node.model
         report, energy = along.tag or (InferenceReport(Mode.LOCAL, model), float("nan"))
         locator = self._locator(frame, size)
         if locator is not None:
@@ -284,6 +273,40 @@ class KapaoNode(ImageNode):
     def draw(self, picture: Picture) -> Array:
         people, target = picture.found
         return draw(picture.bgr, people, picture.status(), target)
+
+
+class KapaoNode(ImageNode):
+    """See the module's docstring."""
+
+    name = "kapao_node"
+    task = "people"
+    view = PeopleView
+    declared = (
+        *Network.declared,
+        *OffloadedNode.shared,
+        *ImageNode.looks,
+        Param("decoder", "", DECODER),
+        Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
+        Param("keypoint_score", 0.3, "keypoints below this are not relied on for positions", low=0.0, high=1.0),
+        Param("target", "largest", "who to follow", choices=tuple(RULES)),
+        *POSITIONS,
+        Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
+        Param("local", "", "with ~carry: a smaller network that runs here and stands in where it is the better one"),
+        Param("local_options", {}, "options of that network, such as {size: 320}"),
+    )
+
+    def make(self) -> Network:
+        params = self.params
+        network = Network(params, self.health)
+        if params["carry"] and params["every_frame"]:
+            raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
+        #: What stands in for the network with ~carry.
+        self.local: Optional[PersonEstimator] = None
+        if params["carry"] and params["local"]:
+            self.local = build_estimator(params["local"], **params["local_options"])
+            if not self.local.trained:
+                raise BadInput(f"~local: {self.local.name} has random weights", remedy="name a trained model, or none")
+        return network
 
 
 NODE = KapaoNode

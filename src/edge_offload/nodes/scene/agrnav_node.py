@@ -82,6 +82,7 @@ class AgrnavNode(OffloadedNode):
     name = "agrnav_node"
     task = "scene"
     drain_s = 30.0
+    carry: Optional[CarryThread[Array]] = None
     declared = (
         *SceneNetwork.declared,
         *OffloadedNode.shared,
@@ -120,7 +121,7 @@ class AgrnavNode(OffloadedNode):
         self._pipeline = ScenePipeline(self._completer)
         self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
-        self._worker = self.lanes(self._slot, self._work, self._on_failure)
+        self._worker = self.lanes(self._slot, {"": self._look}, self._on_failure)
         outputs = self._outputs
         self._painter: Painter[Picture] = Painter(
             self, "agrnav/overlay", outputs.draw, 1, beside=outputs.publish_voxels
@@ -133,6 +134,7 @@ class AgrnavNode(OffloadedNode):
             task = Task(self._carrier, self._see, self._leave, self._publish_failure, scene_drop,
                         self._alone if params["local"] else None, waits=self._waits_s)  # fmt: skip
             self.carry = CarryThread(task, params["slowdown"], self.health, self.fault)
+            self.carries = [self.carry]
             self._poses.add_listener(self.carry.wake)
         self._worker.start()
         self._painter.start()
@@ -169,10 +171,8 @@ class AgrnavNode(OffloadedNode):
         self._topic.came()
         (self.carry or self._slot).put(self._arrivals.frame(message, time.monotonic()))
 
-    def _work(self, frame: Frame, place: int) -> Steps:
+    def _look(self, frame: Frame) -> Steps:
         """One sweep: exactly one result, whatever happens."""
-        frame.place = place
-        self.take_turn(frame)
         if frame.pixels is None:
             prepared = self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
         else:
@@ -193,7 +193,7 @@ class AgrnavNode(OffloadedNode):
 
     def _account(self, frame: Frame, result: SceneResult) -> None:
         energy, measured = self.energy(frame, result.report)
-        self.account(frame.message.header, result.inputs, result.report, energy, measured)
+        self.account(frame, result.inputs, result.report, energy, measured)
 
     def _see(self, frame: Frame) -> bool:
         """A sweep has come: the carrier sees it, and the network may (in the thread that carries)."""
@@ -294,7 +294,7 @@ class AgrnavNode(OffloadedNode):
 
     def _tell_latency(self, frame: Frame, error: BaseException) -> None:
         report = InferenceReport(Mode.LOCAL, self._completer.name, time.monotonic() - frame.received_s)
-        self.publish_latency(frame.message.header, report, float("nan"), False, str(error))
+        self.publish_latency(frame, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
         self.leave_turn(frame)

@@ -194,7 +194,7 @@ class OffloadServerNode(Node):
                 people = self._interpreter.people(result, facts)
                 self._people.publish(people_message(header, report, facts.size, people))
             if result.cost:
-                self._latency.publish(latency_message(_reported(result), header))
+                self._latency.publish(latency_message(_reported(result), header, facts.camera))
         except EdgeOffloadError as error:
             self.health.count("bad reports")
             self.health.warn("reports", f"{result.peer}: {error}")

@@ -33,13 +33,15 @@ else:  # Python 3.8 knows no OrderedDict of something
 
 
 class Recent(_Ordered):
-    """A dictionary of the :data:`KEPT` entries that were used last."""
+    """A dictionary of the ``kept`` entries that were used last."""
+
+    kept = KEPT
 
     def of(self, key: K, make: Callable[[], V]) -> V:
         """The entry of ``key``, made where there is none."""
         if key not in self:
             self[key] = make()
-            while len(self) > KEPT:
+            while len(self) > self.kept:
                 self.popitem(last=False)
         self.move_to_end(key)
         value: V = self[key]
@@ -52,6 +54,7 @@ class Facts:
     Attributes:
         stamp_ns: when it was captured.
         seq, frame_id: of its header.
+        camera: that took it, where the robot has several.
         size: width and height in pixels; (0, 0) where it is about no picture.
         options: of the model, scalars by name.
 
@@ -63,6 +66,7 @@ class Facts:
         self.stamp_ns = _whole(meta, "stamp_ns", 0, 2**32 * 10**9 - 1)
         self.seq = _whole(meta, "seq", 0, 2**32 - 1)
         self.frame_id = str(meta.get("frame_id", ""))[:MAX_TEXT]
+        self.camera = str(meta.get("camera", ""))[:MAX_TEXT]
         self.size: Tuple[int, int] = (0, 0)
         self.options: Dict[str, Any] = {}
         if not pictures:
@@ -87,7 +91,7 @@ def _whole(meta: Mapping[str, Any], key: str, low: int, high: int) -> int:
 
 
 class _Followed:
-    """People of one robot and model, from frame to frame."""
+    """People of one robot, camera and model, from frame to frame."""
 
     def __init__(self) -> None:
         self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
@@ -101,7 +105,7 @@ class _Followed:
 
 
 class Interpreter:
-    """Turns outputs into tracked people, with a tracker for every robot and model.
+    """Turns outputs into tracked people, with a tracker for every robot, camera and model.
 
     Args:
         allow: factories of the operator's own that may be imported; a name off the wire never is otherwise.
@@ -114,6 +118,7 @@ class Interpreter:
         self._estimators: Recent = Recent()
         self._placements: Recent = Recent()
         self._followed: Recent = Recent()
+        self._followed.kept = KEPT**2  # robots by cameras
 
     def people(self, result: FrameResult, facts: Facts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
@@ -125,7 +130,7 @@ class Interpreter:
         if estimator is None or not estimator.trained:
             return []
         found = estimator.interpret(result.outputs, self._placement(estimator, facts))
-        followed: _Followed = self._followed.of((result.peer, result.model), _Followed)
+        followed: _Followed = self._followed.of((result.peer, facts.camera, result.model), _Followed)
         return followed.update(found, facts)
 
     def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:

@@ -1,0 +1,219 @@
+"""What every node does whose network looks at images: one result for each that is taken up, camera by camera.
+
+Several cameras have one network, and the frames of each their turn (:class:`LatestFrameQueue`). All else is a camera's
+own: intake, calibration, what is known of earlier frames, topics.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from typing import Any, ClassVar, Dict, Optional, Tuple, Type
+
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.mode import Mode
+from edge_offload.nodes.common.params import CAMERA_NS, Param, namespaces
+from edge_offload.nodes.common.poses import Poses
+from edge_offload.nodes.inference.carry import CarryThread
+from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps
+from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.offloaded import OffloadedNode
+from edge_offload.nodes.inference.pictures import Painter, Picture
+from edge_offload.timing import InferenceReport
+
+
+class CameraView:
+    """What a node does with the images of one camera.
+
+    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`look` or
+    :meth:`publish_nothing`, and pictures in :meth:`draw`.
+
+    Args:
+        node: whose network looks at them.
+        camera_ns: namespace of the camera.
+        name: of the camera among several, whose results are in its namespace; empty: it is the only one.
+
+    Attributes:
+        health, params, callback, fault: those of the node; what is said of one of several cameras begins with its name.
+        camera: calibration and place.
+        carry: gives every frame its result at once; None: its result is the network's own, when that comes.
+        painter: draws pictures.
+    """
+
+    #: Topic of the pictures.
+    overlay: ClassVar[str]
+    carry: Optional[CarryThread[Any]] = None
+
+    def __init__(self, node: ImageNode, camera_ns: str, name: str) -> None:
+        self.node, self.name, self._camera_ns = node, name, camera_ns
+        self.params, self.callback, self.fault = node.params, node.callback, node.fault
+        self.health = node.health.part(name) if name else node.health
+        world, images = self.params.get("world_frame", ""), self.input("image_raw")
+        self.camera = CameraIntake(self, self.input("camera_info"), images, world, node.poses)
+        self._images: Optional[ImageIntake] = None
+
+    def input(self, topic: str) -> str:
+        """Name of a topic of the camera."""
+        return f"{self._camera_ns}/{topic}"
+
+    def output(self, topic: str) -> str:
+        """Name of a topic of results."""
+        return f"{self.name}/{topic}" if self.name else topic
+
+    def open(self, network: Network) -> None:
+        """Make publishers, and whatever else frames need."""
+        raise NotImplementedError(f"{type(self).__name__} has no results")
+
+    def look(self, frame: Frame) -> Steps:
+        """Make and publish the result of a frame: prepare it, yield, run the network, yield, publish.
+
+        Raises:
+            EdgeOffloadError: the frame could not be used; nothing of it was published.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no results")
+
+    def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
+        """The result of a frame that could not be used; ``size``: width and height in pixels, 0 if unknown."""
+        raise NotImplementedError(f"{type(self).__name__} has no results")
+
+    def draw(self, picture: Picture) -> Array:
+        """The overlay: uint8 [h, w, 3] BGR."""
+        raise NotImplementedError(f"{type(self).__name__} has no pictures")
+
+    def start(self, network: Network) -> None:
+        """Make what frames need."""
+        self.open(network)
+        self.painter: Painter[Picture] = Painter(self, self.output(self.overlay), self.draw, capacity=2)
+        self.painter.start()
+
+    def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
+        """From now on frames come."""
+        sink, transport = self.carry or slot, self.params["transport"]
+        self._images = ImageIntake(self, self.input("image_raw"), transport, sink, keep_all, self.name)
+
+    def close(self) -> None:
+        """Take no more frames in."""
+        if self._images is not None:
+            self._images.close()
+
+    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
+        """Say on /diagnostics whether images come, and of one of several cameras how many did."""
+        if self._images is None:
+            return
+        self._images.refresh()
+        if self.name:
+            counts = slot.counts_of(self.name) if self.carry is None else self.carry.counts
+            for what in ("offered", "taken", "superseded", "waiting"):
+                self.health.value(f"frames {what}", getattr(counts, what))
+            self.health.value("results" if self.carry is None else "inferences", self.node.results[self.name])
+
+    def tell_failure(self, frame: Frame, error: BaseException) -> None:
+        """The network could not be run on a frame; where results are carried, one leaves by itself."""
+        if self.carry is None:
+            self.publish_failure(frame, error)
+        else:
+            self.node.publish_latency(frame, self._report(frame), float("nan"), False, str(error))
+
+    def publish_failure(self, frame: Frame, error: BaseException) -> None:
+        """The result of a frame that could not be used: nothing, and why."""
+        # a coded image whose size is not known before it is decoded has none
+        size = (getattr(frame.message, "width", 0), getattr(frame.message, "height", 0))
+        report = self._report(frame)
+        self.publish_nothing(frame.message.header, report, size)
+        self.node.publish_latency(frame, report, float("nan"), False, str(error))
+
+    def _report(self, frame: Frame) -> InferenceReport:
+        return InferenceReport(Mode.LOCAL, self.node.model, time.monotonic() - frame.received_s)
+
+
+class ImageNode(OffloadedNode):
+    """A node whose network looks at the images of one camera or several.
+
+    A subclass names its kind of :class:`CameraView`, and makes its network in :meth:`make`.
+    """
+
+    view: ClassVar[Type[CameraView]]
+    written = (*OffloadedNode.written, "labels")
+    looks: ClassVar[Tuple[Param, ...]] = (
+        CAMERA_NS,
+        Param("every_frame", False, "work on every image instead of the latest"),
+        Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
+        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
+    )
+
+    def make(self) -> Network:
+        """Make the network."""
+        raise NotImplementedError(f"{self.name} has no network")
+
+    @property
+    def model(self) -> str:
+        """Name of the network's model."""
+        name: str = self._network.estimator.name
+        return name
+
+    def start(self) -> None:
+        params, keep_all = self.params, self.params["every_frame"]
+        cameras = namespaces(params["camera_ns"])
+        several = len(cameras) > 1
+        if several and params.get("accuracy"):
+            raise BadInput("~accuracy is promised for the results of one camera", remedy="give ~camera_ns one camera")
+        self.poses = Poses()
+        self.views: Dict[str, CameraView] = {}
+        for camera_ns in cameras:
+            name = camera_ns if several else ""
+            self.views[name] = self.view(self, camera_ns, name)
+        views = self.views.values()
+        self.begin(self.make())
+        self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
+            capacity=4 if keep_all else 1, keep_all=keep_all, source=operator.attrgetter("camera")
+        )
+        for view in views:
+            view.start(self._network)
+        self.carries = [view.carry for view in views if view.carry is not None]
+        self._worker = self.lanes(self.slot, {name: view.look for name, view in self.views.items()}, self._on_failure)
+        self._worker.start()
+        self.listen(self.slot)
+        ends = time.monotonic() + min(params["server_wait"], 5.0)
+        sizes = (view.camera.size(max(0.0, ends - time.monotonic())) for view in views)
+        size = next(filter(None, sizes), None)
+        if size is not None:
+            empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
+            self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
+        self.collector.begin()
+        # last: from now on frames come
+        for view in views:
+            view.subscribe(self.slot, keep_all)
+        whose = f", cameras {', '.join(cameras)}" if several else ""
+        rospy.loginfo(f"model {self.model} is ready, mode {self._mode}{whose}")
+
+    def stop(self) -> None:
+        views = getattr(self, "views", {})
+        for view in views.values():
+            view.close()
+        workers = {"worker": getattr(self, "_worker", None)}
+        for what in ("carry", "painter"):
+            workers.update({f"{what} {name}".strip(): getattr(view, what, None) for name, view in views.items()})
+        self.end({name: worker for name, worker in workers.items() if worker is not None})
+
+    def refresh(self) -> None:
+        if not hasattr(self, "_worker"):
+            return
+        for view in self.views.values():
+            view.refresh(self.slot)
+        self.refresh_network(self.slot, "frames")
+
+    def _on_failure(self, frame: Frame, error: BaseException) -> None:
+        self.leave_turn(frame)
+        view = self.views[frame.camera]
+        if isinstance(error, EdgeOffloadError):
+            view.health.count("bad frames")
+            view.health.warn("frame", str(error))
+            rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
+        else:
+            self.fault("network", error)
+        view.tell_failure(frame, error)
