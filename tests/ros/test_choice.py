@@ -40,3 +40,20 @@ def test_a_mode_that_cannot_run_here_is_not_said_to_be_in_force():
         message = types.SimpleNamespace(mode=mode, reason="nothing is known yet", policy="auto")
         OffloadedNode._on_mode(node, message)
         assert node._mode is in_force
+
+
+@pytest.mark.parametrize("server", ["", "tcp://127.0.0.1:5700"])
+def test_turns_that_nobody_gives_are_told_where_there_is_a_server_to_take_them_at(monkeypatch, server):
+    import types
+
+    from edge_offload.nodes.common.health import OK, WARN, Health
+    from edge_offload.nodes.inference import turns
+
+    silent = types.SimpleNamespace(get_num_connections=lambda: 0)
+    for name in ("Publisher", "Subscriber"):
+        monkeypatch.setattr(turns.rospy, name, lambda *_, **__: silent)
+    node = types.SimpleNamespace(health=Health(), params={"server": server}, callback=lambda call: call)
+    taking = turns.Turns(node, "people", wake=lambda: None, ask=lambda: None)
+    taking._taker.gone("no manager has given a turn for 2 s")
+    taking.refresh()
+    assert node.health.report().level == (WARN if server else OK)

@@ -131,9 +131,9 @@ def test_files_that_hold_something_else_are_told_before_anything_starts(master, 
 RIGHT = (
     "frames:=100 duration:=2.5 deadline:=0 rate:=0 robot_slowdown:=1 robot_cores:=2-3 server_cores:=any port:=5700 "
     "loop:=False dashboard:=1 mode:=auto mode:=split policy:=my.policies:Mine candidates:=[local,server] allow:=[] "
-    'model:=my_package.my_module:factory model_options:={"size":384} options:={} device:=cuda:1 '
-    "server:=192.168.1.20:5700 server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none "
-    "video:=sample images:=none "
+    'model:=my_package.my_module:factory model_options:={"size":384} options:={} device:=cuda:1 server:=embedded '
+    "server:=192.168.1.20:5700 server:=tcp://gpu:5700 link:=none link:=wifi_indoors world:=none video:=sample "
+    "images:=none "
     "bag:=none json:=auto json:=new/out.json unknown:=anything __name:=node image_topic:=/front/image_raw"
 )
 

@@ -151,7 +151,7 @@ class Turns:
             alone = self._taker.alone
         health = self._node.health
         health.value("turns", f"taken by the clock: {alone}" if alone else "given by the manager")
-        if alone:
+        if alone and self._node.params["server"]:
             health.warn("turns", f"{alone}: nodes take turns by themselves, by the clock")
         else:
             health.clear("turns")
