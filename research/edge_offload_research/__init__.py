@@ -1,1 +1,1 @@
-"""What the published papers describe, for comparison: their testbed, simulated, and their RPC counts."""
+"""Tools of research, and what the published papers describe, for comparison: their testbed and their RPC counts."""

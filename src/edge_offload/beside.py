@@ -42,6 +42,10 @@ VERBS = {
     "convert": Verb(
         "edge_offload_training", "Convert a PyTorch checkpoint (.pt, a pickle) to safetensors, once, on a workstation."
     ),
+    "plan": Verb(
+        "edge_offload_research",
+        "Plan how robot and server compute one inference together: a table of plans by bandwidth, and a picture.",
+    ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
 }
 #: Folder of the repository that holds a package.

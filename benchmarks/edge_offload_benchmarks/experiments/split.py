@@ -198,8 +198,8 @@ def _gathered(
     from edge_offload.split.model.plan import Side
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.runtime.tables import ready
-    from edge_offload.split.runtime.timeline import measure_timeline
     from edge_offload_benchmarks.tensor_parallel import tensor_parallel
+    from edge_offload_research.split.runtime.timeline import measure_timeline
 
     planned = runner.planned(inputs)
     model, network = planned.model, planned.network

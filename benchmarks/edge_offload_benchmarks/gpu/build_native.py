@@ -21,7 +21,7 @@ def main() -> None:
     """Build all but the codecs, which are compiled for the processor at hand."""
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for recipe in (libraries.GUARD, libraries.DEVICE, libraries.NODES, libraries.WINDOWS, libraries.PLANNER):
+    for recipe in (libraries.GUARD, libraries.DEVICE, libraries.NODES, libraries.WINDOWS):
         began = time.monotonic()
         target = folder / f"{recipe.name}.so"
         shutil.copy(recipe.build(), target)

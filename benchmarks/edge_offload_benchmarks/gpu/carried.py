@@ -12,12 +12,7 @@ from edge_offload_benchmarks.gpu.settings import CARRIED, ROOT
 WHEELS, NATIVE, CACHE, PACKAGES = (CARRIED / name for name in ("whl", "native", "cache", "deb"))
 KEY = NATIVE / "key"
 #: Sources of our libraries and what decides how they are compiled.
-SOURCES = (
-    "native/cpp/*",
-    "native/*.py",
-    "server/promises/windows/*.c",
-    "split/bounds/native/*",
-)
+SOURCES = ("native/cpp/*", "native/*.py", "server/promises/windows/*.c")
 
 
 def source_key(root: pathlib.Path = ROOT) -> str:

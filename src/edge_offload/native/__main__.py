@@ -1,4 +1,4 @@
-"""``python -m edge_offload.native [--warn] [device] [runner] [codecs] [planner]``: build what is named, or all.
+"""``python -m edge_offload.native [--warn] [device] [runner] [codecs] [promises]``: build what is named, or all.
 
 With ``--warn`` (for the catkin build) what cannot be built is one line of warning, and no failure.
 """

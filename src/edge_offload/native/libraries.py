@@ -31,10 +31,6 @@ CODECS = Recipe(
     "edge_offload_kernels", "the codecs' native kernels", PACKAGE / "link" / "codecs" / "kernels" / "kernels.c",
     ("-O3", "-fno-strict-aliasing"), language="C", processor=True,
 )  # fmt: skip
-PLANNER = Recipe(
-    "edge_offload_clocks", "the search by clocks", PACKAGE / "split" / "bounds" / "native" / "clocks.cpp",
-    ("-O3", "-std=c++17"), extension=False,
-)  # fmt: skip
 WINDOWS = Recipe(
     "edge_offload_windows", "the planner of promises", PACKAGE / "server" / "promises" / "windows" / "windows.c",
     ("-O2", "-ffp-contract=off"), language="C",
@@ -45,7 +41,6 @@ GROUPS: Dict[str, Tuple[str, Tuple[Recipe, ...]]] = {
     "device": ("virtual GPU", (GUARD, DEVICE)),
     "runner": ("server's steps", (NODES,)),
     "codecs": ("payload codecs", (CODECS,)),
-    "planner": ("planner", (PLANNER,)),
     "promises": ("planner of promises", (WINDOWS,)),
 }
 

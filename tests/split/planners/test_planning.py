@@ -17,7 +17,6 @@ from edge_offload.ir import Ref
 from edge_offload.split.model.check import check
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost, Payload, fit
-from edge_offload.split.model.exactness import error, random_split
 from edge_offload.split.model.locality import LocalityMap, analyse
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Plan, Side
@@ -25,7 +24,8 @@ from edge_offload.split.model.reference import run_plan
 from edge_offload.split.model.simulate import compile_plan, simulate, sweep
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import EQUAL, PLANNERS, Effort, plan_table
-from tests.split.bounds.branch_and_bound import solve
+from edge_offload_research.split.model.exactness import error, random_split
+from tests.split.branch_and_bound import solve
 from tests.split.split_chains import Chain
 
 QUICK = Effort(seconds=60.0, evaluations=120)

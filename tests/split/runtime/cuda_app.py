@@ -20,7 +20,6 @@ from edge_offload.execute import clocks, lanes
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.build import from_module
 from edge_offload.models import zoo
-from edge_offload.split.model.exactness import as_double, error, random_split
 from edge_offload.split.model.locality import analyse, axis_choices
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
@@ -29,6 +28,7 @@ from edge_offload.split.runtime import device_half, places, profile
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
 from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.tables import ready
+from edge_offload_research.split.model.exactness import as_double, error, random_split
 from tests.split.runtime.mutations import MUTATIONS
 from tests.split.split_plans import random_plan, unsplit
 from tests.split.test_zoo import SIZES

@@ -13,14 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from edge_offload.commands.plan import bins
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.tensors import pack
 from edge_offload.ir.build import TracedProgram
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import complete
-from edge_offload.split.model.draw import draw
-from edge_offload.split.model.exactness import Verifier, random_split
 from edge_offload.split.model.locality import analyse
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
@@ -31,6 +28,9 @@ from edge_offload.split.runtime import profile as profiling
 from edge_offload.split.runtime.profile import Profile, cost_model, measure, timed_copies
 from edge_offload.split.runtime.tracing import trace
 from edge_offload.subcommands import options
+from edge_offload_research.commands.plan import bins
+from edge_offload_research.split.model.draw import draw
+from edge_offload_research.split.model.exactness import Verifier, random_split
 from tests.split.split_chains import Chain
 
 

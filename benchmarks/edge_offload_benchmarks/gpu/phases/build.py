@@ -17,7 +17,7 @@ def run(phase: Phase) -> None:
     os.environ["EDGE_OFFLOAD_CACHE"] = str(cache)
     from edge_offload.native import libraries
 
-    small = (libraries.CODECS, libraries.WINDOWS, libraries.PLANNER)
+    small = (libraries.CODECS, libraries.WINDOWS)
     every = (libraries.GUARD, libraries.DEVICE, libraries.NODES, *small)
     for recipe in (libraries.WINDOWS,) if phase.settings.tiny else every:
         with phase.guarded(recipe.name):

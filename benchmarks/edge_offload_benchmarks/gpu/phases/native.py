@@ -26,7 +26,6 @@ def run(phase: Phase) -> None:
         libraries.NODES,
         libraries.CODECS,
         libraries.WINDOWS,
-        libraries.PLANNER,
     ):
         with phase.guarded(recipe.name):
             place(phase, recipe, fits)

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
         measured = _measured(args, network, model, table.look_up(rate), rate) if args.measure else None
         if args.plot:
-            from edge_offload.split.model.draw import draw
+            from edge_offload_research.split.model.draw import draw
 
             draw(table.look_up(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
     return 0
@@ -142,7 +142,7 @@ def _measured(
     from edge_offload.split.model.plan import Side
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.runtime.tables import ready
-    from edge_offload.split.runtime.timeline import measure_timeline
+    from edge_offload_research.split.runtime.timeline import measure_timeline
 
     runs = ready(plan, network.located, sequence_hash(network.located.sequence))
     found, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
@@ -202,7 +202,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
 def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
     if not args.certify:
         return [None] * len(table.plans)
-    from edge_offload.split.bounds.certificate import certify
+    from edge_offload_research.split.bounds.certificate import certify
 
     return certify(space, table, objective)
 
@@ -213,8 +213,8 @@ def _bounds(args: argparse.Namespace, model: CostModel,
     if args.bound is None:
         return table, [None] * len(table.plans)
     from edge_offload.errors import BadInput
-    from edge_offload.split.bounds.bound import Limits, improve_and_bound
     from edge_offload.split.planners.space import Space
+    from edge_offload_research.split.bounds.bound import Limits, improve_and_bound
 
     if args.objective != "latency":
         raise BadInput("--bound bounds the makespan", remedy="leave --objective at latency")
@@ -283,9 +283,9 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     from edge_offload import records
     from edge_offload.ir import sequence_hash
     from edge_offload.split.model.check import check
-    from edge_offload.split.model.exactness import Verifier, passes, random_split, shortened
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import PLANNERS, plan_table
+    from edge_offload_research.split.model.exactness import Verifier, passes, random_split, shortened
 
     options = list(args.option)
     held = records.read_list(args.out, "split_exactness")

@@ -1,8 +1,9 @@
 """Least makespan over all counts, by clocks forward from the input: for networks of residual blocks one after another.
 
-The problem is that of :mod:`counts <edge_offload.split.bounds.counts>`, of which more is forgotten, so that it has few
-states. From the input on, for every number of rows that robot and server have made of the value handed on, the clocks
-(robot, server, uplink) are kept that no others beat. Forgotten are, each of which can only make the result smaller:
+The problem is that of :mod:`counts <edge_offload_research.split.bounds.counts>`, of which more is forgotten, so that it
+has few states. From the input on, for every number of rows that robot and server have made of the value handed on, the
+clocks (robot, server, uplink) are kept that no others beat. Forgotten are, each of which can only make the result
+smaller:
 
 - the queue of the downlink (every download takes its own time only);
 - where in a run of cheap element-wise operators rows are sent: they leave when the run's first operator is done, and
@@ -22,14 +23,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import pathlib
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.native.libraries import PLANNER
-from edge_offload.split.bounds.counts import INPUT, Counted, Counts
+from edge_offload.native.recipe import Recipe
+from edge_offload_research.split.bounds.counts import INPUT, Counted, Counts
 
 SHARES = (0.0, 0.03, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.45, 0.65, 0.85, 1.0)
 """Of the robot in the mixtures of paths that bound what must follow."""
@@ -38,6 +40,10 @@ CHEAP = 0.004
 LONG = 64
 """Rows of a block's source above which operators of its skip that come first are not followed: too many choices."""
 
+PLANNER = Recipe(
+    "edge_offload_clocks", "the search by clocks", pathlib.Path(__file__).parent / "native" / "clocks.cpp",
+    ("-O3", "-std=c++17"), extension=False,
+)  # fmt: skip
 _NUMBERS, _TABLES, _SECONDS = ctypes.c_int, ctypes.c_void_p, ctypes.c_double
 
 

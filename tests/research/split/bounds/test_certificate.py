@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from edge_offload.split.bounds.certificate import TOLERANCE, certify
 from edge_offload.split.model.check import check
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost
@@ -15,6 +14,7 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.planners.replicated import waists
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import Effort, plan_table
+from edge_offload_research.split.bounds.certificate import TOLERANCE, certify
 from tests.split.split_chains import Chain
 
 

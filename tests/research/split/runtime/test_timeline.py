@@ -10,10 +10,10 @@ from edge_offload.split.model.complete import complete
 from edge_offload.split.model.cost import Link
 from edge_offload.split.model.plan import Side
 from edge_offload.split.model.simulate import Span
-from edge_offload.split.runtime import timeline
 from edge_offload.split.runtime.tables import ready
-from edge_offload.split.runtime.timeline import Timeline, measure_timeline
 from edge_offload.split.runtime.tracing import trace
+from edge_offload_research.split.runtime import timeline
+from edge_offload_research.split.runtime.timeline import Timeline, measure_timeline
 
 NET = torch.nn.Sequential(*[torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]).eval()
 

@@ -12,19 +12,19 @@ import torch
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir import Ref
-from edge_offload.split.bounds.bound import Limits, improve_and_bound, lower_bound
-from edge_offload.split.bounds.clocks import Clocks, library
-from edge_offload.split.bounds.counts import Counts
-from edge_offload.split.bounds.labels import Search, potentials
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost
-from edge_offload.split.model.exactness import random_split
 from edge_offload.split.model.locality import LocalityMap, analyse
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.simulate import simulate
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
-from edge_offload.split.planners.underestimate import least_footprints, strictly_needed
-from tests.split.bounds.branch_and_bound import solve
+from edge_offload_research.split.bounds.bound import Limits, improve_and_bound, lower_bound
+from edge_offload_research.split.bounds.clocks import Clocks, library
+from edge_offload_research.split.bounds.counts import Counts
+from edge_offload_research.split.bounds.labels import Search, potentials
+from edge_offload_research.split.model.exactness import random_split
+from edge_offload_research.split.planners.underestimate import least_footprints, strictly_needed
+from tests.split.branch_and_bound import solve
 from tests.split.split_chains import Chain
 from tests.split.split_plans import random_plan
 

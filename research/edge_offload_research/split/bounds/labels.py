@@ -6,10 +6,10 @@ of every earlier value that each side must have. One more operator in front cost
 what a side must have and does not compute is sent, before the queue and before that side's next step. Makespan never
 falls when a tail or a need grows, so a label that is nowhere below another one is left out.
 
-A label whose tails and :mod:`potentials <edge_offload.split.bounds.potentials>` reach the target is left out, too: none
-of its plans is below the target. Where too many labels are left, tails are compared on a grid, whose width is added to
-an error that the result carries; and where that is not enough, the target is lowered to what the least promising labels
-can still become. Both make the bound lower, never wrong.
+A label whose tails and :mod:`potentials <edge_offload_research.split.bounds.potentials>` reach the target is left out,
+too: none of its plans is below the target. Where too many labels are left, tails are compared on a grid, whose width is
+added to an error that the result carries; and where that is not enough, the target is lowered to what the least
+promising labels can still become. Both make the bound lower, never wrong.
 
 Of a value that others than the next operator read, only the rows that the next operator reads are awaited there and
 queue with what comes behind; the rest has to arrive at its last reader, and to leave before what is read from there on.
@@ -23,8 +23,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.split.bounds.counts import INPUT, Counted, Counts
-from edge_offload.split.bounds.potentials import Flow, Potential, flows
+from edge_offload_research.split.bounds.counts import INPUT, Counted, Counts
+from edge_offload_research.split.bounds.potentials import Flow, Potential, flows
 
 Columns = Dict[str, Array]
 CHUNK = 1_000_000

@@ -21,7 +21,7 @@ from typing import FrozenSet, List, Optional, Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.split.bounds.counts import Counted, Counts
+from edge_offload_research.split.bounds.counts import Counted, Counts
 
 Tables = List[Array]
 """For value -1, 0, 1, …: [robot's rows, server's rows] -> seconds."""

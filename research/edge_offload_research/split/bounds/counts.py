@@ -24,7 +24,7 @@ from edge_offload.errors import BadInput
 from edge_offload.split.model.cost import RAW, OperatorCost
 from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.space import Space
-from edge_offload.split.planners.underestimate import least_footprints, strictly_needed
+from edge_offload_research.split.planners.underestimate import least_footprints, strictly_needed
 
 INPUT = -1
 """The network's input, where others name the operator that makes a value."""

@@ -2,15 +2,15 @@
 
 It holds for any stretch of rows of any operator on either side, replicated or not, any transfer in either direction
 with the best codec, steps in program order and transfers in the order of first use. :mod:`counts
-<edge_offload.split.bounds.counts>` says which problem is solved instead of the real one, :mod:`labels
-<edge_offload.split.bounds.labels>` how, :mod:`potentials <edge_offload.split.bounds.potentials>` what makes it end.
-Device-only is compared apart.
+<edge_offload_research.split.bounds.counts>` says which problem is solved instead of the real one, :mod:`labels
+<edge_offload_research.split.bounds.labels>` how, :mod:`potentials <edge_offload_research.split.bounds.potentials>` what
+makes it end. Device-only is compared apart.
 
-:mod:`clocks <edge_offload.split.bounds.clocks>` is asked first, where a compiler is at hand: it forgets more and ends
-sooner. If that is not enough, labels are. A first, narrow search looks for a better plan; a plan that it finds is real,
-checked and takes the place of the given one. A second one asks whether any plan is better than that by more than
-``gap``. If it runs to its end, the answer is a certificate; if labels have to be given up, the bound is what the best
-of those might have become.
+:mod:`clocks <edge_offload_research.split.bounds.clocks>` is asked first, where a compiler is at hand: it forgets more
+and ends sooner. If that is not enough, labels are. A first, narrow search looks for a better plan; a plan that it finds
+is real, checked and takes the place of the given one. A second one asks whether any plan is better than that by more
+than ``gap``. If it runs to its end, the answer is a certificate; if labels have to be given up, the bound is what the
+best of those might have become.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple, TypeVar
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.split.bounds.clocks import Clocks
-from edge_offload.split.bounds.counts import Counts
-from edge_offload.split.bounds.labels import Search
-from edge_offload.split.bounds.potentials import Potential
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.check import check
 from edge_offload.split.model.objective import Objective
@@ -31,6 +27,10 @@ from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.shares import refine
 from edge_offload.split.planners.space import Scored, Space
 from edge_offload.split.planners.table import PlanTable
+from edge_offload_research.split.bounds.clocks import Clocks
+from edge_offload_research.split.bounds.counts import Counts
+from edge_offload_research.split.bounds.labels import Search
+from edge_offload_research.split.bounds.potentials import Potential
 
 Item = TypeVar("Item")
 FINER = ((48, 0.08), (96, 0.04))
@@ -80,7 +80,7 @@ def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> fl
     """No plan is faster at bandwidth number ``index`` of the space; ``makespan`` is that of the best plan known.
 
     Raises:
-        BadInput: see :class:`~edge_offload.split.bounds.counts.Counts`.
+        BadInput: see :class:`~edge_offload_research.split.bounds.counts.Counts`.
     """
     return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
 

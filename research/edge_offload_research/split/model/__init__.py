@@ -1,0 +1,1 @@
+"""Plans that are run against the unsplit network, and pictures of plans."""

@@ -1,0 +1,1 @@
+"""What no plan needs less than."""

@@ -1,0 +1,1 @@
+"""Plans that are run on one machine, the link emulated."""
