@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.common.params import CAMERA_NS, namespaces, read
+from edge_offload.nodes.common.params import CAMERA_NS, check_namespaces, read
 from tests.ros.ros_rig import ROOT, free_port, wait_for, wait_for_readers
 
 CAMERAS = ("front", "left", "rear")
@@ -146,12 +146,12 @@ def test_results_are_carried_camera_by_camera(graph):
 )  # fmt: skip
 def test_namespaces_that_cannot_be_are_refused_with_the_remedy(given, cause):
     with pytest.raises(BadInput, match=f"^camera_ns {cause}; name each camera once, by its namespace: .front, left"):
-        namespaces(given)
+        check_namespaces(given)
 
 
 def test_one_namespace_may_be_given_without_a_list():
     assert read([CAMERA_NS], {"camera_ns": "front"}) == {"camera_ns": ["front"]}
-    assert namespaces(["/front/", "left/color"]) == ["/front", "left/color"]
+    assert check_namespaces(["/front/", "left/color"]) == ["/front", "left/color"]
     assert read([CAMERA_NS], {}) == {"camera_ns": ["camera"]}
 
 

@@ -24,7 +24,7 @@ from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.addresses import hide
-from edge_offload.nodes.common.params import namespaces
+from edge_offload.nodes.common.params import check_namespaces
 from edge_offload.nodes.launch_file import asked, collisions, misspelt
 from edge_offload.outputs import check_folder, check_output
 
@@ -174,13 +174,13 @@ def written(check: Callable[[str], None], *words: str) -> Rule:
 def cameras(value: str) -> Optional[str]:
     """Namespaces of one camera, or of several in a list."""
     try:
-        namespaces(_listed(value))
+        check_namespaces(_split_list(value))
     except BadInput as error:
         return str(error)
     return None
 
 
-def _listed(value: str) -> List[str]:
+def _split_list(value: str) -> List[str]:
     """Entries of a list on one line, or the only one without it."""
     inner = value.strip()[1:-1] if re.fullmatch(r"\[.*\]", value.strip(), re.DOTALL) else value
     return inner.split(",") if inner.strip() else []
@@ -280,7 +280,7 @@ def faults(given: Sequence[str]) -> List[str]:
         if advice is not None:
             found.append(hide(f"{name}:={value}: {advice}"))
     found += misspelt(given)
-    found = found or _several(given) or _of_one_camera(given)
+    found = found or _several(given) or _check_single_camera(given)
     return found or _unread_scans(given) or _without_images(given) or collisions(given)
 
 
@@ -294,10 +294,10 @@ def _several(given: Sequence[str]) -> List[str]:
     return []
 
 
-def _of_one_camera(given: Sequence[str]) -> List[str]:
+def _check_single_camera(given: Sequence[str]) -> List[str]:
     """What says of one camera what it is, beside the namespaces of several."""
     values = asked(given)
-    several = _listed(values.get("camera_ns", ""))
+    several = _split_list(values.get("camera_ns", ""))
     if len(several) < 2:
         return []
     lines = []
