@@ -295,22 +295,19 @@ def _several(given: Sequence[str]) -> List[str]:
 
 
 def _check_single_camera(given: Sequence[str]) -> List[str]:
-    """What says of one camera what it is, beside the namespaces of several."""
+    """What is said of one camera, beside the namespaces of several."""
     values = asked(given)
     several = _split_list(values.get("camera_ns", ""))
-    if len(several) < 2:
-        return []
-    lines = []
-    for name in ("video", "images", "bag", "camera", "image_topic", "info_topic", "calibration", "accuracy"):
-        if values.get(name, "none") not in ("none", "0"):
-            remedy = "leave it out, or name one camera"
-            if name not in ("calibration", "accuracy"):
-                remedy += f"; of several, drivers publish {several[0].strip()}/image_raw and camera_info, and so on"
-            lines.append(hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}"))
-    if values.get("depth_topic", "none") not in ("none", "depth/image_raw"):
-        advice = f"give depth/image_raw: {several[0].strip()}/depth/image_raw, and so on"
-        lines.append(f"depth_topic:={values['depth_topic']}: camera_ns names {len(several)} cameras; {advice}")
-    return lines
+    names = ("video", "images", "bag", "camera", "image_topic", "info_topic")
+    remedies = dict.fromkeys(names, "leave it out: topics are image_raw and camera_info in the namespace of each")
+    remedies.update(depth_topic="give depth/image_raw, in the namespace of each", accuracy="leave it out",
+                    calibration="leave it out: their drivers have it")  # fmt: skip
+    return [
+        hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}, or name one camera")
+        for name, remedy in remedies.items()
+        if len(several) > 1 and values.get(name, "none") not in ("none", "0")
+        and (name, values[name]) != ("depth_topic", "depth/image_raw")
+    ]
 
 
 def _unread_scans(given: Sequence[str]) -> List[str]:
