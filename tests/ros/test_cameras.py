@@ -8,12 +8,59 @@ from collections import Counter
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.common.params import CAMERA_NS, namespaces, read
+from edge_offload.nodes.common.params import CAMERA_NS, check_namespaces, read
 from tests.ros.ros_rig import ROOT, free_port, wait_for, wait_for_readers
 
 CAMERAS = ("front", "left", "rear")
 SPOTS = {"front": (30, 40), "left": (60, 40), "rear": (100, 60)}
 """Where a bright spot stands in the images of each camera."""
+
+
+HEIGHT_M, DOWN_DEGREES, WORLD = 2.0, 30, "map_of_cameras"
+FOCAL = {"front": 100.0, "left": 200.0, "rear": 300.0}
+
+
+def looks():
+    """Turns what a camera sees into the world: all look ahead and down."""
+    from scipy.spatial.transform import Rotation
+
+    ahead = Rotation.from_matrix([[0, 0, 1], [-1, 0, 0], [0, -1, 0]])
+    return Rotation.from_euler("y", DOWN_DEGREES, degrees=True) * ahead
+
+
+def ground(name, person):
+    """Where a person stands, by the calibration of its camera."""
+    import numpy as np
+
+    pixel = np.array([(person.x_min + person.x_max) / 2 - 64, person.y_max - 48, FOCAL[name]])
+    ray = looks().apply(pixel / FOCAL[name])
+    return np.array([0, 0, HEIGHT_M]) - ray * HEIGHT_M / ray[2]
+
+
+@pytest.fixture
+def poses(master):
+    """tf of the cameras, and a CameraInfo of each on request."""
+    import rospy
+    import tf2_ros
+    from geometry_msgs.msg import Quaternion, TransformStamped
+    from sensor_msgs.msg import CameraInfo
+
+    broadcaster, messages = tf2_ros.StaticTransformBroadcaster(), []
+    for name in CAMERAS:
+        message = TransformStamped(child_frame_id=f"{name}_optical_frame")
+        message.header.frame_id, message.header.stamp = WORLD, rospy.Time(1)
+        message.transform.translation.z, message.transform.rotation = HEIGHT_M, Quaternion(*looks().as_quat())
+        messages.append(message)
+    broadcaster.sendTransform(messages)
+
+    def calibrate(graph):
+        for name, focal in FOCAL.items():
+            matrix = [focal, 0, 64, 0, focal, 48, 0, 0, 1]
+            info = graph.publisher(f"{name}/camera_info", CameraInfo, latch=True)
+            info.publish(CameraInfo(width=128, height=96, K=matrix, distortion_model="plumb_bob"))
+
+    yield calibrate
+    broadcaster.pub_tf.unregister()
 
 
 class Cameras:
@@ -56,8 +103,8 @@ def options(graph, **params):
     return {"model": "tiny_people:make", "threads": 1, "keys": str(graph.keys), "camera_ns": list(CAMERAS), **params}
 
 
-def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_results(graph):
-    from sensor_msgs.msg import CameraInfo
+def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_results(graph, poses):
+    import numpy as np
 
     from edge_offload_msgs.msg import ServerStatus
 
@@ -65,13 +112,8 @@ def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_res
     allow = ["tiny_people:make"]
     graph.node("offload_server_node", bind=address, keys=str(graph.keys), allow=allow, threads=1, status_rate=5.0)
     status, cameras = graph.listen("server/status", ServerStatus), Cameras(graph)
-    for number, name in enumerate(CAMERAS):
-        info = graph.publisher(f"{name}/camera_info", CameraInfo, latch=True)
-        focal = 100.0 * (number + 1)
-        info.publish(
-            CameraInfo(width=128, height=96, K=[focal, 0, 64, 0, focal, 48, 0, 0, 1], distortion_model="plumb_bob")
-        )
-    node = graph.node("kapao_node", **options(graph, server=address, mode="server", server_wait=60.0,
+    poses(graph)
+    node = graph.node("kapao_node", **options(graph, server=address, mode="server", server_wait=60.0, world_frame=WORLD,
                                               model_options={"seconds": 0.02}))  # fmt: skip
     cameras.wait()
     wait_for(lambda: (cameras.send(), time.sleep(0.2), cameras.latency.messages[-1].mode == "server")[-1], "the server")
@@ -103,6 +145,10 @@ def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_res
         assert {person.id for message in people for person in message.people} == {1}, "each camera tracks by itself"
         x, y = SPOTS[name]
         assert all(p.x_min < x < p.x_max and p.y_min < y < p.y_max for message in people for p in message.people)
+        seen = people[-1].people[0]
+        assert seen.position_frame == WORLD
+        place = [seen.position.x, seen.position.y, seen.position.z]
+        assert np.allclose(place, ground(name, seen), atol=0.02), "by its own calibration and pose"
         assert {message.header.frame_id for message in cameras.costs(name)} == {f"{name}_optical_frame"}
     turns = [message.camera for message in cameras.latency.messages[before:]]
     assert len(turns) < 3 * (len(cameras.stamps) - sent), "the network was meant to be too slow"
@@ -146,12 +192,12 @@ def test_results_are_carried_camera_by_camera(graph):
 )  # fmt: skip
 def test_namespaces_that_cannot_be_are_refused_with_the_remedy(given, cause):
     with pytest.raises(BadInput, match=f"^camera_ns {cause}; name each camera once, by its namespace: .front, left"):
-        namespaces(given)
+        check_namespaces(given)
 
 
 def test_one_namespace_may_be_given_without_a_list():
     assert read([CAMERA_NS], {"camera_ns": "front"}) == {"camera_ns": ["front"]}
-    assert namespaces(["/front/", "left/color"]) == ["/front", "left/color"]
+    assert check_namespaces(["/front/", "left/color"]) == ["/front", "left/color"]
     assert read([CAMERA_NS], {}) == {"camera_ns": ["camera"]}
 
 

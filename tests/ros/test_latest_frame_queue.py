@@ -71,10 +71,10 @@ def test_sources_take_turns_and_none_waits_longer_than_for_one_frame_of_each_oth
     for name in "abc":
         mine = [number for source, number in taken if source == name]
         assert mine == sorted(mine)
-        counts = slot.counts_of(name)
+        counts = slot.get_counts(name)
         assert (counts.offered, counts.taken) == (steps.count(name), len(mine))
         assert counts.offered == counts.taken + counts.superseded + counts.waiting
-    assert slot.counts == SlotCounts.total(slot.counts_of(name) for name in "abc")
+    assert slot.counts == SlotCounts.total(slot.get_counts(name) for name in "abc")
 
 
 def test_sources_that_always_have_a_frame_go_round():

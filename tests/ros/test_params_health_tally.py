@@ -102,7 +102,7 @@ def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_
 
 def test_what_one_part_of_a_node_says_has_its_name_and_ends_by_itself():
     health, late = Health(), [""]
-    front, rear = health.part("front"), health.part("rear")
+    front, rear = health.make_part("front"), health.make_part("rear")
     for part in (front, rear):
         part.warn("images", "no image yet")
         part.count("bad frames")

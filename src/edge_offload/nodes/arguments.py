@@ -24,7 +24,7 @@ from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.addresses import hide
-from edge_offload.nodes.common.params import namespaces
+from edge_offload.nodes.common.params import check_namespaces
 from edge_offload.nodes.launch_file import asked, collisions, misspelt
 from edge_offload.outputs import check_folder, check_output
 
@@ -195,13 +195,13 @@ def written(check: Callable[[str], None], *words: str) -> Rule:
 def cameras(value: str) -> Optional[str]:
     """Namespaces of one camera, or of several in a list."""
     try:
-        namespaces(_listed(value))
+        check_namespaces(_split_list(value))
     except BadInput as error:
         return str(error)
     return None
 
 
-def _listed(value: str) -> List[str]:
+def _split_list(value: str) -> List[str]:
     """Entries of a list on one line, or the only one without it."""
     inner = value.strip()[1:-1] if re.fullmatch(r"\[.*\]", value.strip(), re.DOTALL) else value
     return inner.split(",") if inner.strip() else []
@@ -302,7 +302,7 @@ def faults(given: Sequence[str]) -> List[str]:
         if advice is not None:
             found.append(hide(f"{name}:={value}: {advice}"))
     found += misspelt(given)
-    found = found or _several(given) or _of_one_camera(given)
+    found = found or _several(given) or _check_single_camera(given)
     return found or _unread_scans(given) or _without_images(given) or collisions(given)
 
 
@@ -316,23 +316,20 @@ def _several(given: Sequence[str]) -> List[str]:
     return []
 
 
-def _of_one_camera(given: Sequence[str]) -> List[str]:
-    """What says of one camera what it is, beside the namespaces of several."""
+def _check_single_camera(given: Sequence[str]) -> List[str]:
+    """What is said of one camera, beside the namespaces of several."""
     values = asked(given)
-    several = _listed(values.get("camera_ns", ""))
-    if len(several) < 2:
-        return []
-    lines = []
-    for name in ("video", "images", "bag", "camera", "image_topic", "info_topic", "calibration", "accuracy"):
-        if values.get(name, "none") not in ("none", "0"):
-            remedy = "leave it out, or name one camera"
-            if name not in ("calibration", "accuracy"):
-                remedy += f"; of several, drivers publish {several[0].strip()}/image_raw and camera_info, and so on"
-            lines.append(hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}"))
-    if values.get("depth_topic", "none") not in ("none", "depth/image_raw"):
-        advice = f"give depth/image_raw: {several[0].strip()}/depth/image_raw, and so on"
-        lines.append(f"depth_topic:={values['depth_topic']}: camera_ns names {len(several)} cameras; {advice}")
-    return lines
+    several = _split_list(values.get("camera_ns", ""))
+    names = ("video", "images", "bag", "camera", "image_topic", "info_topic")
+    remedies = dict.fromkeys(names, "leave it out: topics are image_raw and camera_info in the namespace of each")
+    remedies.update(depth_topic="give depth/image_raw, in the namespace of each", accuracy="leave it out",
+                    calibration="leave it out: their drivers have it")  # fmt: skip
+    return [
+        hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}, or name one camera")
+        for name, remedy in remedies.items()
+        if len(several) > 1 and values.get(name, "none") not in ("none", "0")
+        and (name, values[name]) != ("depth_topic", "depth/image_raw")
+    ]
 
 
 def _unread_scans(given: Sequence[str]) -> List[str]:

@@ -41,7 +41,7 @@ class Health:
         self._fine = "running"
         self._part = ""
 
-    def part(self, name: str) -> Health:
+    def make_part(self, name: str) -> Health:
         """The same for one part of the node, such as one of its cameras: what it says is told under its name."""
         made = copy.copy(self)
         made._part = f"{self._part}{name}: "

@@ -50,17 +50,17 @@ CAMERA_NS = Param(
 )
 
 
-def namespaces(given: Sequence[object]) -> List[str]:
-    """Namespaces of cameras, checked.
+def check_namespaces(entries: Sequence[object]) -> List[str]:
+    """Namespaces of cameras, without slashes behind them.
 
     Raises:
         BadInput: there is none, one is no name, or two are the same.
     """
-    names = [str(name).strip().rstrip("/") for name in given]
-    wrong = [name for name in names if not re.fullmatch(r"/?[A-Za-z]\w*(/[A-Za-z]\w*)*", name)]
-    twice = [name for name in names if sum(name.strip("/") == other.strip("/") for other in names) > 1]
-    if not names or wrong or twice:
-        cause = "names no camera" if not names else f"names {twice[0]} twice" if twice else f"has {wrong[0]!r}"
+    names = [str(name).strip().rstrip("/") for name in entries]
+    invalid = [name for name in names if not re.fullmatch(r"/?[A-Za-z]\w*(/[A-Za-z]\w*)*", name)]
+    double = [name for name in names if sum(name.strip("/") == other.strip("/") for other in names) > 1]
+    if not names or invalid or double:
+        cause = "names no camera" if not names else f"has {invalid[0]!r}" if invalid else f"names {double[0]} twice"
         raise BadInput(f"camera_ns {cause}", remedy="name each camera once, by its namespace: [front, left, rear]")
     return names
 

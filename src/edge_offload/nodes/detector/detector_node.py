@@ -98,12 +98,12 @@ class DetectionsView(CameraView):
 
     def open(self, network: Network) -> None:
         self._detector: Detector = network.estimator
-        self._objects = rospy.Publisher(self.output("detector/objects"), ObjectArray, queue_size=100)
-        self._mask = rospy.Publisher(self.output("detector/mask"), Image, queue_size=4)
-        self._markers = rospy.Publisher(self.output("detector/markers"), MarkerArray, queue_size=4)
-        self._ranges = RangeIntake.of(self, self.camera, self.input("depth/image_raw"))
+        self._objects = rospy.Publisher(self.output_topic("detector/objects"), ObjectArray, queue_size=100)
+        self._mask = rospy.Publisher(self.output_topic("detector/mask"), Image, queue_size=4)
+        self._markers = rospy.Publisher(self.output_topic("detector/markers"), MarkerArray, queue_size=4)
+        self._ranges = RangeIntake.of(self, self.camera, self.input_topic("depth/image_raw"))
         self.camera.places = False
-        labels, topic = list(self._detector.labels), self.output("detector/detections")
+        labels, topic = list(self._detector.labels), self.output_topic("detector/detections")
         self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
 
     def look(self, frame: Frame) -> Steps:
@@ -167,7 +167,7 @@ class DetectorNode(ImageNode):
         *POSITIONS,
     )
 
-    def make(self) -> Network:
+    def make_network(self) -> Network:
         return DetectorNetwork(self.params, self.health)
 
 

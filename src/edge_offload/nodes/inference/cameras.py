@@ -16,7 +16,7 @@ from std_msgs.msg import Header
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.mode import Mode
-from edge_offload.nodes.common.params import CAMERA_NS, Param, namespaces
+from edge_offload.nodes.common.params import CAMERA_NS, Param, check_namespaces
 from edge_offload.nodes.common.poses import Poses
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
@@ -52,16 +52,16 @@ class CameraView:
     def __init__(self, node: ImageNode, camera_ns: str, name: str) -> None:
         self.node, self.name, self._camera_ns = node, name, camera_ns
         self.params, self.callback, self.fault = node.params, node.callback, node.fault
-        self.health = node.health.part(name) if name else node.health
-        world, images = self.params.get("world_frame", ""), self.input("image_raw")
-        self.camera = CameraIntake(self, self.input("camera_info"), images, world, node.poses)
+        self.health = node.health.make_part(name) if name else node.health
+        world, images = self.params.get("world_frame", ""), self.input_topic("image_raw")
+        self.camera = CameraIntake(self, self.input_topic("camera_info"), images, world, node.poses)
         self._images: Optional[ImageIntake] = None
 
-    def input(self, topic: str) -> str:
+    def input_topic(self, topic: str) -> str:
         """Name of a topic of the camera."""
         return f"{self._camera_ns}/{topic}"
 
-    def output(self, topic: str) -> str:
+    def output_topic(self, topic: str) -> str:
         """Name of a topic of results."""
         return f"{self.name}/{topic}" if self.name else topic
 
@@ -88,13 +88,13 @@ class CameraView:
     def start(self, network: Network) -> None:
         """Make what frames need."""
         self.open(network)
-        self.painter: Painter[Picture] = Painter(self, self.output(self.overlay), self.draw, capacity=2)
+        self.painter: Painter[Picture] = Painter(self, self.output_topic(self.overlay), self.draw, capacity=2)
         self.painter.start()
 
     def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
         """From now on frames come."""
         sink, transport = self.carry or slot, self.params["transport"]
-        self._images = ImageIntake(self, self.input("image_raw"), transport, sink, keep_all, self.name)
+        self._images = ImageIntake(self, self.input_topic("image_raw"), transport, sink, keep_all, self.name)
 
     def close(self) -> None:
         """Take no more frames in."""
@@ -107,7 +107,7 @@ class CameraView:
             return
         self._images.refresh()
         if self.name:
-            counts = slot.counts_of(self.name) if self.carry is None else self.carry.counts
+            counts = slot.get_counts(self.name) if self.carry is None else self.carry.counts
             for what in ("offered", "taken", "superseded", "waiting"):
                 self.health.value(f"frames {what}", getattr(counts, what))
             self.health.value("results" if self.carry is None else "inferences", self.node.results[self.name])
@@ -134,7 +134,7 @@ class CameraView:
 class ImageNode(OffloadedNode):
     """A node whose network looks at the images of one camera or several.
 
-    A subclass names its kind of :class:`CameraView`, and makes its network in :meth:`make`.
+    A subclass names its kind of :class:`CameraView`, and makes its network in :meth:`make_network`.
     """
 
     view: ClassVar[Type[CameraView]]
@@ -146,7 +146,7 @@ class ImageNode(OffloadedNode):
         Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
     )
 
-    def make(self) -> Network:
+    def make_network(self) -> Network:
         """Make the network."""
         raise NotImplementedError(f"{self.name} has no network")
 
@@ -158,7 +158,7 @@ class ImageNode(OffloadedNode):
 
     def start(self) -> None:
         params, keep_all = self.params, self.params["every_frame"]
-        cameras = namespaces(params["camera_ns"])
+        cameras = check_namespaces(params["camera_ns"])
         several = len(cameras) > 1
         if several and params.get("accuracy"):
             raise BadInput("~accuracy is promised for the results of one camera", remedy="give ~camera_ns one camera")
@@ -168,7 +168,7 @@ class ImageNode(OffloadedNode):
             name = camera_ns if several else ""
             self.views[name] = self.view(self, camera_ns, name)
         views = self.views.values()
-        self.begin(self.make())
+        self.begin(self.make_network())
         self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
             capacity=4 if keep_all else 1, keep_all=keep_all, source=operator.attrgetter("camera")
         )
@@ -178,8 +178,8 @@ class ImageNode(OffloadedNode):
         self._worker = self.lanes(self.slot, {name: view.look for name, view in self.views.items()}, self._on_failure)
         self._worker.start()
         self.listen(self.slot)
-        ends = time.monotonic() + min(params["server_wait"], 5.0)
-        sizes = (view.camera.size(max(0.0, ends - time.monotonic())) for view in views)
+        latest_s = time.monotonic() + min(params["server_wait"], 5.0)
+        sizes = (view.camera.size(max(0.0, latest_s - time.monotonic())) for view in views)
         size = next(filter(None, sizes), None)
         if size is not None:
             empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
@@ -188,8 +188,8 @@ class ImageNode(OffloadedNode):
         # last: from now on frames come
         for view in views:
             view.subscribe(self.slot, keep_all)
-        whose = f", cameras {', '.join(cameras)}" if several else ""
-        rospy.loginfo(f"model {self.model} is ready, mode {self._mode}{whose}")
+        names = f", cameras {', '.join(cameras)}" if several else ""
+        rospy.loginfo(f"model {self.model} is ready, mode {self._mode}{names}")
 
     def stop(self) -> None:
         views = getattr(self, "views", {})

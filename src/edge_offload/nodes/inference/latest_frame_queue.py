@@ -144,7 +144,7 @@ class LatestFrameQueue(Generic[T]):
         with self._changed:
             return SlotCounts.total([SlotCounts(), *(source.counts for source in self._sources.values())])
 
-    def counts_of(self, source: str) -> SlotCounts:
+    def get_counts(self, source: str) -> SlotCounts:
         """What became of those of one source."""
         with self._changed:
             return self._sources[source].counts if source in self._sources else SlotCounts()

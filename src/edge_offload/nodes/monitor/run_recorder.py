@@ -43,7 +43,7 @@ from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.health import TORCHES
-from edge_offload.nodes.common.params import CAMERA_NS, Param, namespaces
+from edge_offload.nodes.common.params import CAMERA_NS, Param, check_namespaces
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
 from edge_offload.nodes.monitor.overlay_file import OverlayFile
@@ -118,7 +118,7 @@ class RunRecorder(Node):
     def start(self) -> None:
         params = self.params
         self._lock = threading.Lock()
-        cameras = namespaces(params["camera_ns"]) if len(params["camera_ns"]) > 1 else [""]
+        cameras = check_namespaces(params["camera_ns"]) if len(params["camera_ns"]) > 1 else [""]
         self._tally = Tallies(cameras)
         self._first: Optional[float] = None
         self._news = self._frame_news = time.monotonic()

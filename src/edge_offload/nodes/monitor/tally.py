@@ -242,9 +242,9 @@ class Tallies:
         """
         whole = Tally(two_torches=self.two_torches)
         for camera, tally in self.of.items():
-            for counts, its in ((whole.results, tally.results), (whole.latencies, tally.latencies),
+            for counts, one in ((whole.results, tally.results), (whole.latencies, tally.latencies),
                                 (whole.published, tally.published)):  # fmt: skip
-                counts.update({(camera, stamp): count for stamp, count in its.items()})
+                counts.update({(camera, stamp): count for stamp, count in one.items()})
             whole.origins += tally.origins
             whole.delays_s += tally.delays_s
             whole.reports += tally.reports
@@ -253,14 +253,17 @@ class Tallies:
             whole._settled += tally.settled
         record = whole.summary(link, overlay)
         if len(self.of) > 1:
-            nothing = {"frames_in": 0, "frames_superseded": 0, "results_out": 0}
-            names = ("frames_published", *nothing, "latency_s")
-            each = {camera: tally.summary() if tally.reports else {"frames_published": tally.frames, **nothing}
-                    for camera, tally in self.of.items()}  # fmt: skip
-            record["cameras"] = {
-                camera: {name: its[name] for name in names if name in its} for camera, its in each.items()
-            }
+            record["cameras"] = {camera: self._figures(tally) for camera, tally in self.of.items()}
         return record
+
+    @staticmethod
+    def _figures(tally: Tally) -> Dict[str, Any]:
+        """Those of one camera in the record ``run``."""
+        figures = {"frames_published": tally.frames, "frames_in": 0, "frames_superseded": 0, "results_out": 0}
+        if not tally.reports:
+            return figures
+        record = tally.summary()
+        return {name: record[name] for name in (*figures, "latency_s")}
 
 
 def _cost(reports: List[InferenceReport]) -> Dict[str, Any]:
@@ -305,9 +308,9 @@ def table(record: Dict[str, Any]) -> str:
         ("link", record.get("link", "-")),
         ("robot", f"compute slowed {slowdown:g} times on purpose (emulation)" if slowdown > 1 else "full speed"),
     ]  # fmt: skip
-    for camera, its in record.get("cameras", {}).items():
-        took = f", p50 {its['latency_s']['p50'] * 1e3:.0f} ms" if "latency_s" in its else ""
-        rows.append((camera, f"{its['results_out']} results of {its['frames_published']} frames{took}"))
+    for camera, figures in record.get("cameras", {}).items():
+        median = f", p50 {figures['latency_s']['p50'] * 1e3:.0f} ms" if "latency_s" in figures else ""
+        rows.append((camera, f"{figures['results_out']} results of {figures['frames_published']} frames{median}"))
     if "two_torches" in record:
         rows.append(("TORCH", record["two_torches"]))
     rows += [("written", path) for path in record.get("overlay", [])]

@@ -107,11 +107,11 @@ class PeopleView(CameraView):
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
         self._recording = 0
-        self._people = rospy.Publisher(self.output("kapao/people"), PersonArray, queue_size=100)
-        self._markers = rospy.Publisher(self.output("kapao/markers"), MarkerArray, queue_size=4)
-        topic = self.output("kapao/detections")
+        self._people = rospy.Publisher(self.output_topic("kapao/people"), PersonArray, queue_size=100)
+        self._markers = rospy.Publisher(self.output_topic("kapao/markers"), MarkerArray, queue_size=4)
+        topic = self.output_topic("kapao/detections")
         self._detections = DetectionPublisher(topic, ["person"], network.estimator.name, self.health)
-        self._ranges = RangeIntake.of(self, self.camera, self.input("depth/image_raw"))
+        self._ranges = RangeIntake.of(self, self.camera, self.input_topic("depth/image_raw"))
         if params["carry"]:
             self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
             self.camera.poses.add_listener(self.carry.wake)
@@ -295,7 +295,7 @@ class KapaoNode(ImageNode):
         Param("local_options", {}, "options of that network, such as {size: 320}"),
     )
 
-    def make(self) -> Network:
+    def make_network(self) -> Network:
         params = self.params
         network = Network(params, self.health)
         if params["carry"] and params["every_frame"]:

@@ -33,15 +33,15 @@ else:  # Python 3.8 knows no OrderedDict of something
 
 
 class Recent(_Ordered):
-    """A dictionary of the ``kept`` entries that were used last."""
+    """A dictionary of the ``capacity`` entries that were used last."""
 
-    kept = KEPT
+    capacity = KEPT
 
     def of(self, key: K, make: Callable[[], V]) -> V:
         """The entry of ``key``, made where there is none."""
         if key not in self:
             self[key] = make()
-            while len(self) > self.kept:
+            while len(self) > self.capacity:
                 self.popitem(last=False)
         self.move_to_end(key)
         value: V = self[key]
@@ -118,7 +118,7 @@ class Interpreter:
         self._estimators: Recent = Recent()
         self._placements: Recent = Recent()
         self._followed: Recent = Recent()
-        self._followed.kept = KEPT**2  # robots by cameras
+        self._followed.capacity = KEPT**2  # robots by cameras
 
     def people(self, result: FrameResult, facts: Facts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
