@@ -118,7 +118,7 @@ def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(monkeypatch, cap
 def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, verb):
     monkeypatch.setattr(beside, "commands", dict)
     folder = beside.FOLDERS[beside.VERBS[verb].package]
-    assert cli.main([verb, "anything", "--at-all"]) == 1
+    assert cli.main([verb, "--at-all", "anything"]) == 1
     assert capsys.readouterr().err.rstrip().endswith(f"pip install ./{folder}")
     assert (ROOT / folder / "setup.cfg").exists()
     with pytest.raises(SystemExit):
@@ -126,10 +126,19 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(m
     assert f"(not installed) {beside.VERBS[verb].summary[:10]}" in capsys.readouterr().out
 
 
-def test_an_action_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (["scene", "evaluate", "--scenes", "1"], "training"),
+        (["pool", "plan", "--profiles", "DIR"], "research"),
+        (["pool", "simulate", "--help"], "research"),
+    ],
+)
+def test_an_action_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, words, folder):
     monkeypatch.setattr(beside, "commands", lambda group=beside.GROUP: {})
-    assert cli.main(["scene", "evaluate", "--scenes", "1"]) == 1
-    assert capsys.readouterr().err.rstrip().endswith("pip install ./training")
+    assert cli.main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"pip install ./{folder}")
 
 
 @pytest.mark.parametrize(

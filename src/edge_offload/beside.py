@@ -46,7 +46,15 @@ VERBS = {
         "edge_offload_research",
         "Plan how robot and server compute one inference together: a table of plans by bandwidth, and a picture.",
     ),
+    "promises": Verb(
+        "edge_offload_research",
+        "Plan the requests of many robots on one server: who is computed with whom, and which frame each sends.",
+    ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
+    "turns": Verb(
+        "edge_offload_research",
+        "Plan whose frame goes to the server next, where several networks share it.",
+    ),
 }
 #: Folder of the repository that holds a package.
 FOLDERS = {

@@ -166,11 +166,18 @@ def add(
         absent: subcommands that are not installed, with their summaries; for them ``dest`` is None.
     """
     actions = parser.add_subparsers(dest=what, metavar=what.upper(), required=True, parser_class=Subparser)
-    missing = absent or {}
-    for name in sorted({*modules, *missing}):
+    add_parsers(actions, modules, dest, absent or {})
+
+
+def add_parsers(actions: Any, modules: Mapping[str, str], dest: str, absent: Mapping[str, str]) -> None:
+    """As :func:`add`, to what ``add_subparsers`` returned."""
+    for name in sorted({*modules, *absent}):
         if name in modules:
             actions.add_parser(name, help=summary(modules[name]), module=modules[name], dest=dest)
         else:
-            lacking = actions.add_parser(name, help=f"(not installed) {missing[name]}", add_help=False)
+            # by a prefix that no argument has, options are arguments like others
+            lacking = actions.add_parser(
+                name, help=f"(not installed) {absent[name]}", add_help=False, prefix_chars="\0"
+            )
             lacking.add_argument("arguments", nargs=argparse.REMAINDER)
             lacking.set_defaults(**{dest: None})

@@ -50,11 +50,13 @@ import numpy as np
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.baselines import paired, whole
+from edge_offload.server.pool.baselines import whole
 from edge_offload.server.pool.choose import steady
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import Pipeline, Plan, Stage, most
 from edge_offload.server.pool.profile import Network
+from edge_offload_research.server.pool.baselines import paired
+from edge_offload_research.server.pool.simulate import load_factor
 
 #: name, classes with how many share a machine, and bytes per second of its link.
 CLUSTERS: Dict[str, Tuple[Dict[str, int], float]] = {
@@ -227,9 +229,9 @@ def _keep(args: argparse.Namespace, name: str, found: Any) -> None:
 
 
 def _real(args: argparse.Namespace) -> int:
-    from edge_offload.commands.pool import counts
     from edge_offload.server.pool.cluster import check_available
     from edge_offload_benchmarks.pool_real import measure
+    from edge_offload_research.commands.pool_plan import counts
 
     check_available()
     load = _load(args, 0.9)
@@ -252,9 +254,9 @@ def _load(args: argparse.Namespace, usual: float) -> float:
 
 
 def _faults(args: argparse.Namespace) -> int:
-    from edge_offload.commands.pool import counts
     from edge_offload.server.pool.cluster import check_available
     from edge_offload_benchmarks.pool_faults import held, measure
+    from edge_offload_research.commands.pool_plan import counts
 
     check_available()
     gpus = counts(args.gpus or "6xL4,12xP4")
@@ -399,7 +401,7 @@ def _held(
     def attained(name: str) -> Callable[[float], float]:
         return lambda load: at(load).attainment[name]
 
-    loads = {name: simulate.load_factor(attained(name), 0.99, step, MOST) for name in rates}
+    loads = {name: load_factor(attained(name), 0.99, step, MOST) for name in rates}
     load = min(loads.values())
     busy = at(load).utilisation if load else {}
     return {"load": load, "loads": loads, "busy": {gpu: round(busy.get(gpu, 0.0), 4) for gpu in cluster.gpus}}

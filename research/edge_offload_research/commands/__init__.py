@@ -1,1 +1,1 @@
-"""What this distribution adds to ``edge-offload``: ``plan`` (see :mod:`edge_offload.commands`)."""
+"""Added to ``edge-offload``: ``plan``, ``pool plan`` and such (see :mod:`edge_offload.commands`)."""

@@ -1,4 +1,4 @@
-"""Plan what runs where on a pool of unlike GPUs, and try the plan in virtual time: profiles do, no cluster is needed.
+"""Serve with a pool of unlike GPUs: its machines, what blocks of models take on them, and plans.
 
   edge-offload pool head                      on one machine; prints what to type on the others
   edge-offload pool join ADDRESS --class P4 --gpus 2
@@ -7,17 +7,7 @@
   edge-offload pool profile kapao_s --input 'uint8[3,448,640]' --class L4 --batches 8 --out DIR
                                               cut it into blocks, and measure these here; once for each class of GPU
 
-  edge-offload pool plan --profiles DIR --cluster 25xL4,75xP4 --network kapao_s --slo 0.2 --bandwidth 6
-  edge-offload pool plan … --network a:2 --network b --slo a=0.2 --slo b=0.1        a gets twice the rate of b
-  edge-offload pool plan … --load 500         fewest GPUs for 500 frames per second (times each network's weight)
-  edge-offload pool plan … --planner whole    without partitions, to compare with (paired: pairs of unlike GPUs)
-  edge-offload pool plan … --planner steady   as a server plans: undivided where that answers more in time
-  edge-offload pool simulate … --at 0.5 0.9 1     that plan at these shares of its rate: how many are answered in time
-
-DIR holds block_latency_us.csv (dnn, gpu, vgpu_denom, block, batch, latency_us) and cut_bytes.csv (dnn, cut_after_block,
-bytes_batch1). A network is cut into at most --partitions stages at its blocks, every stage on GPUs of one class, all
-stages of a pipeline at one batch size; what nothing waits for is answered within SLO * (1 - margin), and no stage fills
-its machines' links beyond --link-share. The plan is the best there is (IPIPE, 4.B, whole GPUs for each stage).
+'plan' says what runs where on a pool, 'simulate' tries that plan in virtual time; they need profiles, no cluster.
 """
 
 from __future__ import annotations
@@ -30,10 +20,17 @@ import pathlib
 import sys
 import threading
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable, List, Mapping
 
+from edge_offload import beside, subcommands
 from edge_offload.errors import BadInput
 
+#: Actions that another distribution brings, and what they do.
+RESEARCH = {
+    "plan": "Stages, classes, batch sizes and GPUs for networks on a pool of unlike GPUs.",
+    "simulate": "Plan a pool, and serve it random requests in virtual time.",
+}
+PACKAGE = "edge_offload_research"
 #: Seconds until Ray's processes are begun again that have ended.
 AGAIN_S = 1.0
 
@@ -44,29 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_members(kinds)
     _add_profile(kinds.add_parser("profile", help="what blocks of a model take on this machine",
                                   description="Cut a model into blocks and measure them on this machine."))  # fmt: skip
-    plan = kinds.add_parser(
-        "plan", help="stages, classes, batch sizes and GPUs for networks", description="Plan a pool."
-    )
-    _add_plan(plan)
-    simulated = kinds.add_parser(
-        "simulate",
-        help="that plan under load, in virtual time",
-        description="Plan a pool, and serve it random requests.",
-    )
-    _add_plan(simulated)
-    simulated.add_argument(
-        "--at",
-        type=float,
-        nargs="+",
-        default=[0.5, 0.9, 1.0],
-        metavar="F",
-        help="shares of the planned rate (0.5 0.9 1)",
-    )
-    simulated.add_argument("--seconds", type=float, default=10.0, help="of virtual time for each (10)")
-    simulated.add_argument("--seed", type=int, default=0, help="of the arrivals (0)")
-    simulated.add_argument(
-        "--spread", type=float, default=0.0, metavar="X", help="stages take up to this share longer or shorter (0)"
-    )
+    found = beside.commands(beside.ACTIONS)
+    modules = {name: found[f"pool-{name}"] for name in RESEARCH if f"pool-{name}" in found}
+    subcommands.add_parsers(kinds, modules, "action", RESEARCH)
 
 
 def _add_members(kinds: Any) -> None:
@@ -287,207 +264,19 @@ def _profile(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_plan(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("--profiles", metavar="DIR", required=True, help="folder with the two CSV files")
-    plan.add_argument("--cluster", metavar="NxCLASS,…", required=True, help="GPUs there are: 25xL4,75xP4")
-    plan.add_argument(
-        "--network", metavar="NAME[:WEIGHT]", action="append", required=True, help="once for each network; weight 1"
-    )
-    plan.add_argument(
-        "--slo", metavar="[NAME=]S", action="append", required=True, help="seconds to an answer, of all or one network"
-    )
-    plan.add_argument("--margin", type=float, default=0.4, help="share of the SLO that is left for waiting (0.4)")
-    plan.add_argument("--partitions", type=int, default=3, metavar="N", help="stages of a pipeline, at most (3)")
-    plan.add_argument(
-        "--bandwidth", type=float, default=10.0, metavar="GBPS", help="of a machine's link, each way (10)"
-    )
-    plan.add_argument(
-        "--link-share", type=float, default=0.8, metavar="SHARE",
-        help="of its machines' links that a stage may fill; 0: no rule, 1: all of it (0.8)",
-    )  # fmt: skip
-    plan.add_argument(
-        "--per-machine", metavar="CLASS=N,…", default="", help="GPUs that share a machine and its link: L4=4,T4=2 (1)"
-    )
-    plan.add_argument("--load", type=float, metavar="FPS", help="fewest GPUs for this instead of the greatest rate")
-    plan.add_argument("--planner", choices=("pooled", "steady", "whole", "paired"), default="pooled", help="(pooled)")
-    plan.add_argument("--json", action="store_true", help="print JSON")
-
-
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
+    if args.what in RESEARCH:
+        if args.action is None:
+            raise beside.absent(PACKAGE) or AssertionError(PACKAGE)
+        code: int = args.action(args)
+        return code
     if args.what in ("head", "join"):
         return _member(args)
-    if args.what in ("profile", "status"):
-        return _profile(args) if args.what == "profile" else _status(args)
-    from edge_offload.server.pool import profile
-    from edge_offload.server.pool.choose import PLANNERS, steady
-    from edge_offload.server.pool.columns import Cluster, Demand
-    from edge_offload.server.pool.plan import fewest
-
-    if not 0 <= args.margin < 1:
-        raise BadInput(f"--margin {args.margin}", remedy="0 to below 1")
-    if not 1 <= args.partitions <= 4:
-        raise BadInput(f"--partitions {args.partitions}", remedy="1 to 4")
-    if args.load is not None and (args.planner != "pooled" or not 0 < args.load < math.inf):
-        raise BadInput("--load is a positive number, and for the pooled planner alone")
-    gpus = counts(args.cluster)
-    weights = networks(args.network)
-    known = profile.load(pathlib.Path(args.profiles))
-    for name in weights:
-        if name not in known:
-            raise BadInput(f"{args.profiles} has no network {name}", remedy=f"it has {', '.join(sorted(known))}")
-    slo_s = deadlines(args.slo, weights)
-    demands = [Demand(known[name], slo_s[name], weight) for name, weight in weights.items()]
-    cluster = Cluster(gpus, args.bandwidth * 1e9 / 8, per_machine(args.per_machine, gpus), args.link_share)
-    if args.load is not None:
-        made = fewest(demands, args.load, cluster, args.margin, args.partitions)
-    else:
-        made = PLANNERS[args.planner](demands, cluster, args.margin, args.partitions)
-    if args.what == "simulate":
-        return _simulate(args, made, known, cluster, slo_s)
-    if args.json:
-        print(json.dumps(as_dict(made), indent=1))
-        return 0
-    for name, rate in made.rates.items():
-        print(f"{name}: {rate:.1f} frames per second")
-        for pipeline in (one for one in made.pipelines if one.network == name):
-            print(
-                f"  {pipeline.rate:8.1f} /s, {pipeline.latency_s * 1e3:.1f} ms, batches of {pipeline.stages[0].batch}"
-            )
-            for stage in pipeline.stages:
-                share = f", each 1/{stage.parts}" if stage.parts > 1 else ""
-                print(f"           blocks {stage.first}-{stage.end - 1} on {stage.gpus} x {stage.gpu}{share}")
-    used = ", ".join(f"{made.gpus.get(gpu, 0)} of {count} {gpu}" for gpu, count in gpus.items())
-    print(f"GPUs in use: {used}")
-    if args.load is None and args.planner == "pooled":
-        taken = steady(demands, cluster, args.margin, args.partitions)
-        if taken.passed_over:
-            print(f"a server takes another plan (--planner steady): {passed_over(taken.passed_over, taken.objective)}")
-    elif made.passed_over:
-        print(passed_over(made.passed_over, made.objective))
-    return 0
+    return _profile(args) if args.what == "profile" else _status(args)
 
 
 def passed_over(promised: float, taken: float) -> str:
     """Why a plan is not divided that would promise more."""
     more = 100 * (promised / taken - 1)
     return f"undivided; in stages it would promise {more:.1f} % more, and answer less in time"
-
-
-def _simulate(args: argparse.Namespace, made: Any, known: Any, cluster: Any, slo_s: Mapping[str, float]) -> int:
-    import numpy as np
-
-    from edge_offload.server.pool import simulate
-
-    if args.seconds <= 0 or not 0 <= args.spread < 1 or any(not 0 < share < 10 for share in args.at):
-        raise BadInput("--seconds is above 0, --spread 0 to below 1, --at above 0 and below 10")
-    rows = []
-    for share in args.at:
-        source = np.random.default_rng([args.seed, round(share * 1000)])
-        arrivals = {name: simulate.poisson(rate * share, args.seconds, source) for name, rate in made.rates.items()}
-        factors = _factors(args.spread, source) if args.spread else None
-        outcome = simulate.run(made, known, cluster, slo_s, arrivals, factors)
-        rows.append({"at": share, **vars(outcome)})
-        if not args.json:
-            shown = ", ".join(f"{name} {100 * value:.2f} %" for name, value in outcome.attainment.items())
-            busy = ", ".join(f"{gpu} {100 * value:.0f} %" for gpu, value in outcome.utilisation.items())
-            print(f"{share:5.2f} of the plan: in time {shown}; busy {busy}")
-    if args.json:
-        print(json.dumps({**as_dict(made), "loads": rows}, indent=1))
-    return 0
-
-
-def _factors(spread: float, source: Any) -> Callable[[], float]:
-    return lambda: 1 + spread * float(source.uniform(-1, 1))
-
-
-def as_dict(made: Any) -> Dict[str, Any]:
-    """A plan for JSON: rates in frames per second, ``blocks`` as first and end (excluded), ``share`` of a GPU."""
-    return {
-        "objective": made.objective,
-        "pipelines": [
-            {
-                "network": pipeline.network,
-                "rate": pipeline.rate,
-                "latency_s": pipeline.latency_s,
-                "stages": [
-                    {
-                        "blocks": [stage.first, stage.end], "class": stage.gpu, "share": 1 / stage.parts,
-                        "batch": stage.batch, "gpus": stage.gpus,
-                    }
-                    for stage in pipeline.stages
-                ],
-            }
-            for pipeline in made.pipelines
-        ],
-    }  # fmt: skip
-
-
-def counts(text: str) -> Dict[str, int]:
-    """``25xL4,75xP4`` as numbers by class."""
-    found: Dict[str, int] = {}
-    for part in text.split(","):
-        number, cross, gpu = part.strip().partition("x")
-        if not cross or not number.isdigit() or int(number) < 1 or not gpu or gpu in found:
-            raise BadInput(f"--cluster {text}: {part!r} is no number of GPUs of a class", remedy="write 25xL4,75xP4")
-        found[gpu] = int(number)
-    return found
-
-
-def networks(texts: List[str]) -> Dict[str, float]:
-    """``NAME[:WEIGHT]`` as weights by name."""
-    found: Dict[str, float] = {}
-    for text in texts:
-        name, _, weight = text.rpartition(":") if ":" in text else (text, "", "1")
-        if weight.isidentifier() and name.replace(".", "").isidentifier() and "." in name:
-            name, weight = text, "1"  # a factory of the user's own
-        value = _positive(weight, f"--network {text}: weight {weight!r}")
-        if not name or name in found:
-            raise BadInput(f"--network {text}: {'twice' if name else 'no name'}", remedy="write NAME or NAME:WEIGHT")
-        found[name] = value
-    return found
-
-
-def deadlines(texts: List[str], names: Mapping[str, float]) -> Dict[str, float]:
-    """``[NAME=]S`` as seconds by name."""
-    every, own = _assigned(texts, "--slo")
-    unknown = [name for name in own if name not in names]
-    missing = [name for name in names if name not in own]
-    if unknown:
-        raise BadInput(f"--slo {unknown[0]}: no such --network", remedy=f"there are {', '.join(names)}")
-    if missing and every is None:
-        raise BadInput(f"no --slo for {missing[0]}", remedy="give one for all, or NAME=S")
-    return {name: own[name] if name in own else float(every or 0) for name in names}
-
-
-def per_machine(text: str, gpus: Mapping[str, int]) -> Dict[str, int]:
-    """``L4=4,T4=2`` as numbers by class."""
-    found = {}
-    for part in filter(None, text.split(",")):
-        gpu, _, number = part.strip().partition("=")
-        if gpu not in gpus or not number.isdigit() or int(number) < 1:
-            raise BadInput(f"--per-machine {part!r}", remedy=f"write CLASS=N, with a class of {', '.join(gpus)}")
-        found[gpu] = int(number)
-    return found
-
-
-def _assigned(texts: List[str], option: str) -> Tuple[Any, Dict[str, float]]:
-    every, own = None, {}
-    for text in texts:
-        name, equals, number = text.rpartition("=")
-        value = _positive(number, f"{option} {text}")
-        if equals:
-            own[name] = value
-        else:
-            every = value
-    return every, own
-
-
-def _positive(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise BadInput(what, remedy="give a positive number")
-    return value

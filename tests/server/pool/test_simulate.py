@@ -235,9 +235,3 @@ def test_an_early_end_does_not_promise_what_has_not_come_yet() -> None:
     stage.settle(0)
     route.used(0, soon.uses[0], 0.5)
     assert later.end == stage.free[0] == 6.0
-
-
-def test_load_factor_is_the_last_step_that_holds() -> None:
-    assert simulate.load_factor(lambda load: 1.0 if load <= 0.651 else 0.9) == pytest.approx(0.65)
-    assert simulate.load_factor(lambda load: 0.5) == 0
-    assert simulate.load_factor(lambda load: 1.0) == 1

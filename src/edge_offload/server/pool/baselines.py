@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from edge_offload.server.pool.columns import Cluster, Demand, pipelines
-from edge_offload.server.pool.plan import Plan, Table, check, most, share_out
+from edge_offload.server.pool.columns import Cluster, Demand
+from edge_offload.server.pool.plan import Plan, most
 from edge_offload.server.pool.profile import Network
 
 
@@ -27,20 +27,3 @@ def whole(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most
         for demand in demands
     ]
     return most(undivided, cluster, margin, 1)
-
-
-def paired(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 2) -> Plan:
-    """DART-r: pairs of one GPU each of two classes, the rest whole networks; ``most_stages`` is not used.
-
-    Raises as :func:`most`.
-    """
-    check(cluster)
-    tables = [
-        Table(
-            [one for one in pipelines(demand, cluster, margin, 2) if len(set(one.classes)) == len(one.classes)],
-            cluster,
-            most_gpus=1,
-        )
-        for demand in demands
-    ]
-    return share_out(demands, tables, cluster)

@@ -8,13 +8,13 @@ nearly the same, both are tried, in virtual time, by the scheduler that serves r
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Dict, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import simulate
-from edge_offload.server.pool.baselines import paired, whole
+from edge_offload.server.pool.baselines import whole
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import Plan, most
 
@@ -49,7 +49,3 @@ def steady(
         min(simulate.run(plan, networks, cluster, slo_s, arrivals).attainment.values()) for plan in (best, undivided)
     ]
     return best if in_time[0] >= in_time[1] else replace(undivided, passed_over=best.objective)
-
-
-#: By the names that the command line takes; a server's is steady.
-PLANNERS: Dict[str, Callable[..., Plan]] = {"pooled": most, "steady": steady, "whole": whole, "paired": paired}

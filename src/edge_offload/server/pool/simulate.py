@@ -140,17 +140,3 @@ def _utilisation(routes: Mapping[str, Sequence[Route]], cluster: Cluster, second
         for stage, table in zip(route.pipeline.stages, route.stages):
             busy[stage.gpu] += table.busy_s / stage.parts
     return {gpu: spent / (cluster.gpus[gpu] * seconds) if seconds else 0.0 for gpu, spent in busy.items()}
-
-
-def load_factor(
-    attained: Callable[[float], float], wanted: float = 0.99, step: float = 0.05, most: float = 1.0
-) -> float:
-    """The largest load, in steps, at which and below which the wanted share is answered in time (bisection)."""
-    low, high = 0, round(most / step)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if attained(middle * step) >= wanted:
-            low = middle
-        else:
-            high = middle - 1
-    return low * step
