@@ -327,7 +327,8 @@ def _check_single_camera(given: Sequence[str]) -> List[str]:
     return [
         hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}, or name one camera")
         for name, remedy in remedies.items()
-        if len(several) > 1 and values.get(name, "none") not in ("none", "0")
+        if len(several) > 1
+        and values.get(name, "none") not in ("none", "0")
         and (name, values[name]) != ("depth_topic", "depth/image_raw")
     ]
 
