@@ -45,8 +45,8 @@ def runs(patterns: List[str], limit: int) -> Iterator[Tuple[str, Callable[[], Li
     """Name of each entry whose name is like one of ``patterns``, and what draws it: calls that take a device."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    from edge_offload.device.conformance.exclusions import EXCLUSIONS
-    from edge_offload.device.conformance.judge import entry_name
+    from edge_offload_research.device.conformance.exclusions import EXCLUSIONS
+    from edge_offload_research.device.conformance.judge import entry_name
 
     def wanted(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
@@ -63,7 +63,7 @@ def runs(patterns: List[str], limit: int) -> Iterator[Tuple[str, Callable[[], Li
 
 
 def _samples(op: Any, dtype: torch.dtype, limit: int) -> List[Run]:
-    from edge_offload.device.conformance.judge import call
+    from edge_offload_research.device.conformance.judge import call
 
     drawn = list(op.sample_inputs("cpu", dtype, requires_grad=False))[:limit]
     return [functools.partial(call, op, sample) for sample in drawn]

@@ -39,6 +39,10 @@ VERBS = {
     "chaos": Verb(
         "edge_offload_benchmarks", "Do harm to a robot and its server on this machine, and check the results."
     ),
+    "conformance": Verb(
+        "edge_offload_research",
+        "Run PyTorch's own operator samples on the virtual CUDA device and compare with a reference, bit for bit.",
+    ),
     "convert": Verb(
         "edge_offload_training", "Convert a PyTorch checkpoint (.pt, a pickle) to safetensors, once, on a workstation."
     ),

@@ -149,7 +149,8 @@ def test_the_dozen_has_the_bits_of_the_cpu(tmp_path: pathlib.Path, names: Tuple[
 
 
 VIRTUAL = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
-INEXACT = [*VIRTUAL, sys.executable, str(pathlib.Path(__file__).parents[1] / "device" / "inexact_reference.py")]
+REFERENCE = pathlib.Path(__file__).parents[1] / "research" / "device" / "inexact_reference.py"
+INEXACT = [*VIRTUAL, sys.executable, str(REFERENCE)]
 
 
 @pytest.mark.process

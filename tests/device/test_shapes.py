@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Tuple
 import pytest
 import torch
 
-from edge_offload.device.conformance.shapes import FEWEST, exact
 from edge_offload.device.shapes import HOW, LAYOUTS, layouts_of, sampled_shapes
+from edge_offload_research.device.conformance.shapes import FEWEST, exact
 
 FIRST = """
 import copy, json, torch
@@ -66,7 +66,7 @@ with torch.no_grad():
 SURVEY = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
-from edge_offload.device.conformance.shapes import chosen, installed_device, survey
+from edge_offload_research.device.conformance.shapes import chosen, installed_device, survey
 
 for counts in survey(chosen(sys.argv[1:], 0, 1), installed_device().native):
     print("found", json.dumps([[*key, *value] for key, value in counts.items()]))

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from edge_offload.device import shapes
-from edge_offload.device.conformance import shapes as survey
 from edge_offload.errors import BadInput
 from edge_offload.execute.devices import ON_CPU
 from edge_offload.native import libraries
+from edge_offload_research.device.conformance import shapes as survey
 
 SESSIONS = pathlib.Path(__file__).parents[1] / "programs" / "virtual_gpu_sessions.py"
 RELEASE = ".".join(torch.__version__.split(".")[:2])
@@ -51,7 +51,7 @@ with torch.no_grad():
 SURVEY = """
 import json, warnings
 warnings.simplefilter("ignore")
-from edge_offload.device.conformance.shapes import chosen, installed_device, survey
+from edge_offload_research.device.conformance.shapes import chosen, installed_device, survey
 
 names = ["nn.functional.batch_norm", "nn.functional.instance_norm", "nn.functional.grid_sample"]
 agreed = set()

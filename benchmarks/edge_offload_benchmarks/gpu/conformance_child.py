@@ -25,8 +25,8 @@ from torch.testing._internal.common_methods_invocations import op_db  # noqa: E4
 from torch.testing._internal.opinfo import core  # noqa: E402
 from torch.utils._pytree import tree_flatten  # noqa: E402
 
-from edge_offload.device.conformance.exclusions import EXCLUSIONS  # noqa: E402
-from edge_offload.device.conformance.judge import call, entry_name, seed  # noqa: E402
+from edge_offload_research.device.conformance.exclusions import EXCLUSIONS  # noqa: E402
+from edge_offload_research.device.conformance.judge import call, entry_name, seed  # noqa: E402
 
 # torch searches the call stack for a unit test of its own at every draw of samples, some 10 ms
 for _module in (common_utils, core):

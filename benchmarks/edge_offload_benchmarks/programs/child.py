@@ -33,8 +33,8 @@ def main() -> int:
     name, device = sys.argv[1:3]
     torch.set_num_threads(1)
     if os.environ.get(REFERENCE):
-        from edge_offload.device.conformance.reference import settle
         from edge_offload.execute import devices
+        from edge_offload_research.device.conformance.reference import settle
 
         settle(devices.pick("cuda"))
     out, kept = sys.stdout, []

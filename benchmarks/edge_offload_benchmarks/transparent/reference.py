@@ -60,10 +60,10 @@ class CudaReference:
 
 def main() -> int:
     """Replace each input, a file, by the outputs for it, until the standard input ends."""
-    from edge_offload.device.conformance.reference import settle
     from edge_offload.execute import devices
     from edge_offload.execute.module import as_tensors
     from edge_offload.models.registry import build_module
+    from edge_offload_research.device.conformance.reference import settle
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -3,7 +3,7 @@
 ``shapes-<release>.json`` has the operators of a release of torch for which that agreed with a CPU's kernels on samples
 of PyTorch's own tests, in which layouts of their operands, and how it is worked out: by the meta kernel, by a rule, or
 over the numbers among the arguments as well (``native/cpp/rules.h``). ``shapes-<release>-cuda.json`` has those that
-agreed with a GPU's kernels. Both are written by :mod:`edge_offload.device.conformance.shapes`.
+agreed with a GPU's kernels. Both are written by :mod:`edge_offload_research.device.conformance.shapes`.
 """
 
 from __future__ import annotations

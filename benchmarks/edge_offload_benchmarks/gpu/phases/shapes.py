@@ -1,8 +1,8 @@
-"""The survey of ``edge_offload.device.conformance.shapes`` with an executor on the device.
+"""The survey of ``edge_offload_research.device.conformance.shapes`` with an executor on the device.
 
 It tells of which operators a client works out the results' shapes as the device does, so that a GPU server's first
 inference need not ask at every distinct call. Writes shapes_counts.json, every few seconds: what was counted so far.
-``python -m edge_offload.device.conformance.shapes --counts shapes_counts.json`` makes the table of it.
+``python -m edge_offload_research.device.conformance.shapes --counts shapes_counts.json`` makes the table of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Survey:
     """
 
     def __init__(self, path: pathlib.Path, facts: Dict[str, Any]) -> None:
-        from edge_offload.device.conformance.shapes import Counts
+        from edge_offload_research.device.conformance.shapes import Counts
 
         self.path, self.facts = path, facts
         self.counts: Counts = {}
@@ -58,7 +58,7 @@ class Survey:
 
     def add(self, rows: Sequence[Any]) -> None:
         """Add what one entry has counted."""
-        from edge_offload.device.conformance.shapes import add
+        from edge_offload_research.device.conformance.shapes import add
 
         with self._lock:
             self.covered += 1
@@ -79,14 +79,14 @@ class Survey:
 
 def run(phase: Phase) -> None:
     """Run the survey in parts at once, and write what they count."""
-    from edge_offload.device.conformance.shapes import table_of
     from edge_offload.device.shapes import HOW
+    from edge_offload_research.device.conformance.shapes import table_of
 
     tiny = phase.settings.tiny
     jobs, entries = (2, TINY) if tiny else (JOBS, ENTRIES)
     ends = time.monotonic() + max(5.0, phase.left() - END_S - RECORD_S)
     command = cli("exec", "--mode", "lazy", "--device", phase.settings.device, "--threads", "1", "--")
-    command += [sys.executable, "-m", "edge_offload.device.conformance.shapes", "--jobs", str(jobs)]
+    command += [sys.executable, "-m", "edge_offload_research.device.conformance.shapes", "--jobs", str(jobs)]
     command += ["--longest", str(LONGEST_S), "--entries", *entries]
     survey = Survey(phase.settings.results / "shapes_counts.json", facts_of(phase.settings.device))
     parts = [threading.Thread(target=run_part, args=(command, n, ends, survey), daemon=True) for n in range(jobs)]
@@ -124,7 +124,7 @@ def facts_of(device: str) -> Dict[str, Any]:
 
 def run_part(command: List[str], number: int, ends: float, survey: Survey) -> None:
     """Run one part until it ends or is out of time; the entry that ended its process is skipped."""
-    from edge_offload.device.conformance.shapes import ALL, MARK
+    from edge_offload_research.device.conformance.shapes import ALL, MARK
 
     start = deaths = 0
     while time.monotonic() < ends and deaths < MOST_DEATHS:

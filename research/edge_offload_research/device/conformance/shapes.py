@@ -6,11 +6,11 @@ layout if no such call differed and at least :data:`FEWEST` agreed; where torch'
 an operand, layouts share their samples. What is found for a release of torch is kept in
 ``device/shapes-<release>.json``, written by
 
-  python -m edge_offload.device.conformance.shapes [--jobs N] [--entries GLOB ...]
+  python -m edge_offload_research.device.conformance.shapes [--jobs N] [--entries GLOB ...]
 
 and, for a GPU, in ``device/shapes-<release>-cuda.json``, written from what surveys there have counted by
 
-  python -m edge_offload.device.conformance.shapes --counts FILE ...
+  python -m edge_offload_research.device.conformance.shapes --counts FILE ...
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import torch
 from torch.utils._pytree import tree_map
 
-from edge_offload.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
-from edge_offload.device.conformance.judge import entry_name, seed
 from edge_offload.device.installation import installed
 from edge_offload.device.shapes import ASKED, HOW, LAYOUTS, operators_with_exact_shapes
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import ON_CPU
+from edge_offload_research.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
+from edge_offload_research.device.conformance.judge import entry_name, seed
 
 #: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in more layouts.
 FEWEST, SAMPLES, FEWER = 3, 5, 2
@@ -338,7 +338,7 @@ def part_of(command: Sequence[str]) -> Counts:
 
 def main() -> int:
     """Survey here if there is a device, else in processes of the launcher; write what is found to standard output."""
-    parser = argparse.ArgumentParser(prog="edge_offload.device.conformance.shapes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="edge_offload_research.device.conformance.shapes", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--start", type=int, default=0)
@@ -369,8 +369,8 @@ def main() -> int:
         "--",
         sys.executable,
     ]
-    command += ["-m", "edge_offload.device.conformance.shapes", "--jobs", str(args.jobs), "--entries", *args.entries]
-    command += ["--longest", str(args.longest)]
+    command += ["-m", "edge_offload_research.device.conformance.shapes", "--jobs", str(args.jobs)]
+    command += ["--entries", *args.entries, "--longest", str(args.longest)]
     total: Counts = {}
     with ThreadPoolExecutor(args.jobs) as pool:
         for counts in pool.map(part_of, ([*command, "--part", str(part)] for part in range(args.jobs))):

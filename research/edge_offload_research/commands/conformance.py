@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     import fnmatch
 
     from edge_offload import records
-    from edge_offload.device.conformance import report
-    from edge_offload.device.conformance.run import Child, Journal, Settings, catalogue, judge_all
+    from edge_offload_research.device.conformance import report
+    from edge_offload_research.device.conformance.run import Child, Journal, Settings, catalogue, judge_all
 
     modes = args.modes.split(",")
     strange = [mode for mode in modes if mode not in MODES]

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Sequence
 
-from edge_offload.device.conformance.exclusions import EXCLUSIONS
+from edge_offload_research.device.conformance.exclusions import EXCLUSIONS
 
 OUTCOMES = ("passed", "refused", "wrong", "excluded")
 EVERY = 20

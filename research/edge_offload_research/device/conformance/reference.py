@@ -19,16 +19,16 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 from torch.utils._pytree import tree_flatten
 
-from edge_offload.device.conformance.judge import SEED, Raised, call, drawn, find, seed
 from edge_offload.errors import DeviceLost, EdgeOffloadError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute.devices import failure
+from edge_offload_research.device.conformance.judge import SEED, Raised, call, drawn, find, seed
 
 MARK = "reference "
 
 
 class CudaReference:
-    """See :class:`~edge_offload.device.conformance.judge.Reference`. A process that ended is started again.
+    """See :class:`~edge_offload_research.device.conformance.judge.Reference`. A process that ended is started again.
 
     Args:
         launcher: what stands in front of its command.
@@ -38,11 +38,11 @@ class CudaReference:
     """
 
     def __init__(self, launcher: Sequence[str] = ()) -> None:
-        self._command = [*launcher, sys.executable, "-m", "edge_offload.device.conformance.reference"]
+        self._command = [*launcher, sys.executable, "-m", "edge_offload_research.device.conformance.reference"]
         self._process = self._start()
 
     def results(self, entry: str, dtype: str, count: int, limit: int, layout: str, samples: List[List[Any]]) -> Any:
-        """See :class:`~edge_offload.device.conformance.judge.Reference`.
+        """See :class:`~edge_offload_research.device.conformance.judge.Reference`.
 
         Raises:
             EdgeOffloadError: it draws other samples, or it ended.

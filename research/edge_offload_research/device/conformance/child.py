@@ -16,7 +16,7 @@ MARK = "conformance "
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Answer until the standard input ends, or the executor is gone (exit code 3)."""
-    parser = argparse.ArgumentParser(prog="edge_offload.device.conformance.child", description=__doc__)
+    parser = argparse.ArgumentParser(prog="edge_offload_research.device.conformance.child", description=__doc__)
     parser.add_argument("--modes", required=True)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--layouts", default="sampled")
@@ -27,10 +27,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
-    from edge_offload.device.conformance.judge import DTYPES, entry_name, find, judge
-    from edge_offload.device.conformance.reference import CudaReference
     from edge_offload.device.installation import installed
     from edge_offload.errors import Unsupported
+    from edge_offload_research.device.conformance.judge import DTYPES, entry_name, find, judge
+    from edge_offload_research.device.conformance.reference import CudaReference
 
     torch.set_num_threads(1)
     device = installed()

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from edge_offload.device.conformance.child import MARK
 from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
 from edge_offload.execute import heap
+from edge_offload_research.device.conformance.child import MARK
 
 #: Entries that one process judges before the next one takes over (what it keeps on the device would add up).
 BATCH = 60
@@ -47,7 +47,7 @@ def command_of(settings: Settings) -> List[str]:
     """The command line of a judging process."""
     mode = "local" if "local" in settings.modes else "per_op"
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", mode, "--threads", "1"]
-    command += [*settings.launcher, "--", sys.executable, "-m", "edge_offload.device.conformance.child"]
+    command += [*settings.launcher, "--", sys.executable, "-m", "edge_offload_research.device.conformance.child"]
     command += ["--modes", ",".join(settings.modes), "--limit", str(settings.limit)]
     command += ["--layouts", ",".join(settings.layouts), "--reference", settings.reference]
     return [*command, "--launcher", json.dumps(heap.LAUNCHER)]

@@ -10,9 +10,14 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from edge_offload.device import installation
-from edge_offload.device.conformance.exclusions import BRANCHES_ON_DEVICE, EXCLUSIONS, HOST_ARGUMENTS, STRIDES_OF_CUDA
 from edge_offload.errors import LinkLost, Unsupported
 from edge_offload.mode import Mode, parse_mode
+from edge_offload_research.device.conformance.exclusions import (
+    BRANCHES_ON_DEVICE,
+    EXCLUSIONS,
+    HOST_ARGUMENTS,
+    STRIDES_OF_CUDA,
+)
 
 PASSED, REFUSED, WRONG, EXCLUDED = OUTCOMES = ("passed", "refused", "wrong", "excluded")
 DTYPES = ("float32", "float16", "int64")

@@ -12,14 +12,14 @@ import torch
 
 from edge_offload import records
 from edge_offload.cli import main
-from edge_offload.device.conformance import report
-from edge_offload.device.conformance import run as running
-from edge_offload.device.conformance.exclusions import EXCLUSIONS
-from edge_offload.device.conformance.judge import compare, laid_out, layout_difference
-from edge_offload.device.conformance.reference import as_it_lies
 from edge_offload.errors import BadInput
 from edge_offload.execute import heap
 from edge_offload.native import libraries
+from edge_offload_research.device.conformance import report
+from edge_offload_research.device.conformance import run as running
+from edge_offload_research.device.conformance.exclusions import EXCLUSIONS
+from edge_offload_research.device.conformance.judge import compare, laid_out, layout_difference
+from edge_offload_research.device.conformance.reference import as_it_lies
 
 pytestmark = pytest.mark.process
 

@@ -1,0 +1,1 @@
+"""Whether the virtual device does what CUDA does."""
