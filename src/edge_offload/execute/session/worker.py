@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import gc
 import importlib
-import itertools
 import mmap
 import os
 import resource
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 #: What torch and its kernels need besides tensors.
 OVERHEAD_BYTES = 4 << 30
-#: Messages between two complete garbage collections.
-FULL_COLLECTION = 500
+#: Seconds between two complete garbage collections: some milliseconds each, whatever the rate of messages.
+FULL_COLLECTION_S = 30.0
 
 
 def import_all() -> None:
@@ -101,8 +100,12 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    for count in itertools.count(1):
-        gc.collect(2 if count % FULL_COLLECTION == 0 else 0)
+    complete_s = time.monotonic()
+    while True:
+        complete = time.monotonic() - complete_s >= FULL_COLLECTION_S
+        gc.collect(2 if complete else 0)
+        if complete:
+            complete_s = time.monotonic()
         library.look()
         try:
             header, buffers = channel.receive()
