@@ -92,6 +92,8 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
                 bound_memory(args.storage_bytes + OVERHEAD_BYTES)
             devices.settle(session.device)
             facts = devices.facts(session.device, args.storage_bytes)
+    except LinkLost:
+        raise
     except (EdgeOffloadError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         channel.send({"failed": str(error) or type(error).__name__})
         raise DeviceLost(f"it did not start: {error}") from error
