@@ -316,3 +316,11 @@ def test_a_launch_starts_from_its_own_parameters_and_in_the_callers_folder(file)
         if given & {"video", "images", "bag", "calibration", "scans", "json", "out", "model_options", "options"}:
             folder = [element.get("command") for element in node.iter("param") if element.get("name") == "folder"]
             assert folder == ["pwd"], node.get("name")
+
+
+def test_a_mode_that_needs_a_server_is_refused_where_there_is_none():
+    for given in (["robot.launch", "mode:=server"], ["kapao_tracking.launch", "mode:=replay", "server:=none"]):
+        (line,) = arguments.faults(["roslaunch", str(ROOT / "launch" / given[0]), *given[1:]])
+        assert line == f"{given[1]}: it needs a server, and server:=none; give server:=host:port, or mode:=local"
+    assert arguments.faults(["roslaunch", str(ROOT / "launch" / "robot.launch"), "mode:=local", "-p", "1"]) == []
+    assert arguments.faults(["roslaunch", str(ROOT / "launch" / "robot.launch"), "-p", "1"]) == []

@@ -1,6 +1,6 @@
 """What a launch file that is about to be read would stumble over: argument names, ports, nodes, RViz.
 
-Only the standard library is used: see :mod:`edge_offload.nodes.arguments`, which runs it.
+Only the standard library is used, and names of modes: see :mod:`edge_offload.nodes.arguments`, which runs it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import xml.etree.ElementTree as ElementTree
 import xmlrpc.client
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Sequence, Set
+
+from edge_offload.mode import TABLE, Mode, names
 
 PACKAGE = "edge_offload"
 OURS = pathlib.Path(__file__).resolve().parents[3] / "launch"
@@ -106,8 +108,21 @@ def collisions(given: Sequence[str]) -> List[str]:
             continue
         file = LaunchFile.read(path)
         values = file.values(asked(given))
-        lines += _without_rviz(values) or _ports_in_use(values) or _nodes_that_run(file, values, given)
+        lines += (
+            _without_server(values)
+            or _without_rviz(values)
+            or _ports_in_use(values)
+            or _nodes_that_run(file, values, given)
+        )
     return lines
+
+
+def _without_server(values: Dict[str, str]) -> List[str]:
+    """A mode that needs a server, where there is none: its node would be started for ever."""
+    mode = values.get("mode", "")
+    if values.get("server") != "none" or mode not in names() or not TABLE[Mode(mode)].needs_link:
+        return []
+    return [f"mode:={mode}: it needs a server, and server:=none; give server:=host:port, or mode:=local"]
 
 
 def _without_rviz(values: Dict[str, str]) -> List[str]:
