@@ -149,9 +149,10 @@ def test_stamps_far_before_the_clock_are_told_and_good_for_ages_and_for_tf_of_th
     assert timeline.faults == {PAST: 5}
 
 
-def test_frames_that_come_late_are_no_fault() -> None:
+@pytest.mark.parametrize("late_s", [9, 2 * 86400, 3 * 365 * 86400])
+def test_frames_that_come_late_or_from_a_recording_are_no_fault(late_s: int) -> None:
     timeline = Timeline()
-    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME + 9 * SECOND) for n in range(5)]
+    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME + late_s * SECOND) for n in range(5)]
     assert {instant.fault for instant in found} == {""}
 
 

@@ -27,8 +27,11 @@ FORWARD_S = 1.5
 AHEAD_S = 0.5
 """By so much clocks of two machines may differ."""
 
-BEHIND_S = 10.0
-"""Frames that come later than this are of another clock: that of a device since its start, or of a recording."""
+BEHIND_S, RECORDED_S = 10.0, 86400.0
+"""Frames that come later than the first are of another clock; later than the second, of a recording, which is right."""
+
+STARTED_NS = 10**18
+"""Stamps below this (the year 2001) count from the start of a device, not from 1970."""
 
 SLOW_S, SLOWER = 0.002, 20.0
 """Stamps nearer than this, of frames that arrive so many times as far apart, are of a clock of another unit."""
@@ -168,7 +171,9 @@ class Timeline:
         self._number += 1
         if not fault and now_ns and stamp_ns - now_ns > AHEAD_S * 1e9:
             fault = FUTURE
-        elif not fault and now_ns - stamp_ns > BEHIND_S * 1e9:
+        elif not fault and (
+            BEHIND_S * 1e9 < now_ns - stamp_ns < RECORDED_S * 1e9 or stamp_ns < STARTED_NS < now_ns - BEHIND_S * 1e9
+        ):
             fault = PAST
         self._faults.append(fault)
         return Instant(time_ns, stamp_ns, self._number, self._recording, fault)
