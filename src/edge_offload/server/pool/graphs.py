@@ -61,11 +61,11 @@ class GraphedStage:
         outputs = self._calls(batch)(tensors)
         if layouts not in self._graphs and len(self._graphs) < MOST_GRAPHS:
             if layouts in self._seen:
-                self._graphs[layouts] = self._captured(batch, tensors, outputs)
+                self._graphs[layouts] = self._capture(batch, tensors, outputs)
             self._seen.add(layouts)
         return outputs
 
-    def _captured(
+    def _capture(
         self, batch: int, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> Optional[Engine]:
         """A graph of the calls; None: it cannot be captured, or gives other outputs."""

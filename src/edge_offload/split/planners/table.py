@@ -361,7 +361,7 @@ PLANNERS: Dict[str, Method] = {
     "loss_beam": loss_beam,
 }
 DEFAULT = "loss_beam"
-#: Share by which makespans differ and are equal: of such plans the one of least energy is taken.
+#: Makespans within this share count as equal: of such plans the one of least energy is taken (bench papers).
 EQUAL = 0.01
 #: Who finds the best plan that divides no operator, the two extremes included.
 UNDIVIDED = "dsccs"

@@ -108,7 +108,7 @@ def test_frames_are_answered_while_nvidias_builder_works(backend, trt, monkeypat
         longest = max(longest, time.monotonic() - began)
     assert set(answers) == {"eager"}
     assert len(answers) > 3
-    assert longest < 0.9 * spent[0], "a frame that waits for the builder takes all of its time"
+    assert longest < spent[0] / 2
     assert executor.engine_ready(120)
 
 
