@@ -1,6 +1,6 @@
 """Plans run by the runtime on the virtual CUDA device: started by test_device_half.py under ``exec --mode local``.
 
-``cuda_app.py zoo NAME...``: random plans of networks of the zoo, an error and its bound each, in a line of JSON.
+``cuda_app.py zoo NAME...``: random plans of networks of the zoo, in float64, an error each, in a line of JSON.
 ``cuda_app.py mutations``: a small network with each copy, event and wait of the runtime taken out in turn.
 """
 
@@ -81,9 +81,9 @@ def placed(where):
 def of_the_zoo(name, seeds=2):
     size = SIZES.get(name, 64)
     x = zoo.smooth_images(1, size)
-    program = from_module(zoo.build(name, size), (x,))
-    truth = unsplit(as_double(program), [x.double()])
-    bound = 1.5 * error(unsplit(program, [x]), truth) + 1e-6
+    x = x.double()  # what float32 rounds differs by where tensors lie in memory
+    program = as_double(from_module(zoo.build(name, size), (x.float(),)))
+    truth = unsplit(program, [x])
     identity = sequence_hash(program.sequence)
     where = itertools.cycle(PLACES)
     for choice in axis_choices(program.sequence)[:2]:
@@ -95,8 +95,7 @@ def of_the_zoo(name, seeds=2):
             plan = ready(make(located, random.Random(seed)), located, identity)
             place = next(where)
             found = infer(plan, located, shared, [x], placed(place), 1 << 20)
-            yield {"name": name, "axis": str(choice), "seed": seed, "on": place, "error": error(found, truth),
-                   "bound": bound}  # fmt: skip
+            yield {"name": name, "axis": str(choice), "seed": seed, "on": place, "error": error(found, truth)}
 
 
 class Small(nn.Module):

@@ -40,19 +40,11 @@ def told(*arguments, seed="1"):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def within_bounds(*arguments, seed="1"):
-    """The same, held to each plan's bound; a near miss is run once more.
-
-    float32 kernels round by where tensors lie in memory, too; what is missing is missing by far more than that.
-    """
-    for attempt in range(2):
-        found = told(*arguments, seed=seed)
-        over = [item for item in found if not item["error"] <= item["bound"]]
-        if not over:
-            break
-        assert attempt == 0, over
-        assert [item for item in over if not item["error"] <= 1.1 * item["bound"]] == []
-    return found
+def check_plans(*arguments, seed="1"):
+    """Results in float64 within 1e-12 of their range; says what was run."""
+    plans = told(*arguments, seed=seed)
+    assert [item for item in plans if not item["error"] <= 1e-12] == []
+    return plans
 
 
 @pytest.mark.process
@@ -76,7 +68,7 @@ def test_the_list_of_what_is_taken_out_is_complete() -> None:
 @pytest.mark.process
 @needs_device
 def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
-    found = within_bounds("zoo", "mobilenet_v3_large", seed="7")
+    found = check_plans("zoo", "mobilenet_v3_large", seed="7")
     assert {item["on"] for item in found} == {"robot", "server", "both"}
 
 
@@ -85,4 +77,4 @@ def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
 @needs_device
 @pytest.mark.parametrize("name", SLOW)
 def test_plans_of_the_zoo(name: str) -> None:
-    assert len(within_bounds("zoo", name)) >= 2
+    assert len(check_plans("zoo", name)) >= 2

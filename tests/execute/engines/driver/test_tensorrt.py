@@ -90,25 +90,28 @@ def test_weights_off_by_a_thousandth_never_take_over(backend, monkeypatch):
 
 def test_frames_are_answered_while_nvidias_builder_works(backend, trt, monkeypatch):
     """It gives up the interpreter: frames do not wait for it."""
-    real, spent = backend.build, []
+    real, builds = backend.build, []
 
     def build(onnx, threads):
         began = time.monotonic()
         try:
             return real(onnx, threads)
         finally:
-            spent.append(time.monotonic() - began)
+            builds.append((began, time.monotonic()))
 
     monkeypatch.setattr(backend, "build", build)
     executor = ModuleExecutor(Small(), engine="tensorrt")
-    answers, longest = [executor.run([picture(0)]).engine], 0.0
-    while not spent:
-        began = time.monotonic()
+    answers, ends = [executor.run([picture(0)]).engine], []
+    while not builds:
         answers.append(executor.run([picture(len(answers))]).engine)
-        longest = max(longest, time.monotonic() - began)
+        ends.append(time.monotonic())
     assert set(answers) == {"eager"}
-    assert len(answers) > 3
-    assert longest < spent[0] / 2
+    began, ended = builds[0]
+    during = [end for end in ends if began < end < ended]
+    assert len(during) > 3
+    quarter = (ended - began) / 4
+    # of a builder that keeps the interpreter, frames end only just before and just after its work
+    assert any(began + quarter < end < ended - quarter for end in during), (began, ended, during)
     assert executor.engine_ready(120)
 
 
