@@ -105,6 +105,21 @@ def test_error_is_one_line_with_the_remedy(monkeypatch, capsys):
     assert capsys.readouterr().err == "edge-offload thing: no such thing; use another\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("track --frmaes 3", "unrecognized arguments: --frmaes; is it --frames?; see 'edge-offload track --help'"),
+        ("keys trust --frob", "see 'edge-offload keys trust --help'"),
+        ("track --frmaes=3", "is it --frames?; see 'edge-offload track --help'"),
+    ],
+)
+def test_an_option_that_a_command_lacks_names_the_nearest_one_and_its_help(capsys, words, line):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 2
+    assert line in capsys.readouterr().err
+
+
 def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import importlib
 import importlib.util
 import json
@@ -105,9 +106,13 @@ class Subparser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Optional[Sequence[str]] = None, namespace: Optional[argparse.Namespace] = None
     ) -> Tuple[argparse.Namespace, Sequence[str]]:
-        """Import the module, then parse as usual."""
+        """Import the module, then parse as usual; an option that this command lacks is an error here."""
         self.fill()
-        return super().parse_known_args(args, namespace)
+        parsed, extra = super().parse_known_args(args, namespace)
+        if extra and self._subparsers is None:
+            near = difflib.get_close_matches(extra[0].split("=")[0], self._option_string_actions, 1)
+            self.error(f"unrecognized arguments: {' '.join(extra)}{f'; is it {near[0]}?' if near else ''}")
+        return parsed, extra
 
     def fill(self) -> None:
         """Import the module and take its arguments over, if that has not been done."""

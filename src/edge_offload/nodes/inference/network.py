@@ -144,7 +144,7 @@ class Network:
                 raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
         words = _choice(candidates, self.absent)
         health.value("chooses among", words)
-        rospy.loginfo(f"modes to choose among: {words}")
+        rospy.loginfo(f"modes that can run here: {words}")
         if self._client is not None:
             self._client.start()
         health.value("model", self.estimator.name)
