@@ -25,6 +25,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = pathlib.Path("README.md")
 PAGES = [README, *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md")))]
 WITH_COMMANDS = [page for page in PAGES if blocks_of(ROOT / page)]
+EVERY_RUN = (
+    README,
+    *(pathlib.Path("docs") / name for name in (
+        "tutorial/first-program.md", "tutorial/demo-robot.md", "how-to/server-and-keys.md", "how-to/own-model.md",
+        "how-to/why-did-it-fall-back.md", "how-to/gpu.md",
+    )),
+)  # fmt: skip
+"""Pages of a user's first day; the commands of the others are run by ``scripts/test --all``."""
 BUILT = (".venv", "build", "devel")
 MOST_NOT_RUN = 0.1
 KEPT = ("PATH", "LANG", "TERM", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
@@ -192,7 +200,13 @@ def own_network():
 @pytest.mark.slow
 @pytest.mark.ros
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=str)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=str(page), marks=() if page in EVERY_RUN else pytest.mark.release)
+        for page in WITH_COMMANDS
+    ],
+)
 def test_the_commands_of_a_page_do_what_it_says(page, user, own_network):
     environment = {key: value for key, value in os.environ.items() if key.startswith(KEPT)}
     # as on a terminal, which shows every line at once

@@ -72,7 +72,10 @@ def local() -> Dict[str, Dict[str, Any]]:
     return run([sys.executable, str(RUNNER), *PROGRAMS])
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(mode, marks=pytest.mark.release if mode in ("per_op", "cached") else ()) for mode in MODES],
+)
 def remote(request: pytest.FixtureRequest) -> Dict[str, Any]:
     libraries.build_device()
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", request.param, "--"]

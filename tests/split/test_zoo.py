@@ -19,6 +19,8 @@ from tests.split.split_plans import random_plan, unsplit
 SIZES = {"vgg19_bn": 64, "densenet121": 64, "regnet_x_400mf": 64, "vit_b_16": 96, "convnext_large": 64}
 SLOW = ["vgg19_bn", "resnet50", "resnet152", "densenet121", "convnext_tiny", "regnet_x_400mf", "resnext101_32x8d",
         "efficientnet_b0", "vit_b_16"]  # fmt: skip
+EVERY_RUN = ("resnet50", "efficientnet_b0", "regnet_x_400mf", "convnext_tiny")
+"""The small ones of a kind each: skips, squeeze and excitation, groups, permuted axes."""
 
 
 COUNTS = {"densenet121": (428, 3), "resnext101_32x8d": (342, 3), "regnet_x_400mf": (231, 3), "vgg19_bn": (54, 8)}
@@ -58,6 +60,8 @@ def test_mobilenet_v3_large() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERY_RUN else pytest.mark.release) for name in SLOW]
+)
 def test_network(name: str) -> None:
     check_network(name, plans=2)

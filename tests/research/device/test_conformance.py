@@ -123,6 +123,7 @@ def test_entries_of_op_db_pass_in_every_mode(tmp_path: pathlib.Path, capsys: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
 def test_entries_pass_however_their_tensors_lie(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("expecttest")
@@ -169,6 +170,7 @@ def test_without_a_gpu_there_is_no_reference_on_cuda(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
 def test_results_are_compared_with_those_of_a_process_of_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -433,6 +433,7 @@ def test_a_member_that_waits_for_tensors_goes_on_with_what_is_behind(pool, tmp_p
 @needs_ray
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(240)
 def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(tmp_path, monkeypatch):
     """Two stages, of which the first passes more than a store of 80 MB holds; there is no room on the disk either."""

@@ -239,6 +239,7 @@ print(json.dumps(found), flush=True)
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(420)
 def test_members_of_a_pool_see_their_gpu(tmp_path, monkeypatch):
     """One on the virtual device, whose environment says which GPUs are visible, and one on the CPU."""

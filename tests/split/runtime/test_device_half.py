@@ -73,6 +73,7 @@ def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.process
 @needs_device
 @pytest.mark.parametrize("name", SLOW)
