@@ -2,6 +2,7 @@
 
 scripts/docs              write them
 scripts/docs --check      write nothing; the exit code is 1 if a page is not what would be written
+scripts/docs --shorten    take out of docs/results/*.json what no page shows: after a new record
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ def main() -> int:
     words = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("scripts/docs", description=__doc__, formatter_class=words)
     parser.add_argument("--check", action="store_true", help="write nothing, name the stale pages")
+    parser.add_argument("--shorten", action="store_true", help="take out of recorded results what no page shows")
     parser.add_argument("--folder", default=ROOT / "docs", type=pathlib.Path, help="where the pages are (docs)")
     options = parser.parse_args()
     check, folder = options.check, options.folder
+    if options.shorten:
+        for path in results.shorten_records(folder / "results"):
+            print(f"shortened {path}")
+        return 0
     os.environ["COLUMNS"] = "100"
     pages = {**reference.pages(ROOT), **results.pages(ROOT)}
     if sys.version_info[:2] == HELP_OF:

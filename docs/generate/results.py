@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, Iterator, List, Mapping
 
-from generate import corpus, faults, fleets, frames, gpu
+from generate import corpus, faults, fleets, frames, gpu, shorten
 from generate.tables import Column
 from generate.tables import cell as _cell
 from generate.tables import exponent as _exponent
@@ -56,6 +56,17 @@ def pages(root: pathlib.Path) -> Dict[str, str]:
         index.append(f"| [{source['title']}]({name}.md) | {source.get('date', UNKNOWN)} | {command} |")
     made["results/README.md"] = "\n".join(index) + "\n"
     return made
+
+
+def shorten_records(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Rewrite each record in ``folder`` that holds what no page shows; yield its path."""
+    for name in json.loads((folder / "sources.json").read_text(encoding="utf-8")):
+        path = folder / f"{name}.json"
+        before = path.read_text(encoding="utf-8")
+        after = shorten.write(shorten.shorten(json.loads(before), TABLES[name]))
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            yield path
 
 
 UNKNOWN = "not recorded"

@@ -65,7 +65,7 @@ def run(program, *options):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("mode", ["local", "lazy", "replay"])
+@pytest.mark.parametrize("mode", ["local", pytest.param("lazy", marks=pytest.mark.release), "replay"])
 def test_a_group_of_one_process_computes_what_the_cpu_does(mode):
     done = run(PROGRAM, "--mode", mode)
     words = [

@@ -29,7 +29,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     made.close()
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize(
+    "app", [pytest.param(app, marks=pytest.mark.release if app in ("people", "detector") else ()) for app in APPS]
+)
 def test_a_program_prints_the_same_on_the_server(serving: Serving, tmp_path: pathlib.Path, app: str) -> None:
     if app in ("classifier", "detector") and importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")

@@ -106,7 +106,7 @@ def local() -> Dict[str, Dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["lazy", "replay", pytest.param("per_op", marks=pytest.mark.release)])
 def test_programs_print_the_same_bits_as_on_the_cpu(local: Dict[str, Any], mode: str) -> None:
     libraries.build_device()
     away = run([*SESSIONS, mode, str(RUNNER), *PROGRAMS_OF[mode], *ABOUT])

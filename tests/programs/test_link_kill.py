@@ -32,7 +32,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     made.close()
 
 
-@pytest.mark.parametrize(("mode", "step"), [("replay", 1), ("lazy", 2), ("per_op", 9)])
+@pytest.mark.parametrize(
+    ("mode", "step"), [("replay", 1), ("lazy", 2), pytest.param("per_op", 9, marks=pytest.mark.release)]
+)
 def test_a_link_cut_at_any_message_changes_nothing(serving: Serving, mode: str, step: int) -> None:
     app = [sys.executable, str(HERE / "link_kill_app.py"), serving.address, str(serving.keys), mode, str(step)]
     done = run([*serving.exec("--absent", "later"), *app])
@@ -128,6 +130,7 @@ def test_a_program_outlives_its_server_and_goes_back_to_the_next_one(tmp_path: p
     again.close()
 
 
+@pytest.mark.release
 def test_a_program_goes_on_with_its_other_server(tmp_path: pathlib.Path) -> None:
     servers = [Serving(tmp_path), Serving(tmp_path)]
     app = [sys.executable, str(HERE / "restart_app.py"), "seeded"]
@@ -177,6 +180,7 @@ def test_an_executor_that_dies_ends_its_own_session_only(serving: Serving, tmp_p
     counted(second.communicate()[0].rpartition("\n")[0])
 
 
+@pytest.mark.release
 def test_two_programs_on_one_server_do_not_see_each_other(serving: Serving, tmp_path: pathlib.Path) -> None:
     programs = [started(serving, tmp_path / name) for name in ("a", "b")]
     time.sleep(1.0)

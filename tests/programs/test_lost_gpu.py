@@ -114,6 +114,7 @@ def test_an_operator_that_always_fails_ends_the_program_with_one_line(tmp_path: 
     serving.close()
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_executors_of_a_server_on_a_gpu_compute_there(tmp_path: pathlib.Path) -> None:
     virtual = [*CLI, "exec", "--mode", "local", "--"]

@@ -97,6 +97,7 @@ def _rows(trip_s: float, step_s: float) -> Dict[str, List[Any]]:
     return {name: [row[1:3] for row in rows if row[0] == name] for name in ("one", "loops", "chain")}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("costs", [(1.0, 0.0), (1.0, 100.0)], ids=["a slow link", "trips nearly free"])
 def test_a_program_that_takes_one_round_trip_keeps_it(costs: Any) -> None:
     found = _rows(*costs)

@@ -53,6 +53,7 @@ def test_split_on_cuda_on_both_sides(keys, monkeypatch):
     assert "the GPU failed" in found["lost"]["reason"]
 
 
+@pytest.mark.release
 def test_an_unmodified_programs_half_is_computed_on_the_device_that_was_asked_for(own_server, keys, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_ASYNC", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

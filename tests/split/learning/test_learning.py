@@ -219,6 +219,7 @@ def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_lear
     assert children() == []
 
 
+@pytest.mark.release
 @pytest.mark.process
 def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
     module = model_of()
