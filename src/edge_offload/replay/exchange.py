@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Deque, List, Optional
+from typing import Deque, Iterator, List, Optional, Sequence
 
 from edge_offload.errors import DeviceLost, LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
@@ -69,6 +70,13 @@ class Exchange:
         """Await none of the answers that were put off."""
         self._outstanding.clear()
         self._arriving.clear()
+
+    @contextlib.contextmanager
+    def withhold(self, storages: Sequence[int]) -> Iterator[None]:
+        """Free none of ``storages`` with the messages that are sent meanwhile: what is run after those uses them."""
+        self.freed = [number for number in self.freed if number not in storages]
+        yield
+        self.freed += storages
 
     def submit(self, message: Message, keep: bool = False) -> Arriving:
         """Send a message, and with it what the session has to know by then.

@@ -174,15 +174,17 @@ class Recorder:
         if self._absent is not None and time.monotonic() >= self._ask_at_s:
             self._return(flushed)
         freed = flushed.freed if self.failed else self.strategy.before(flushed)
-        known.exchange.freed += freed
-        known.recovery.freed(freed)
+        try:
+            if flushed.calls and not self.failed:
+                self.renew(flushed.generation)  # this segment still uses what was freed
+        finally:
+            known.exchange.freed += freed
+            known.recovery.freed(freed)
         known.next_storage = flushed.base
         invocation: Optional[SegmentInvocation] = None
         failed, first = True, not known.has_read
         try:
             if flushed.calls:
-                if not self.failed:
-                    self.renew(flushed.generation)
                 invocation = SegmentInvocation.of(flushed)
                 known.recovery.check_generators(invocation, known.definitions.signatures)
             lost: Optional[LinkLost] = None

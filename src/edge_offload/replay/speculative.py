@@ -97,10 +97,11 @@ class Speculative(Strategy):
         except LinkLost:
             return  # the read that follows sees to it
 
-    def _begin_unseen(self, invocation: SegmentInvocation) -> None:
+    def _begin_unseen(self, invocation: SegmentInvocation, freed: List[int]) -> None:
         """A step of which the device does not know a size: if all else of it is as expected, its plan says the size.
 
-        So it is with a length that has not been seen before.
+        So it is with a length that has not been seen before. What the step has ``freed`` is freed later: it uses that,
+        and may have to be run after all.
         """
         plan = self._predictor.next() if self._speculation is None and len(self._invocations) == 1 else None
         if plan is None or plan.node.segment is not None:
@@ -113,7 +114,8 @@ class Speculative(Strategy):
         if len(known) == len(assumed) and plan.begins_with(
             self.dispatcher.definitions.signatures, invocation, start, history
         ):
-            self._begin(plan, invocation.base, payloads)
+            with self.dispatcher.exchange.withhold(freed):
+                self._begin(plan, invocation.base, payloads)
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         """See :class:`Strategy`."""
@@ -153,7 +155,7 @@ class Speculative(Strategy):
         self._invocations.append(invocation)
         self._deferred += 1
         if invocation.reason == INFER:
-            self._begin_unseen(invocation)
+            self._begin_unseen(invocation, freed)
             described = self._described(invocation)
             return described if described is not None else self._run_deferred(None)
         done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step)
