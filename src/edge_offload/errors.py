@@ -52,6 +52,18 @@ class RemoteError(EdgeOffloadError):
     """The server accepted the request and failed while computing it."""
 
 
+class Disagreement(RemoteError):
+    """What an operator's result looks like was worked out on the robot, and the server has found otherwise.
+
+    The cause begins with the operator's name.
+    """
+
+    @property
+    def operator(self) -> str:
+        """The operator's name, as the dispatcher has it."""
+        return self.cause.split(": ")[0]
+
+
 class OutOfMemory(EdgeOffloadError):
     """A program would hold more than its device has; it sees torch.cuda.OutOfMemoryError."""
 

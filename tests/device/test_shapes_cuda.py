@@ -152,6 +152,9 @@ class Native:
     def trust(self, always: Any, ways: Any) -> None:
         self.always, self.ways = always, ways
 
+    def suppose(self, on: bool, asked: Any) -> None:
+        self.supposes, self.asked = on, asked
+
 
 class Remote:
     def __init__(self, torches: str = "") -> None:
@@ -167,6 +170,7 @@ def test_another_torch_is_asked_whatever_the_table_has(tables: pathlib.Path) -> 
     assert other.gpu
     assert same.ways[0] == {"aten::sort": 1}
     assert not any(other.ways)
+    assert (same.supposes, other.supposes) == (False, True), "what is in no table is asked once for each form"
 
 
 def test_a_generated_meta_kernel_that_differed_on_a_gpu_is_asked_for(tables: pathlib.Path) -> None:
@@ -178,6 +182,7 @@ def test_a_generated_meta_kernel_that_differed_on_a_gpu_is_asked_for(tables: pat
     shapes.trust(native, Remote())
     assert native.always
     assert name not in native.always
+    assert native.asked == [name]
 
 
 def counted(*rows: Any, **facts: Any) -> Dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import pathlib
 import runpy
 import sys
@@ -20,6 +21,18 @@ def counters() -> Dict[str, Any]:
     device = sys.modules.get("edge_offload.device.installation")
     installed = device.installed() if device is not None else None
     return dataclasses.asdict(installed.recorder.counters) if installed is not None else {}
+
+
+def ask_of_shapes(asked: bool) -> None:
+    """Have the server say what all results look like, or have that worked out where it can be; nothing without it."""
+    device = sys.modules.get("edge_offload.device.installation")
+    installed = device.installed() if device is not None else None
+    if installed is None or not hasattr(installed.native, "trust"):
+        return
+    from edge_offload.device import shapes
+
+    os.environ["EDGE_OFFLOAD_EXEC_SHAPES"] = "ask" if asked else "known"
+    shapes.trust(installed.native, installed.remote)
 
 
 class Lines(io.StringIO):
@@ -40,6 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for argument in sys.argv[1:]:
         name, *arguments = argument.split(":")
+        ask_of_shapes(arguments[-1:] == ["asked"])
         output, error = Lines(), ""
         before = counters()
         sys.argv = [name, *arguments]

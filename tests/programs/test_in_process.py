@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).parent
 PROGRAMS = [
     "conv_net", "in_place_state", "branches", "suppression", "two_threads", "buffers", "saved", "random_loops:0:12",
     "names",
-    "composites", "sparse", "ragged", "gradients",
+    "composites", "sparse", "ragged", "gradients", "loops:36",
 ]  # fmt: skip
 #: Of the device itself: what they print says whether all went as it should.
 ABOUT = ["surface", "calls", "memory"]

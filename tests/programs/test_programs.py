@@ -47,6 +47,8 @@ PROGRAMS = [
     "sparse",
     "ragged",
     "gradients",
+    "loops:36",
+    "loops:27:asked",
     "random_programs:0:8:12",
 ]
 #: Of the device itself: what they print says whether all went as it should.

@@ -15,7 +15,8 @@ from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.server import OffloadServer
 from edge_offload.server.services.device import service
 from edge_offload.server.services.device.service import DeviceService
-from edge_offload.server.services.device.session import ENTRY_BYTES, Session
+from edge_offload.server.services.device.session import Session
+from edge_offload.server.services.device.staging import ENTRY_BYTES
 from edge_offload.server.services.replica.service import Quota
 from tests.server.server_rig import TIMINGS
 
@@ -168,7 +169,7 @@ class Executor:
 def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatch):
     monkeypatch.setattr(Session, "_feed", lambda self: None)
     monkeypatch.setattr(Session, "_end", lambda self, reason: None)
-    monkeypatch.setattr("edge_offload.server.services.device.session.MAX_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr("edge_offload.server.services.device.answers.MAX_KEPT_BYTES", 1 << 20)
     session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), store=None)
     told = []
 

@@ -4,6 +4,9 @@
 of PyTorch's own tests, in which layouts of their operands, and how it is worked out: by the meta kernel, by a rule, or
 over the numbers among the arguments as well (``native/cpp/rules.h``). ``shapes-<release>-cuda.json`` has those that
 agreed with a GPU's kernels. Both are written by :mod:`edge_offload_research.device.conformance.shapes`.
+
+A release without a table has that of the nearest one, if that is near. Where there is none, the device asks once for
+each form of a call (a call without its sizes) and supposes of others what was right for it (``native/cpp/suppose.h``).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from edge_offload.device import connect
 HOW = ("meta", "rules", "numbers")
 #: Operators that a table has asked of the executor, though their meta kernels are generated.
 ASKED = "asked"
+#: Minor releases over which a table holds: what has changed since then the executor finds.
+NEAR = 2
 #: Where the tables lie.
 FOLDER = pathlib.Path(__file__).parent
 #: Layouts of a call's operands: rows; at worst with channels last; dense in another order; with gaps; empty; complex.
@@ -29,18 +34,20 @@ LAYOUTS = "rcdgex"
 def trust(native: Any, remote: Any) -> None:
     """Have the device work out what results look like, where that is known to be what ``remote`` will find.
 
-    It checks: an executor that finds otherwise raises before any result is used. The device also records operators as
-    a GPU's kernels take them where ``remote`` computes on one.
+    It checks: an executor that finds otherwise raises before any result is used, and is asked from then on. The device
+    also records operators as a GPU's kernels take them where ``remote`` computes on one.
     """
     facts = remote.facts
     on_gpu = bool(facts.get("name")) and not _on_cpu(facts)
     native.computed_by_gpu(on_gpu)
     if connect.Settings.from_environment(os.environ).shapes == connect.ASK:
         native.trust([], [{}, {}, {}])
+        native.suppose(False, [])
         return
     found = {} if getattr(remote, "torches", "") else sampled_for(facts)
     ways = [{name: layouts_of(letters) for name, letters in found.get(how, {}).items()} for how in HOW]
     asked = set(found.get(ASKED, ()))
+    native.suppose(not any(ways), sorted(asked))
     native.trust([name for name in operators_with_exact_shapes() if name not in asked], ways)
 
 
@@ -71,16 +78,22 @@ def layouts_of(letters: str) -> int:
 
 
 def sampled_shapes(kind: str = "") -> Dict[str, Any]:
-    """The table of this release of torch, by :data:`HOW`; nothing if it has none.
+    """The table of this release of torch, or of the nearest at most :data:`NEAR` minor ones away, by :data:`HOW`.
+
+    Nothing if there is none.
 
     Args:
-        kind: empty for CPUs, ``-cuda`` for GPUs.
+        kind: empty for CPUs, ``-cuda`` for GPUs, of which there is one for the very release alone.
     """
     import torch
 
-    release = ".".join(torch.__version__.split(".")[:2])
-    path = FOLDER / f"shapes-{release}{kind}.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    major, minor = torch.__version__.split(".")[:2]
+    for away in range(1 if kind else NEAR + 1):
+        for release in (int(minor) - away, int(minor) + away):
+            path = FOLDER / f"shapes-{major}.{release}{kind}.json"
+            if path.is_file():
+                return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
 
 
 def operators_with_exact_shapes() -> List[str]:

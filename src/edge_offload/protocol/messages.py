@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import msgpack
 import torch
 
-from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, ProtocolError, RemoteError
+from edge_offload.errors import DeviceLost, Disagreement, EdgeOffloadError, OutOfMemory, ProtocolError, RemoteError
 from edge_offload.ir.operators import HostTensor
 from edge_offload.ir.trace.calls import Buffer, host_tensor
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
@@ -289,7 +289,8 @@ def _exception(error: Mapping[str, Any]) -> Exception:
         return DeviceLost(str(error.get("cause", text)), str(error.get("remedy", "")))
     if error["kind"] == "Unsupported":
         return NotImplementedError(f"{text} (edge_offload)")
-    return RemoteError(f"{operator}: {text}" if operator else text)
+    raised = Disagreement if error["kind"] == Disagreement.__name__ else RemoteError
+    return raised(f"{operator}: {text}" if operator else text)
 
 
 def refusal(error: EdgeOffloadError) -> List[Buffer]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Deque, List, Optional
+from typing import Deque, Iterable, Iterator, List, Optional, Sequence
 
 from edge_offload.errors import DeviceLost, LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
@@ -70,6 +71,13 @@ class Exchange:
         self._outstanding.clear()
         self._arriving.clear()
 
+    @contextlib.contextmanager
+    def withhold(self, storages: Sequence[int]) -> Iterator[None]:
+        """Free none of ``storages`` with the messages that are sent meanwhile: what is run after those uses them."""
+        self.freed = [number for number in self.freed if number not in storages]
+        yield
+        self.freed += storages
+
     def submit(self, message: Message, keep: bool = False) -> Arriving:
         """Send a message, and with it what the session has to know by then.
 
@@ -89,6 +97,17 @@ class Exchange:
             raise
         self._arriving.append(future)
         return future
+
+    def put_back(self, messages: Iterable[Message]) -> None:
+        """Have the session carry out messages as they are: they make a new one what the one before was.
+
+        Raises:
+            EdgeOffloadError: what stopped one.
+        """
+        for message in messages:
+            answer = self.wait(self.remote.submit(message.to_wire(), keep=True), blocked=False)
+            if answer.error is not None:
+                raise answer.error
 
     def wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
         """What there is of an answer once it has so many outcomes and speculated steps; all of it by default.

@@ -16,7 +16,7 @@ from typing import Any, Callable, List, Optional, Protocol, Sequence
 
 import torch
 
-from edge_offload.errors import EdgeOffloadError, LinkLost
+from edge_offload.errors import Disagreement, EdgeOffloadError, LinkLost
 from edge_offload.mode import Mode
 from edge_offload.notices import Once, notify
 from edge_offload.protocol.messages import Message
@@ -174,15 +174,15 @@ class Recorder:
         if self._absent is not None and time.monotonic() >= self._ask_at_s:
             self._return(flushed)
         freed = flushed.freed if self.failed else self.strategy.before(flushed)
+        if flushed.calls and not self.failed:
+            self.renew(flushed.generation)  # this segment still uses what was freed
         known.exchange.freed += freed
         known.recovery.freed(freed)
         known.next_storage = flushed.base
         invocation: Optional[SegmentInvocation] = None
-        failed, first = True, not known.has_read
+        failed, first, wrong = True, not known.has_read, ""
         try:
             if flushed.calls:
-                if not self.failed:
-                    self.renew(flushed.generation)
                 invocation = SegmentInvocation.of(flushed)
                 known.recovery.check_generators(invocation, known.definitions.signatures)
             lost: Optional[LinkLost] = None
@@ -195,8 +195,13 @@ class Recorder:
             if lost is not None:
                 result = self._recover(lost, invocation, flushed)
             failed = False
+        except Disagreement as error:
+            wrong = error.operator
+            raise
         finally:
             known.recovery.done(invocation, known.definitions.signatures, first, not self.strategy.in_step, failed)
+            if wrong:
+                known.native.distrust(wrong)
         return result
 
     def _outcome(self, invocation: Optional[SegmentInvocation], reason: int, freed: List[int]) -> Any:
@@ -289,10 +294,7 @@ class Recorder:
         known.definitions.forget()
         self.strategy.forget()
         exchange.restart(remote)
-        for message in known.recovery.messages(before, cause):
-            answer = exchange.wait(remote.submit(message.to_wire(), keep=True), blocked=False)
-            if answer.error is not None:
-                raise answer.error
+        exchange.put_back(known.recovery.messages(before, cause))
         exchange.failure, exchange.forget, exchange.freed = None, True, [*freed, *known.recovery.dropped()]
 
     def _again(self, invocations: Sequence[SegmentInvocation], reason: int) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set
 
 import torch
 
+from edge_offload.errors import Disagreement
 from edge_offload.ir.operators import Operator, StorageRef, View
 from edge_offload.ir.trace.keys import calls_in, decode, integers_of, unpacked_words
 from edge_offload.ir.trace.symbols import BranchKey
@@ -189,8 +190,15 @@ class SignatureTable:
         """Give the device the results of calls that the program will make.
 
         They are like those given, with another key and integers.
+
+        Raises:
+            Disagreement: it has worked out otherwise.
         """
-        numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
+        try:
+            numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
+        except ValueError as error:
+            cause = f"{error}: robot and server disagree on its result"
+            raise Disagreement(cause, remedy="do it again: the server is asked from now on") from None
         for number, (like, key, integers, _) in zip(numbers, calls):
             if number not in self._calls:
                 made = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)

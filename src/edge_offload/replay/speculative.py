@@ -21,10 +21,10 @@ from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Message, tensor_bytes
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import DYNAMIC, INFER, READ
-from edge_offload.replay.prediction.predict import Branches, Predictor
+from edge_offload.replay.prediction.predict import Predictor
 from edge_offload.replay.prediction.step_models import StepPlan
+from edge_offload.replay.running_ahead import RunningAhead
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation, upload_sizes
-from edge_offload.replay.speculation import SpeculatedStep, Speculation
 from edge_offload.replay.strategy import Strategy
 from edge_offload.replay.worth import Worth
 
@@ -35,6 +35,7 @@ class Speculative(Strategy):
     def __init__(self, dispatcher: SegmentDispatcher) -> None:
         super().__init__(dispatcher)
         self._budget = Budget()
+        self._ahead = RunningAhead(dispatcher)
         self.forget()
 
     def forget(self) -> None:
@@ -42,7 +43,7 @@ class Speculative(Strategy):
         super().forget()
         known = self.dispatcher.definitions
         self._predictor = Predictor(known.signatures, known.call, budget=self._budget)
-        self._speculation: Optional[Speculation] = None
+        self._ahead.forget()
         self._invocations: List[SegmentInvocation] = []
         self._deferred = 0
         self._freed_in_step: List[int] = []
@@ -63,14 +64,13 @@ class Speculative(Strategy):
         """See :class:`Strategy`: segments for which only an abandoned speculation had results are run."""
         deferred = self._invocations[-self._deferred :] if self._deferred else []
         self._invocations, self._deferred = [], 0
-        if self._speculation is not None:
-            self._end(self._speculation)
+        self._ahead.end()
         if deferred:
             self.dispatcher.run(deferred)
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """See :class:`Strategy`: the server starts before the program gets to the read."""
-        plan = self._predictor.next() if self._speculation is None and not self._invocations else None
+        plan = self._predictor.next() if self._ahead.current is None and not self._invocations else None
         if plan is None or plan.node.segment != segment:
             return
         start = base if self._predictor.opens() else self._predictor.start
@@ -93,16 +93,17 @@ class Speculative(Strategy):
         graph = TraceGraph([], branches.first, base, start, [sizes] if opens else list(predictor.history))
         graph.payloads = self.dispatcher.definitions.uploads(uploads)
         try:
-            self._speculate(branches, graph, Message()).assumed = assumed
+            self._ahead.start(branches, graph, Message()).assumed = assumed
         except LinkLost:
             return  # the read that follows sees to it
 
-    def _begin_unseen(self, invocation: SegmentInvocation) -> None:
+    def _begin_unseen(self, invocation: SegmentInvocation, freed: List[int]) -> None:
         """A step of which the device does not know a size: if all else of it is as expected, its plan says the size.
 
-        So it is with a length that has not been seen before.
+        So it is with a length that has not been seen before. What the step has ``freed`` is freed later: it uses that,
+        and may have to be run after all.
         """
-        plan = self._predictor.next() if self._speculation is None and len(self._invocations) == 1 else None
+        plan = self._predictor.next() if self._ahead.current is None and len(self._invocations) == 1 else None
         if plan is None or plan.node.segment is not None:
             return
         payloads, assumed = invocation.payloads, plan.uploads[len(invocation.payloads) :]
@@ -113,7 +114,8 @@ class Speculative(Strategy):
         if len(known) == len(assumed) and plan.begins_with(
             self.dispatcher.definitions.signatures, invocation, start, history
         ):
-            self._begin(plan, invocation.base, payloads)
+            with self.dispatcher.exchange.withhold(freed):
+                self._begin(plan, invocation.base, payloads)
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         """See :class:`Strategy`."""
@@ -130,7 +132,7 @@ class Speculative(Strategy):
         """Whether the inference goes on that has been left: another one begins with an upload."""
         if self._left is None or invocation.payloads or self._invocations:
             return False
-        return self._speculation is None
+        return self._ahead.current is None
 
     def _run_plainly(self, invocation: SegmentInvocation) -> Outcome:
         """As in mode lazy: at once and alone, and nothing is learnt."""
@@ -153,15 +155,15 @@ class Speculative(Strategy):
         self._invocations.append(invocation)
         self._deferred += 1
         if invocation.reason == INFER:
-            self._begin_unseen(invocation)
-            described = self._described(invocation)
+            self._begin_unseen(invocation, freed)
+            described = self._ahead.described(invocation)
             return described if described is not None else self._run_deferred(None)
         done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step)
         self._predictor.begin(done, self._left)
         trips = self.dispatcher.exchange.counters.round_trips
         self._worth.step(done.signature.number, done.opens, trips)
         self._left = None if done.opens else self._left
-        ran = self._accept(done)
+        ran = self._ahead.accept(done, self._predictor.start)
         if ran is not None:
             outcome, facts = ran.outcome, ran.facts
         elif self._left is not None or not self._worth.ahead(trips):
@@ -172,7 +174,7 @@ class Speculative(Strategy):
         self._invocations, self._deferred = [], 0
         done.integers, done.kind = facts
         self._predictor.add(done, confirmed=ran is not None)
-        if self._speculation is None:
+        if self._ahead.current is None:
             if self._predictor.full:
                 self.forget()
             else:
@@ -196,89 +198,12 @@ class Speculative(Strategy):
             future = None
             if branches is not None and done is not None and done.reason in (READ, DYNAMIC):
                 graph = TraceGraph([], branches.first, None, self._predictor.start, list(self._predictor.history))
-                speculation = self._speculate(branches, graph, message)
+                speculation = self._ahead.start(branches, graph, message)
                 speculation.last, future = done.signature.integers[-1], speculation.future
             return future
 
         deferred, self._deferred = self._invocations[-self._deferred :], 0
         outcome = self.dispatcher.run(deferred, send)
-        if self._speculation is not None:
-            self._speculation.waited = True
+        if self._ahead.current is not None:
+            self._ahead.current.waited = True
         return outcome
-
-    def _speculate(self, branches: Branches, graph: TraceGraph, message: Message) -> Speculation:
-        graph.nodes = self.dispatcher.definitions.nodes(branches, message)
-        message.graph = graph
-        future = self.dispatcher.exchange.submit(message)
-        self._speculation = Speculation(branches.plans, branches.edges, branches.first, graph.since, future)
-        return self._speculation
-
-    def _next_ran(self, speculation: Speculation) -> Optional[SpeculatedStep]:
-        """The next step that ran speculatively, if there is one.
-
-        The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
-        """
-        if len(speculation.ran) <= speculation.accepted or not speculation.waited:
-            answer = self.dispatcher.exchange.wait(
-                speculation.future, blocked=not speculation.waited, outcomes=0, ran=speculation.accepted + 1
-            )
-            speculation.waited = True
-            speculation.take_in(answer, self.dispatcher.definitions.signatures)
-        return speculation.ran[speculation.accepted] if speculation.accepted < len(speculation.ran) else None
-
-    def _described(self, invocation: SegmentInvocation) -> Optional[Outcome]:
-        """The results of the last call of a segment that ends inside a step, if that ran speculatively.
-
-        They depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
-        """
-        speculation = self._speculation
-        if speculation is None:
-            return None
-        ran = self._next_ran(speculation)
-        if ran is not None:
-            # kept: the device may have forgotten what it consists of before it has to be run after all
-            invocation.definition = self.dispatcher.definitions.signatures.definition(invocation.segment)
-            invocation.calls += len(invocation.definition.calls)
-            number = invocation.calls - 1
-            call = invocation.definition.calls[-1]
-            skeletons, _ = self._predictor.signatures.calls(ran.plan.signature)
-            results = ran.outcome.described.get(number)
-            alike = number < len(skeletons) and skeletons[number] == call.skeleton
-            if results is not None and alike and ran.integers[number] == call.integers:
-                return Outcome(results=results)
-        self._roll_back(speculation, len(speculation.future.so_far.ran))
-        return None
-
-    def _accept(self, done: CompletedStep) -> Optional[SpeculatedStep]:
-        """The next speculated step if it is exactly ``done``; otherwise the speculation is rolled back."""
-        speculation, start = self._speculation, self._predictor.start
-        if speculation is None:
-            return None
-        if speculation.accepted >= len(speculation.ran):
-            speculation.take_in(speculation.future.so_far, self.dispatcher.definitions.signatures)
-        if not speculation.may_go_on_with(done, start):
-            self._roll_back(speculation, speculation.accepted + 1)  # whatever runs, it is not this
-            return None
-        ran = self._next_ran(speculation)
-        if ran is not None and ran.base == done.base and ran.plan.same_as(done, start, ran.integers):
-            counters, exchange = self.dispatcher.exchange.counters, self.dispatcher.exchange
-            speculation.accepted += 1
-            counters.speculated += 1
-            counters.accepted += 1
-            exchange.freed += [done.base + number for number in done.dead - ran.plan.dead]
-            if speculation.future.ended and speculation.accepted == len(speculation.future.so_far.ran):
-                self._end(speculation)
-            return ran
-        self._roll_back(speculation, len(speculation.future.so_far.ran))
-        return None
-
-    def _roll_back(self, speculation: Speculation, ran: int) -> None:
-        """What ran and was not accepted is undone by the session, which hears of it with the next message."""
-        counters = self.dispatcher.exchange.counters
-        counters.speculated += ran - speculation.accepted
-        counters.undone += ran - speculation.accepted
-        self._end(speculation)
-
-    def _end(self, speculation: Speculation) -> None:
-        self.dispatcher.exchange.unsettled = speculation.accepted
-        self._speculation = None

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.errors import BadInput, Disagreement, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.cuda_driver import Captures, captures_of
 from edge_offload.execute.session.generators import Generators
 from edge_offload.execute.session.limits import Limits
@@ -225,9 +225,10 @@ class Storages:
                 operator.results.append(("v", []))
                 described.append(["v", value])
         if operator.claimed is not None and operator.claimed != described:
-            raise RemoteError(
+            operator.results = None  # the next time it is compared again
+            raise Disagreement(
                 f"{operator.name}: robot and server disagree on its result ({operator.claimed} and {described})",
-                remedy="use the same torch on both; if it is the same: 'edge-offload exec --shapes ask', and tell us",
+                remedy="do it again: the server is asked from now on; for a new start 'edge-offload exec --shapes ask'",
             )
         return new, Outcome(outcome.tensor, described) if describe else outcome
 

@@ -240,25 +240,27 @@ std::vector<uint32_t> foretell(const py::list& calls) {
     const std::string key = like.key.substr(0, sizeof(void*)) + call[1].cast<std::string>();
     auto found = s.entries.find(key);
     auto* entry = found != s.entries.end() ? found->second.get() : intern(key, like.name);
-    if (!entry->known && !entry->dynamic) {
+    if (!entry->dynamic && (!entry->known || (entry->claimed && !entry->compared))) {
       const c10::FunctionSchema* schema = nullptr;  // what the key of an operator begins with
       std::memcpy(&schema, key.data(), sizeof(schema));
-      entry->returns = parse_returns(call[2], *schema);
-      entry->known = true;
+      auto returns = parse_returns(call[2], *schema);
+      if (entry->claimed && !same(entry->returns, returns)) throw py::value_error(entry->name);
+      entry->returns = std::move(returns);
+      entry->known = entry->compared = true;
     }
     numbers.push_back(entry->index);
   }
   return numbers;
 }
+const c10::FunctionSchema* schema_of(const std::string& name) {
+  const auto dot = name.find('.');
+  auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+  return op ? &op->schema() : nullptr;
+}
 // Operators whose results' metadata is worked out here: whatever the operands are; and, in each way, those for which it
 // is right, with the layouts in which it is (rules.h).
 void trust(const std::vector<std::string>& always, const std::array<std::map<std::string, int>, kWays>& ways) {
   auto& s = state();
-  const auto schema_of = [](const std::string& name) -> const c10::FunctionSchema* {
-    const auto dot = name.find('.');
-    auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-    return op ? &op->schema() : nullptr;
-  };
   s.trusted.clear();
   s.exact.clear();
   for (const auto& name : always)
@@ -312,6 +314,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::arg("segment"), py::arg("payloads") = 0);
   m.def("read_alone", [] { state().compared.recent.clear(); });  // storages were lost: none is read that the program does not use
   m.def("trust", &trust);
+  m.def("suppose", [](bool on, const std::vector<std::string>& asked) {
+    state().supposes = on;
+    state().asked.clear();
+    for (const auto& name : asked)
+      if (const auto* schema = schema_of(name)) state().asked.insert(schema);
+  });
+  m.def("distrust", [](const std::string& name) {  // for the handler: the server found otherwise what an operator's result is
+    if (const auto* schema = schema_of(name)) state().distrusted.insert(schema);
+    forget();
+  });
   m.def("survey", [](bool on) { state().survey = on; });
   m.def("surveyed", [] { return state().surveyed; });
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });

@@ -54,9 +54,8 @@ inline Entry* intern(std::string_view key, std::string name) {
   return result;
 }
 
-inline void forget_if_many() {
+inline void forget() {
   auto& s = state();
-  if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
   s.entries.clear();
   s.by_index.clear();
   s.last = nullptr;
@@ -66,6 +65,12 @@ inline void forget_if_many() {
   s.awaited.clear();
   s.known_here.clear();
   ++s.generation;
+}
+inline void forget_if_many() {
+  auto& s = state();
+  if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
+  s.supposed.clear();
+  forget();
 }
 
 inline void announce_if_complete();

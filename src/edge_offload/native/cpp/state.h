@@ -60,6 +60,7 @@ struct Entry {  // a distinct call: operator, arguments, metadata of its operand
   bool known = false;    // the metadata of its results is known
   bool dynamic = false;  // ... and cannot be, because it depends on data
   bool claimed = false;  // ... was worked out here, and is checked by the server
+  bool compared = false;  // ... or has been compared with what it said of the call
   std::vector<Return> returns;
   Entry* next = nullptr;  // the call that followed when it was made last
 };
@@ -134,6 +135,10 @@ struct alignas(64) State {
   size_t expected_payloads = 0;
   std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels are the CPU's own shape functions
   std::unordered_map<const c10::FunctionSchema*, Exact> exact;  // ... is right in some layouts (rules.h)
+  bool supposes = false;  // what is in no table is worked out once it was right for a call of the same form (suppose.h),
+  std::unordered_set<const c10::FunctionSchema*> asked;       // ... but for these
+  std::unordered_set<const c10::FunctionSchema*> distrusted;  // of which nothing is worked out any more
+  std::unordered_map<std::string, std::array<int8_t, 3>> supposed;  // by form: whether each way was right (1) or wrong (-1)
   bool survey = false;  // every new call is asked, and what would have been worked out is compared (survey.h)
   std::map<std::tuple<std::string, int, int>, std::pair<int, int>> surveyed;  // operator, layout, way: how often right and wrong
   Compared compared;

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
-from edge_offload.execute import heap
-from edge_offload.execute.session.note import Note, wait_until_ready
-from edge_offload.ir.trace.calls import Buffer
+from edge_offload.execute.session.note import wait_until_ready
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.channel import Channel
 from edge_offload.server import blobs
 from edge_offload.server.quota import DeviceQuota
+from edge_offload.server.services.device.answers import Answer, KeptAnswers
+from edge_offload.server.services.device.executor import Executor
+from edge_offload.server.services.device.staging import Staging, assemble
 
 _log = logging.getLogger(__name__)
-#: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
-MAX_KEPT, MAX_KEPT_BYTES = 64, 256 << 20
-#: What a piece takes besides its bytes: even empty ones are not gathered without end.
-ENTRY_BYTES = 512
-
-#: A body and its buffers: an answer, or a part of one that came ahead.
-Answer = Tuple[Dict[str, Any], List[Buffer]]
 
 
 class Session:
@@ -41,28 +31,23 @@ class Session:
     def __init__(
         self, peer: Peer, device: str, threads: int, cores: Tuple[int, ...], quota: DeviceQuota, store: blobs.BlobStore
     ) -> None:
-        self._options = [
+        self._executor = Executor([
             "--device", device, "--threads", str(threads), "--cores", ",".join(map(str, cores)),
             "--storage-bytes", str(quota.storage_bytes), "--storages", str(quota.storages),
             "--segments", str(quota.segments),
-        ]  # fmt: skip
+        ])  # fmt: skip
         self._quota = quota
         self._store = store
         self._peer: Optional[Peer] = peer
         self.detached_s: Optional[float] = None
         self.over = ""
         self._lock = threading.Lock()
-        self._last = self._forwarded = 0
+        self._last = 0
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._began_s: Dict[int, float] = {}
-        self._kept: OrderedDict[int, Answer] = OrderedDict()
-        self._parts: Dict[int, List[Answer]] = {}
-        self._staged: Dict[int, Dict[Any, bytearray]] = {}
-        self._staged_bytes = 0
+        self._answers = KeptAnswers()
+        self._staged = Staging(quota.staged_bytes)
         self._inbox: queue.Queue[Optional[Tuple[str, Request]]] = queue.Queue()
-        self._process: Optional[subprocess.Popen[bytes]] = None
-        self._channel: Optional[Channel] = None
-        self._note: Optional[Note] = None
         self._thread = threading.Thread(target=self._feed, name="edge_offload-device", daemon=True)
         self._thread.start()
 
@@ -88,12 +73,11 @@ class Session:
         """
         number, answered = _count(request, "number"), _count(request, "answered")
         with self._lock:
-            for old in [item for item in self._kept if item <= answered]:
-                del self._kept[old]
-                self._parts.pop(old, None)
-            if number in self._kept:
+            self._answers.acknowledge(answered)
+            kept = self._answers.answer(number)
+            if kept is not None:
                 self._repeat(request)
-                return request.reply(*self._kept[number])
+                return request.reply(*kept)
             if number <= self._last:
                 earlier = self._waiting.get(number)
                 if earlier is None:
@@ -112,7 +96,7 @@ class Session:
 
     def _repeat(self, request: Request) -> None:
         """Send the parts of an answer that went over an earlier connection; the lock is held."""
-        for part in self._parts.get(request.body["number"], ()):
+        for part in self._answers.parts(request.body["number"]):
             request.part(*part)
 
     def stage(self, request: Request) -> None:
@@ -123,12 +107,7 @@ class Session:
         with self._lock:
             if number <= self._last:  # sent again after a break, though its message had arrived
                 return request.reply({})
-            found = self._staged.get(number, {}).get(index)
-            if found is None:
-                found = self._reserve(number, index, total)
-            if len(found) != total or offset + len(piece) > total:
-                raise ProtocolError("a piece of a buffer does not fit")
-            found[offset : offset + len(piece)] = piece
+            self._staged.add_piece(number, index, offset, total, piece)
         return request.reply({})
 
     def have(self, request: Request) -> None:
@@ -149,47 +128,22 @@ class Session:
             oldest = next(iter(self._waiting), None)
             began_s = self._began_s.get(oldest, now) if oldest is not None else now
         if now - began_s > self._quota.message_s:
-            running = self._note.running() if self._note is not None else ""
-            self.close(f"a message took longer than {self._quota.message_s:g} s{running}")
+            self.close(f"a message took longer than {self._quota.message_s:g} s{self._executor.running()}")
 
     def close(self, reason: str) -> None:
         """End the executor."""
         self._end(reason, clean=True)
         self._inbox.put(None)
-        with self._lock:
-            channel, process = self._channel, self._process
-        if channel is not None:
-            channel.close()
-        if process is not None:
-            process.kill()
-            process.wait()
+        self._executor.end()
 
     # -- the session's thread
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        note = Note()
-        try:
-            worker = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
-            command = [*heap.LAUNCHER, *worker, *self._options, "--note", str(note.descriptor)]
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno(), note.descriptor],
-                env=heap.of_executor(os.environ),
-                stdin=subprocess.DEVNULL,
-            )
-            self._note = note
-        finally:
-            note.shared()
-            theirs.close()
-        channel = Channel(ours)
+        channel = self._executor.start()
         with self._lock:
-            self._process, self._channel = process, channel
             over = self.over
         if over:
-            channel.close()
-            process.kill()
-            process.wait()
+            self._executor.end()
             raise LinkLost(over)
         wait_until_ready(channel)
         threading.Thread(target=self._answer, args=(channel,), name="edge_offload-answers", daemon=True).start()
@@ -229,32 +183,18 @@ class Session:
 
     def _stage_blob(self, number: int, name: bytes, data: bytes) -> None:
         with self._lock:
-            if number > self._forwarded and name not in self._staged.get(number, {}):
-                self._reserve(number, name, len(data))[:] = data
-
-    def _reserve(self, number: int, name: Any, size: int) -> bytearray:
-        """Room for ``size`` bytes that go ahead of message ``number``; the lock is held."""
-        if self._staged_bytes + size + ENTRY_BYTES > self._quota.staged_bytes:
-            raise ProtocolError("too many bytes wait for their message")
-        self._staged_bytes += size + ENTRY_BYTES
-        room = self._staged.setdefault(number, {})[name] = bytearray(size)
-        return room
+            self._staged.add_blob(number, name, data)
 
     def _forward(self, request: Request) -> None:
         body = request.body
         number = body["number"]
         with self._lock:
-            staged: Dict[Any, bytearray] = {}
-            for old in sorted(item for item in self._staged if item <= number):
-                pieces = self._staged.pop(old)
-                self._staged_bytes -= sum(len(piece) + ENTRY_BYTES for piece in pieces.values())
-                staged.update(pieces)
-            self._forwarded = number
-            channel, over = self._channel, self.over
+            staged = self._staged.take(number)
+            channel, over = self._executor.channel, self.over
             self._began_s[number] = time.monotonic()
         if over or channel is None:
             raise RemoteError(over)
-        buffers = _assemble(body.get("parts"), list(request.buffers), staged)
+        buffers = assemble(body.get("parts"), list(request.buffers), staged)
         codec = body.get("codec", "auto")
         if not isinstance(codec, str):
             raise ProtocolError("codec is a string")
@@ -291,8 +231,7 @@ class Session:
                     following = next(iter(self._waiting), None)
                     if following is not None and following in self._began_s:
                         self._began_s[following] = time.monotonic()
-                    self._kept[number] = answer
-                    self._keep_few()
+                    self._answers.add(number, answer)
                 try:
                     request.reply(*answer)
                 except EdgeOffloadError as error:
@@ -300,19 +239,9 @@ class Session:
         except (LinkLost, ProtocolError, KeyError) as error:
             self._end(str(error))
 
-    def _keep_few(self) -> None:
-        """Forget the oldest answers that were not acknowledged, where there are too many; the lock is held."""
-        while len(self._kept) > MAX_KEPT or (len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_BYTES):
-            oldest, _ = self._kept.popitem(last=False)
-            self._parts.pop(oldest, None)
-
-    def _kept_bytes(self) -> int:
-        answers = [*self._kept.values(), *(part for number in self._kept for part in self._parts.get(number, ()))]
-        return sum(memoryview(buffer).nbytes for _, buffers in answers for buffer in buffers)
-
     def _part(self, number: int, part: Answer) -> None:
         with self._lock:
-            self._parts.setdefault(number, []).append(part)
+            self._answers.add_part(number, part)
             try:
                 self._waiting[number].part(*part)
             except EdgeOffloadError as error:
@@ -321,45 +250,15 @@ class Session:
     def _end(self, reason: str, clean: bool = False) -> None:
         """The executor is no more: tell whoever waits, once."""
         with self._lock:
-            process, note = self._process, self._note
-            if not self.over and not clean and process is not None and note is not None:
-                reason = f"{reason}{note.epitaph(process)}"
+            if not self.over and not clean:
+                reason = f"{reason}{self._executor.epitaph()}"
             self.over = self.over or f"the executor process of this session ended: {reason}"
             waiting, self._waiting = list(self._waiting.values()), OrderedDict()
-            self._kept.clear()
-            self._parts.clear()
+            self._answers.clear()
             self._staged.clear()
         for request in waiting:
             if not request.answered:
                 request.fail(RemoteError(self.over))
-
-
-def _assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> List[Buffer]:
-    """The buffers of a message, in order: what came with it, and what went ahead."""
-    if parts is None:
-        return direct
-    if not isinstance(parts, list) or len(parts) > 1 << 16:
-        raise ProtocolError("the parts of a message are a list")
-    buffers: List[Buffer] = []
-    for index, part in enumerate(parts):
-        if part is None:
-            if not direct:
-                raise ProtocolError("a message has fewer buffers than it says")
-            buffers.append(direct.pop(0))
-            continue
-        if not isinstance(part, list) or len(part) != 2:
-            raise ProtocolError("a part of a message is malformed")
-        total, names = part
-        try:
-            found = staged[index] if names is None else b"".join(staged[name] for name in names)
-        except (KeyError, TypeError):
-            raise ProtocolError("a large buffer did not arrive before its message") from None
-        if len(found) != total:
-            raise ProtocolError("a large buffer has another size than its message says")
-        buffers.append(found)
-    if direct:
-        raise ProtocolError("a message has more buffers than it says")
-    return buffers
 
 
 def _count(request: Request, name: str) -> int:

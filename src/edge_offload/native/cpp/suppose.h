@@ -1,0 +1,77 @@
+// Results of calls that are in no table: what is worked out here is supposed to be right if it was so for a call of the same
+// form, or if nothing else is possible. It goes along with the call, and the executor compares before any result is used.
+#pragma once
+#include "survey.h"
+
+namespace edge_offload {
+
+// A key without its integers, and how its operands lie: calls that differ in sizes alone have one form.
+inline std::string form_of(const Key& key) {
+  std::string form(key.view());
+  size_t at = sizeof(void*);
+  const auto count = [&] { uint32_t n; std::memcpy(&n, &form[at], 4); at += 4; return n; };
+  const auto clear = [&](size_t integers) { std::memset(form.data() + at, 0, 8 * integers); at += 8 * integers; };
+  while (at < form.size()) switch (form[at++]) {
+    case 'T': { const size_t dims = static_cast<uint8_t>(form[at + 2]); at += 3; clear(2 * dims + 2); ++at; break; }
+    case 'P': { const size_t dims = static_cast<uint8_t>(form[at + 1]); at += 2; clear(dims); break; }
+    case 'I': clear(1); break;
+    case 'V': clear(count()); break;
+    case 'X': at += count(); break;
+    case 'L': at += 4; break;
+    case 'S': case 'B': ++at; break;
+    case 'W': at += 3; break;
+    case 'F': case 'G': at += 8; break;
+    case 'Z': at += 16; break;
+  }
+  form.push_back(static_cast<char>(layouts_needed(key)));
+  return form;
+}
+
+// Whether the first operand, which is written in place, is the result.
+inline bool is_in_place(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  if (schema.returns().size() != 1 || schema.arguments().empty() || op.hasTag(at::Tag::inplace_view)) return false;
+  const auto& name = schema.name();
+  const auto* written = schema.arguments()[0].alias_info();
+  return written && written->isWrite() && schema.returns()[0].alias_info() && name.back() == '_' && name[name.size() - 2] != '_' &&
+         name.rfind("aten::resize", 0) != 0 && name.rfind("aten::set", 0) != 0;
+}
+
+// How results are worked out that need no call before: in place by the meta kernel; element by element by torch's own
+// iterator, where all operands are tensors or lie in rows.
+inline int way_at_once(const c10::OperatorHandle& op, const Key& key) {
+  if (is_in_place(op)) return kMeta;
+  if (!op.hasTag(at::Tag::pointwise) || rule_of(op.schema())) return kWays;
+  const auto layout = layout_of(key);
+  return layout == kRows || (layout < kEmpty && !numbers_of(op.schema())) ? kRule : kWays;
+}
+
+// What is supposed of one call; where nothing is, each way is judged by what the server says.
+class Supposed {
+ public:
+  bool work_out(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, std::vector<Return>* returns) {
+    auto& s = state();
+    if (!s.supposes || s.asked.count(&op.schema())) return false;
+    form_ = form_of(key);
+    auto& known = s.supposed[form_];
+    const int at_once = way_at_once(op, key);
+    for (int way : {kRule, kNumbers, kMeta})
+      if ((known[way] == kRight || (way == at_once && known[way] != kWrong)) && edge_offload::work_out(op, stack, first, key, way, returns)) return true;
+    for (int way = 0; way < kWays; ++way) told_[way] = edge_offload::work_out(op, stack, first, key, way, &guesses_[way]);
+    return false;
+  }
+  void judge(const std::vector<Return>& returns) {
+    if (form_.empty()) return;
+    auto& known = state().supposed[form_];
+    for (int way = 0; way < kWays; ++way)
+      if (told_[way] && known[way] != kWrong) known[way] = same(guesses_[way], returns) ? kRight : kWrong;
+  }
+
+ private:
+  enum : int8_t { kRight = 1, kWrong = -1 };
+  std::string form_;
+  bool told_[kWays] = {};
+  std::vector<Return> guesses_[kWays];
+};
+
+}  // namespace edge_offload

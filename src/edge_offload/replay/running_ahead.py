@@ -1,0 +1,119 @@
+"""What the server runs ahead of the program: sent, compared with what the program does, accepted or rolled back."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.trace_graph import TraceGraph
+from edge_offload.protocol.messages import Message
+from edge_offload.replay.dispatcher import SegmentDispatcher
+from edge_offload.replay.prediction.predict import Branches
+from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
+from edge_offload.replay.speculation import SpeculatedStep, Speculation
+
+
+class RunningAhead:
+    """The speculation that is under way, if there is one.
+
+    Attributes:
+        current: the speculation; None: the server runs nothing ahead.
+    """
+
+    def __init__(self, dispatcher: SegmentDispatcher) -> None:
+        self.current: Optional[Speculation] = None
+        self._dispatcher = dispatcher
+
+    def forget(self) -> None:
+        """The session has nothing of it."""
+        self.current = None
+
+    def start(self, branches: Branches, graph: TraceGraph, message: Message) -> Speculation:
+        """Have the server run ``graph``, along ``branches``, once it has done what ``message`` says.
+
+        Raises:
+            LinkLost: the connection is lost.
+        """
+        graph.nodes = self._dispatcher.definitions.nodes(branches, message)
+        message.graph = graph
+        future = self._dispatcher.exchange.submit(message)
+        self.current = Speculation(branches.plans, branches.edges, branches.first, graph.since, future)
+        return self.current
+
+    def described(self, invocation: SegmentInvocation) -> Optional[Outcome]:
+        """The results of the last call of a segment that ends inside a step, if that ran speculatively.
+
+        Those depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
+        """
+        speculation = self.current
+        if speculation is None:
+            return None
+        ran = self._next_ran(speculation)
+        if ran is not None:
+            # kept: the device may have forgotten what it consists of before it has to be run after all
+            invocation.definition = self._dispatcher.definitions.signatures.definition(invocation.segment)
+            invocation.calls += len(invocation.definition.calls)
+            number = invocation.calls - 1
+            call = invocation.definition.calls[-1]
+            skeletons, _ = self._dispatcher.definitions.signatures.calls(ran.plan.signature)
+            results = ran.outcome.described.get(number)
+            alike = number < len(skeletons) and skeletons[number] == call.skeleton
+            if results is not None and alike and ran.integers[number] == call.integers:
+                return Outcome(results=results)
+        self._roll_back(speculation, len(speculation.future.so_far.ran))
+        return None
+
+    def accept(self, done: CompletedStep, start: int) -> Optional[SpeculatedStep]:
+        """The next speculated step if it is exactly ``done``; otherwise the speculation is rolled back.
+
+        ``start``: number of the inference's first new storage.
+        """
+        speculation = self.current
+        if speculation is None:
+            return None
+        if speculation.accepted >= len(speculation.ran):
+            speculation.take_in(speculation.future.so_far, self._dispatcher.definitions.signatures)
+        if not speculation.may_go_on_with(done, start):
+            self._roll_back(speculation, speculation.accepted + 1)  # whatever runs, it is not this
+            return None
+        ran = self._next_ran(speculation)
+        if ran is not None and ran.base == done.base and ran.plan.same_as(done, start, ran.integers):
+            counters, exchange = self._dispatcher.exchange.counters, self._dispatcher.exchange
+            speculation.accepted += 1
+            counters.speculated += 1
+            counters.accepted += 1
+            exchange.freed += [done.base + number for number in done.dead - ran.plan.dead]
+            if speculation.future.ended and speculation.accepted == len(speculation.future.so_far.ran):
+                self._end(speculation)
+            return ran
+        self._roll_back(speculation, len(speculation.future.so_far.ran))
+        return None
+
+    def _next_ran(self, speculation: Speculation) -> Optional[SpeculatedStep]:
+        """The next step that ran speculatively, if there is one.
+
+        The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
+        """
+        if len(speculation.ran) <= speculation.accepted or not speculation.waited:
+            answer = self._dispatcher.exchange.wait(
+                speculation.future, blocked=not speculation.waited, outcomes=0, ran=speculation.accepted + 1
+            )
+            speculation.waited = True
+            speculation.take_in(answer, self._dispatcher.definitions.signatures)
+        return speculation.ran[speculation.accepted] if speculation.accepted < len(speculation.ran) else None
+
+    def _roll_back(self, speculation: Speculation, ran: int) -> None:
+        """What ran and was not accepted is undone by the session, which hears of it with the next message."""
+        counters = self._dispatcher.exchange.counters
+        counters.speculated += ran - speculation.accepted
+        counters.undone += ran - speculation.accepted
+        self._end(speculation)
+
+    def end(self) -> None:
+        """What the program has not done of it is undone with the next message."""
+        if self.current is not None:
+            self._end(self.current)
+
+    def _end(self, speculation: Speculation) -> None:
+        self._dispatcher.exchange.unsettled = speculation.accepted
+        self.current = None

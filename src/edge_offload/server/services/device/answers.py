@@ -1,0 +1,56 @@
+"""Answers of a device's executor until the robot has acknowledged them: after a break they are sent again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from edge_offload.ir.trace.calls import Buffer
+
+#: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
+MAX_KEPT, MAX_KEPT_BYTES = 64, 256 << 20
+
+#: A body and its buffers: an answer, or a part of one that came ahead.
+Answer = Tuple[Dict[str, Any], List[Buffer]]
+
+
+class KeptAnswers:
+    """Answers, and their parts that came ahead, by the number of their message. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[int, Answer] = OrderedDict()
+        self._parts: Dict[int, List[Answer]] = {}
+
+    def answer(self, number: int) -> Optional[Answer]:
+        """The answer to a message; None if it is not kept."""
+        return self._answers.get(number)
+
+    def parts(self, number: int) -> Sequence[Answer]:
+        """The parts of an answer that came ahead so far."""
+        return self._parts.get(number, ())
+
+    def add(self, number: int, answer: Answer) -> None:
+        """Keep an answer; the oldest ones are forgotten where there are too many."""
+        self._answers[number] = answer
+        while len(self._answers) > MAX_KEPT or (len(self._answers) > 1 and self._bytes() > MAX_KEPT_BYTES):
+            oldest, _ = self._answers.popitem(last=False)
+            self._parts.pop(oldest, None)
+
+    def add_part(self, number: int, part: Answer) -> None:
+        """Keep a part of the answer to come."""
+        self._parts.setdefault(number, []).append(part)
+
+    def acknowledge(self, answered: int) -> None:
+        """The robot has the answers up to this one."""
+        for old in [item for item in self._answers if item <= answered]:
+            del self._answers[old]
+            self._parts.pop(old, None)
+
+    def clear(self) -> None:
+        """Nobody will ask for them."""
+        self._answers.clear()
+        self._parts.clear()
+
+    def _bytes(self) -> int:
+        answers = [*self._answers.values(), *(part for number in self._answers for part in self.parts(number))]
+        return sum(memoryview(buffer).nbytes for _, buffers in answers for buffer in buffers)

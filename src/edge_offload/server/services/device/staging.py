@@ -1,0 +1,99 @@
+"""Buffers of a device's messages that go ahead of them: pieces of large ones, and weights by name."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.calls import Buffer
+
+#: What a piece takes besides its bytes: even empty ones are not gathered without end.
+ENTRY_BYTES = 512
+
+
+class Staging:
+    """Buffers by the number of the message that they belong to. The caller holds a lock.
+
+    Args:
+        most: bytes that may wait for their messages.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: Dict[int, Dict[Any, bytearray]] = {}
+        self._bytes = self._taken = 0
+
+    def add_piece(self, number: int, index: int, offset: int, total: int, piece: bytes) -> None:
+        """Put a piece of the message's buffer ``index``, which has ``total`` bytes, where it belongs.
+
+        Raises:
+            ProtocolError: it does not fit, or too much waits.
+        """
+        found = self._waiting.get(number, {}).get(index)
+        if found is None:
+            found = self._reserve(number, index, total)
+        if len(found) != total or offset + len(piece) > total:
+            raise ProtocolError("a piece of a buffer does not fit")
+        found[offset : offset + len(piece)] = piece
+
+    def add_blob(self, number: int, name: bytes, data: bytes) -> None:
+        """Keep a blob for a message that has not been forwarded.
+
+        Raises:
+            ProtocolError: too much waits.
+        """
+        if number > self._taken and name not in self._waiting.get(number, {}):
+            self._reserve(number, name, len(data))[:] = data
+
+    def take(self, number: int) -> Dict[Any, bytearray]:
+        """What waits for message ``number``, which is forwarded, or for one before it."""
+        staged: Dict[Any, bytearray] = {}
+        for old in sorted(item for item in self._waiting if item <= number):
+            pieces = self._waiting.pop(old)
+            self._bytes -= sum(len(piece) + ENTRY_BYTES for piece in pieces.values())
+            staged.update(pieces)
+        self._taken = number
+        return staged
+
+    def clear(self) -> None:
+        """Nothing will be forwarded any more."""
+        self._waiting.clear()
+
+    def _reserve(self, number: int, name: Any, size: int) -> bytearray:
+        if self._bytes + size + ENTRY_BYTES > self._most:
+            raise ProtocolError("too many bytes wait for their message")
+        self._bytes += size + ENTRY_BYTES
+        room = self._waiting.setdefault(number, {})[name] = bytearray(size)
+        return room
+
+
+def assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> List[Buffer]:
+    """The buffers of a message, in order: what came with it, and what went ahead.
+
+    Raises:
+        ProtocolError: they are not what the message says.
+    """
+    if parts is None:
+        return direct
+    if not isinstance(parts, list) or len(parts) > 1 << 16:
+        raise ProtocolError("the parts of a message are a list")
+    buffers: List[Buffer] = []
+    for index, part in enumerate(parts):
+        if part is None:
+            if not direct:
+                raise ProtocolError("a message has fewer buffers than it says")
+            buffers.append(direct.pop(0))
+            continue
+        if not isinstance(part, list) or len(part) != 2:
+            raise ProtocolError("a part of a message is malformed")
+        total, names = part
+        try:
+            found = staged[index] if names is None else b"".join(staged[name] for name in names)
+        except (KeyError, TypeError):
+            raise ProtocolError("a large buffer did not arrive before its message") from None
+        if len(found) != total:
+            raise ProtocolError("a large buffer has another size than its message says")
+        buffers.append(found)
+    if direct:
+        raise ProtocolError("a message has more buffers than it says")
+    return buffers
