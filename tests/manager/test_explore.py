@@ -320,12 +320,13 @@ def test_an_uncertain_link_is_expected_to_take_longer():
 
 
 def test_a_busy_server_is_expected_to_keep_a_frame_waiting_once_the_own_queue_is_old():
-    forecaster = Forecaster()
+    busy_s = [0.0]
+    forecaster = Forecaster(busy_s=lambda now: busy_s[0])
     link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
     stages = {"uplink": 0.02, "compute_server": 0.03}
     forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
     idle = forecaster.forecast(20.0, Mode.SERVER, link).latency_s
-    forecaster.busy_s = 0.4
+    busy_s[0] = 0.4
     assert forecaster.forecast(0.0, Mode.SERVER, link).latency_s == pytest.approx(idle, abs=0.01), "just measured"
     assert forecaster.forecast(20.0, Mode.SERVER, link).latency_s == pytest.approx(idle + 0.4, abs=0.01)
 

@@ -42,14 +42,14 @@ def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_kn
     assert said(Mode.REPLAY) == "it is prepared when frames run"
     assert said(Mode.SERVER) == ""
     for frame in range(preparation.FIRST_FRAMES):
-        module.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
+        module.costs.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
     assert said(Mode.REPLAY) == "replay is being learnt"
     assert said(Mode.SPLIT) == "it is prepared after replay"
     assert learnt[Mode.SPLIT].asked == 0
     learnt[Mode.REPLAY].why = ""
     for known in (False, True):
         assert said(Mode.SPLIT) == "it is prepared after replay", "which has to be tried first"
-        module.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
+        module.costs.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
         assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].known is known
     assert said(Mode.SPLIT) == "split is being learnt"
     learnt[Mode.REPLAY].why = "the virtual device is lost"

@@ -183,19 +183,18 @@ class Forecaster:
     Args:
         powers: the robot's power by state, for the energy; None: that is unknown, nan.
         planned: what a planner expects of a mode on such a link; None for modes without a plan.
+        busy_s: what a request may expect to wait at the server because of others (seconds), now.
+        trials: frames from which on a mode is known, where the first one tells of its start only.
     """
 
     def __init__(
         self,
         powers: Optional[StatePowers] = None,
         planned: Callable[[Mode, LinkReading], Optional[Expected]] = lambda mode, reading: None,
+        busy_s: Callable[[float], float] = lambda now: 0.0,
+        trials: Optional[Mapping[Mode, int]] = None,
     ) -> None:
-        self._powers = powers
-        self._planned = planned
-        #: What a request may expect to wait at the server because of others (seconds); set by the owner.
-        self.busy_s = 0.0
-        #: Frames from which on a mode is known, where the first one tells of its start only; set by the owner.
-        self.trials: Dict[Mode, int] = {}
+        self._powers, self._planned, self._busy_s, self._trials = powers, planned, busy_s, trials or {}
         self._before: Optional[LinkReading] = None
         # numpy: what only names policies (nodes/arguments.py) does without it
         from edge_offload.manager.levels import Levels
@@ -262,11 +261,11 @@ class Forecaster:
             local, level = self._forecast(now, Mode.LOCAL, reading, "")
             return replace(local, mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN), level
         history = self._modes.get(mode)
-        if history is None or history.frames < self.trials.get(mode, 1):
+        if history is None or history.frames < self._trials.get(mode, 1):
             return Forecast(mode, unavailable_reason=unavailable_reason), None
         remote = TABLE[mode].needs_link
         planned_s = 0.0 if expected is None else expected.seconds
-        latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
+        latency_s = history.latency_s(now, reading, planned_s, self._busy_s(now) if remote else 0.0)
         level = history.level(latency_s, planned_s)
         level_s = 0.0
         if level is not None:
@@ -331,7 +330,7 @@ class Forecaster:
     def _note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         if reading.uplink > 0:
             self._before = reading
-        busy_s, reading = self.busy_s if TABLE[report.mode].needs_link else 0.0, reading.cautious
+        busy_s, reading = self._busy_s(now) if TABLE[report.mode].needs_link else 0.0, reading.cautious
         expected = self._planned(report.mode, reading)
         planned_s = 0.0 if expected is None or expected.local else expected.seconds
         self._of(report.mode).note(now, report, reading, planned_s, busy_s)

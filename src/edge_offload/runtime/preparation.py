@@ -29,9 +29,7 @@ class Preparation:
     """
 
     def __init__(self, forecaster: Forecaster, bridges: bool) -> None:
-        self._forecaster, self.bridges = forecaster, bridges
-        if bridges:
-            forecaster.trials = dict.fromkeys(PREPARED, TRIALS)
+        self._forecaster, self._bridges = forecaster, bridges
         self._begun: Set[Mode] = set()
         self._made_s = time.monotonic()
 
@@ -42,7 +40,7 @@ class Preparation:
             mode: one of :data:`PREPARED`.
             others: why the candidates before it cannot run; empty where they can.
         """
-        if not self.bridges or mode in self._begun:
+        if not self._bridges or mode in self._begun:
             return ""
         since_s = time.monotonic() - self._made_s
         if self._forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:
