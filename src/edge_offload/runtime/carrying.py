@@ -77,9 +77,7 @@ class Carrying(Generic[Result]):
         loss: of one result against the network's own for the same frame, 0 to 1.
         drops: learns and tells what carried and local results lose.
         clock: monotonic seconds.
-
-    Attributes:
-        told: called with every comparison: stamp of the frame (ns), staleness (seconds), drop, what is expected now.
+        compared: called with every comparison: stamp of the frame (ns), staleness (s), drop, what is expected now.
     """
 
     def __init__(
@@ -88,10 +86,10 @@ class Carrying(Generic[Result]):
         loss: Callable[[Result, Result], float],
         drops: Optional[DropEstimator] = None,
         clock: Callable[[], float] = time.monotonic,
+        compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None,
     ) -> None:
-        self._carrier, self._loss, self._clock = carrier, loss, clock
+        self._carrier, self._loss, self._clock, self._compared = carrier, loss, clock, compared
         self.drops = drops or DropEstimator()
-        self.told: Callable[[int, float, float, DropCurve], None] = lambda *_: None
         self._network: Optional[_Held] = None
         self._local: Optional[_Held] = None
         self._era = 0
@@ -127,7 +125,7 @@ class Carrying(Generic[Result]):
             # a network that has lost its mind says nothing of what is carried
             if math.isfinite(lost):
                 self.drops.compared(now, stale_s, lost)
-                self.told(source, stale_s, lost, self.drops.curve(now))
+                self._compared(source, stale_s, lost, self.drops.curve(now))
         # frames come meanwhile: they are caught up, too, as far as there is time
         target = source
         for _ in range(ROUNDS):

@@ -17,7 +17,7 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer
-from edge_offload.manager.in_flight import TOGETHER, Pace, Row
+from edge_offload.manager.in_flight import TOGETHER, FramesInFlight
 from edge_offload.manager.lateness import FrameLateness, Lateness
 from edge_offload.manager.policy import Situation
 from edge_offload.manager.promise import PromisePolicy
@@ -52,8 +52,8 @@ class OffloadedModule:
         settings: those of :class:`~edge_offload.runtime.settings.ModuleSettings`, by their names.
 
     Attributes:
-        row: calls in their order, which modes keep whose inferences do not overlap.
-        pace: says when one more call should be begun; feed it the reports of whole frames.
+        frames: calls in their order, which modes keep whose inferences do not overlap; says when one more call should
+            be begun. Feed it the reports of whole frames.
         runners: what runs each of its modes.
         costs: what the next call would cost in each of them.
 
@@ -65,8 +65,8 @@ class OffloadedModule:
         self, name: str, module: nn.Module, client: Optional[Client] = None, **settings: Unpack[ModuleOptions]
     ) -> None:
         self.name, self._client, self._settings = name, client, ModuleSettings(**settings)
-        self.row, self.pace = Row(), Pace(self._settings.in_flight)
-        background.first(self.row)
+        self.frames = FramesInFlight(self._settings.in_flight)
+        background.first(self.frames)
         self._hedge = Hedge()
         self.runners = ModeRunners(name, module, client, self._settings, self._hedge.unavailable_reason)
         self.costs = ModeCosts(name, self.runners, client, self._settings)
@@ -162,7 +162,7 @@ class OffloadedModule:
                 computation before it; the local computation itself is never cut short.
             meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
             refresh: the call may explore another candidate, instead of ``mode`` or beside a local computation.
-            place: in :attr:`row`, which is given up; none: behind all calls that are under way.
+            place: in :attr:`frames`, which is given up; none: behind all calls that are under way.
 
         Returns:
             The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
@@ -173,18 +173,17 @@ class OffloadedModule:
             Exception: what the module itself raises when the robot runs it.
         """
         began = time.monotonic()
-        place = self.row.place() if place is None else place
+        place = self.frames.place() if place is None else place
         try:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-            waited_s, beside = 0.0 if mode in TOGETHER else self.row.wait(place), None
+            waited_s, beside = 0.0 if mode in TOGETHER else self.frames.wait(place), None
             if refresh and self._settings.hedging:
                 mode, beside = self.costs.explored(mode, canonical)
-                waited_s += 0.0 if mode in TOGETHER else self.row.wait(place)
+                waited_s += 0.0 if mode in TOGETHER else self.frames.wait(place)
             left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
             mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
         finally:
-            self.pace.ended(place)
-            self.row.done(place)
+            self.frames.done(place)
         report = self.costs.account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - began)
         if self._settings.report_results and meta is not None and report.mode is not Mode.SERVER:
             tell_result(self._client, self.name, outcome.attempt.outputs, report, meta)
@@ -203,7 +202,7 @@ class OffloadedModule:
             if not reason:
                 outcome = self._run_remotely(mode, inputs, deadline_s, meta, place, watched=refresh)
                 return mode, outcome, outcome.reason and f"{mode}: {outcome.reason}"
-        self.pace.begun(place, -math.inf)
+        self.frames.begun(place, -math.inf)
         local = self.runners.local
         joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners) > 1
         if joins and local.expected_s() >= WORTH_JOINING_S:
@@ -226,15 +225,15 @@ class OffloadedModule:
         runner = self.runners[mode]
 
         def local(enough: threading.Event) -> Attempt:
-            self.pace.begun(place, -math.inf)
+            self.frames.begun(place, -math.inf)
             return self.runners.local.run(inputs, enough=enough)
 
         if not beside and runner.has_plans and runner.stays_local(inputs):
-            self.pace.begun(place, -math.inf)
+            self.frames.begun(place, -math.inf)
             budget = self._lateness.alone(mode, self.runners.local.expected_s(), deadline_s)
             return self._hedge.here(lambda: runner.run(inputs, meta, budget), local)
         late = self._late(mode, deadline_s, place, beside, watched)
-        self.pace.begun(place, -math.inf if beside else late.doubtful_at)
+        self.frames.begun(place, -math.inf if beside else late.doubtful_at)
         with late:
             outcome = self._hedge.run(
                 lambda: self._ask(mode, inputs, meta, late),
@@ -243,7 +242,7 @@ class OffloadedModule:
                 lambda seconds, attempt: self.costs.settled(mode, seconds, attempt),
             )
         if not beside and outcome.hedged and not outcome.remote:
-            self.costs.late(mode, max(late.began_s, self.row.first_since_s(place)))
+            self.costs.late(mode, max(late.began_s, self.frames.first_since_s(place)))
         return outcome
 
     def _late(
@@ -257,7 +256,7 @@ class OffloadedModule:
         def behind() -> Tuple[float, float]:
             # when nothing comes back any more, no frame waits for the one before it
             lost = self._hedge.unavailable_reason() is not None
-            return (now if lost else self.row.first_since_s(place)), self.pace.part_s(mode)
+            return (now if lost else self.frames.first_since_s(place)), self.frames.part_s(mode)
 
         if beside:
             return self._lateness.beside(forecast, local_s, now)

@@ -55,7 +55,7 @@ class ModuleSettings:
         report_results: send the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
-        in_flight: calls that may be under way at once, by what ``pace`` says; it refuses none.
+        in_flight: calls that may be under way at once, by what ``frames`` says; it refuses none.
         beside: what computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with the
             module.
     """
