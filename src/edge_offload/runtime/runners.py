@@ -55,7 +55,7 @@ class ModeRunners:
         silent: Callable[[], Optional[str]],
     ) -> None:
         self._name, self._client, self._silent = name, client, silent
-        options, slowdown = settings.options, settings.robot_slowdown
+        options, slowdown = settings.options or {}, settings.robot_slowdown
         engine = EAGER if settings.exact else chosen(settings.engine, name)
         executor = executor_of(module, settings.device, settings.beside, name, options, engine)
         self.local = LocalRunner(executor, slowdown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Mapping, Optional, Sequence, TypedDict, Union
 
 from edge_offload.execute.engines.base import EAGER
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ModuleOptions(TypedDict, total=False):
     """Keyword arguments of :class:`~edge_offload.runtime.module.OffloadedModule`: see :class:`ModuleSettings`."""
 
-    options: Mapping[str, Scalar]
+    options: Optional[Mapping[str, Scalar]]
     device: Union[str, torch.device]
     engine: str
     exact: bool
@@ -60,7 +60,7 @@ class ModuleSettings:
             module.
     """
 
-    options: Mapping[str, Scalar] = field(default_factory=dict)
+    options: Optional[Mapping[str, Scalar]] = None
     device: Union[str, torch.device] = "cpu"
     engine: str = EAGER
     exact: bool = False
