@@ -11,7 +11,8 @@ from torch import nn
 from edge_offload.errors import LinkLost
 from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.lateness import GIVE_UP_S, TimeoutLimits
+from edge_offload.manager.lateness import TimeoutLimits
+from edge_offload.manager.tuning import GIVE_UP_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.runtime.hedge import Hedge

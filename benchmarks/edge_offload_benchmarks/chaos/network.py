@@ -17,9 +17,9 @@ from edge_offload.execute.threads import pin
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
-from edge_offload.manager.explore import FRAMES
 from edge_offload.manager.policy import Decision, FixedPolicy, LatencyPolicy, Manager, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
+from edge_offload.manager.tuning import FRAMES
 from edge_offload.manager.turn_taker import Claim
 from edge_offload.mode import Mode
 from edge_offload.modes.server import CAPTURED

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Callable, Dict, Iterator, List
 
+from edge_offload.manager.tuning import ENOUGH
 from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
@@ -26,8 +27,6 @@ ONE_AFTER_THE_OTHER = {
     Mode.SPLIT: "a plan counts on the robot and the link for one frame",
     Mode.REPLAY: "the calls of a frame are told from those of the frame before, so their order is kept",
 }
-#: Share of a new frame in the averages.
-GAIN = 0.125
 
 
 class FrameOrder:
@@ -111,7 +110,7 @@ class FramesInFlight(FrameOrder):
         with self._lock:
             for known, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
                 before = known.get(report.mode, seen)
-                known[report.mode] = before + GAIN * (seen - before)
+                known[report.mode] = before + (seen - before) / ENOUGH
 
     def part_s(self, mode: Mode) -> float:
         """What takes longest of a frame in ``mode``, so that the next follows no sooner; nan while that is unknown."""

@@ -22,7 +22,8 @@ from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, Reply
-from edge_offload.manager.lateness import GIVE_UP_S, Budget
+from edge_offload.manager.lateness import Budget
+from edge_offload.manager.tuning import GIVE_UP_S
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.remote import Handles, Progress

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Generic, Iterator, NamedTuple, Optional, TypeVar
 
 from edge_offload.manager.drop import DropCurve, DropEstimator
+from edge_offload.manager.tuning import WAIT_SHARE
 from edge_offload.perception.carry.carrier import Carrier
 
 Result = TypeVar("Result")
@@ -18,12 +19,6 @@ Frame = TypeVar("Frame")
 
 FRESH, CARRIED, LOCAL, NONE = "fresh", "carried", "local", "none"
 """Origins of results: the network saw this very frame; an earlier one; the local algorithm; there is none."""
-
-IN_TIME = 0.6
-"""Share of the frame interval within which the network has usually answered where it is worth while to wait for it."""
-
-LATEST = 0.75
-"""Share of the frame interval after which a frame's result leaves, whatever comes later."""
 
 FIRST_INTERVAL_S = 0.1
 """Between frames, until there are two."""
@@ -247,9 +242,9 @@ class FrameLoop(Generic[Frame, Result]):
         if local is not None:
             self.carrying.came_locally(local, stamp)
         interval = self.interval_s
-        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= IN_TIME * interval
-        leaves_s = received_s + (LATEST * interval if in_time else 0.0)
-        self._pending = _Pending(frame, stamp, leaves_s, received_s + LATEST * (interval or FIRST_INTERVAL_S))
+        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= WAIT_SHARE * interval
+        leaves_s = received_s + (WAIT_SHARE * interval if in_time else 0.0)
+        self._pending = _Pending(frame, stamp, leaves_s, received_s + WAIT_SHARE * (interval or FIRST_INTERVAL_S))
         self._leave_in_time()
 
     def coming(self, result: Result, source: int, received_s: float, tag: Any = None) -> Iterator[None]:

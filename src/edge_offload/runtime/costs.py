@@ -18,16 +18,17 @@ from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import Situation
+from edge_offload.manager.tuning import RECENT_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.runtime.hedge import Outcome, apart
-from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, TRIALS, Preparation
+from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.runners import ModeRunners
 from edge_offload.runtime.settings import ModuleSettings
 from edge_offload.timing import InferenceReport
 
-#: Seconds between two questions for the server's load, and seconds after which an answer says nothing any more.
-EVERY_S, STALE_S = 1.0, 5.0
+#: Seconds between two questions for the server's load.
+EVERY_S = 1.0
 #: A server that computes all the time: its queue has no mean, so something large but finite is taken.
 BUSIEST = 0.95
 
@@ -49,7 +50,7 @@ class ServerLoad:
             if now - self._asked_s < EVERY_S or self._client.state is not LinkState.READY:
                 return
             self._asked_s = now
-        self._client.request("status", {}, timeout_s=STALE_S).add_done_callback(lambda done: self._answered(done, now))
+        self._client.request("status", {}, timeout_s=RECENT_S).add_done_callback(lambda done: self._answered(done, now))
 
     def _answered(self, done: Future[Any], asked_s: float) -> None:
         if done.exception() is not None:
@@ -69,7 +70,7 @@ class ServerLoad:
     def load(self, now: float) -> float:
         """Share of the server's last seconds spent computing, 0 to 1; nan while unknown."""
         with self._lock:
-            return self._load if now - self._answered_s < STALE_S else math.nan
+            return self._load if now - self._answered_s < RECENT_S else math.nan
 
     def waiting_s(self, now: float) -> float:
         """What a request that comes now may expect to wait (seconds); 0 while nothing is known.
@@ -103,9 +104,9 @@ class ModeCosts:
     def __init__(self, name: str, runners: ModeRunners, client: Optional[Client], settings: ModuleSettings) -> None:
         self._name, self._runners, self._client, self._compared = name, runners, client, settings.compared
         self._load = ServerLoad(client)
-        trials = dict.fromkeys(PREPARED, TRIALS) if settings.bridges else {}
+        starting = PREPARED if settings.bridges else ()
         self.forecaster = Forecaster(
-            settings.powers, lambda mode, link: runners.planned(mode, self.inputs, link), self._load.waiting_s, trials
+            settings.powers, lambda mode, link: runners.planned(mode, self.inputs, link), self._load.waiting_s, starting
         )
         self._preparation = Preparation(self.forecaster, settings.bridges)
         self.explorer = Explorer()

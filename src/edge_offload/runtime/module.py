@@ -24,8 +24,8 @@ from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.runtime.costs import ModeCosts
-from edge_offload.runtime.hedge import Hedge, Outcome
-from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
+from edge_offload.runtime.hedge import JOIN_EVERY_S, Hedge, Outcome
+from edge_offload.runtime.joining import run_and_join
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.runners import ModeRunners
@@ -205,7 +205,7 @@ class OffloadedModule:
         self.frames.begun(place, -math.inf)
         local = self.runners.local
         joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners) > 1
-        if joins and local.expected_s() >= WORTH_JOINING_S:
+        if joins and local.expected_s() > JOIN_EVERY_S:
             asked, outcome = run_and_join(
                 self._hedge, local, inputs, lambda: self.costs.situation(inputs).forecasts,
                 lambda mode: self._ask(mode, inputs, meta, self._late(mode, beside=True)), self.costs.settled,
