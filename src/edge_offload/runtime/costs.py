@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,7 +25,7 @@ from edge_offload.runtime.hedge import Outcome, apart
 from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.runners import ModeRunners
 from edge_offload.runtime.settings import ModuleSettings
-from edge_offload.timing import InferenceReport
+from edge_offload.timing import Expected, InferenceReport
 
 #: Seconds between two questions for the server's load.
 EVERY_S = 1.0
@@ -90,10 +90,11 @@ class ModeCosts:
     """Forecasts of one module's modes, and what they are learnt from. Thread-safe.
 
     Args:
-        name: of the model, in reports.
+        name: of the model.
         runners: of the modes.
         client: the link; None: no server.
         settings: of the module.
+        silent: why no remote mode can begin now, in words; None: there is no such reason.
 
     Attributes:
         forecaster: learns from reports; one thread at a time.
@@ -101,13 +102,19 @@ class ModeCosts:
         inputs: those of the latest situation; empty before the first one.
     """
 
-    def __init__(self, name: str, runners: ModeRunners, client: Optional[Client], settings: ModuleSettings) -> None:
-        self._name, self._runners, self._client, self._compared = name, runners, client, settings.compared
+    def __init__(
+        self,
+        name: str,
+        runners: ModeRunners,
+        client: Optional[Client],
+        settings: ModuleSettings,
+        silent: Callable[[], Optional[str]],
+    ) -> None:
+        self._name, self._runners, self._client, self._silent = name, runners, client, silent
+        self._compared = settings.compared
         self._load = ServerLoad(client)
         starting = PREPARED if settings.bridges else ()
-        self.forecaster = Forecaster(
-            settings.powers, lambda mode, link: runners.planned(mode, self.inputs, link), self._load.waiting_s, starting
-        )
+        self.forecaster = Forecaster(settings.powers, self._planned, self._load.waiting_s, starting)
         self._preparation = Preparation(self.forecaster, settings.bridges)
         self.explorer = Explorer()
         self.inputs: Sequence[torch.Tensor] = ()
@@ -118,17 +125,40 @@ class ModeCosts:
         """What is known of the link."""
         return LinkReading() if self._client is None else self._client.estimator.reading(now)
 
+    def offers(self, mode: Mode) -> bool:
+        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.offers_split)
+
+    def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        if mode is Mode.LOCAL:
+            return None  # nothing ever keeps the robot from computing by itself
+        if mode is Mode.SPLIT:
+            self._runners.prepare_split()
+        runner = self._runners.by_mode.get(mode)
+        if runner is None:
+            return f"mode {mode} is not available for model {self._name!r}"
+        return self._silent() or runner.unavailable_reason(inputs)
+
+    def _planned(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
+        """What the plan that is in force for such a link is expected to take; None where there are no plans."""
+        runner, inputs = self._runners.by_mode.get(mode), self.inputs
+        if runner is None or not runner.has_plans or not inputs or reading.uplink <= 0:
+            return None
+        planned = runner.planned(inputs)
+        return None if planned is None else planned.expected(reading.uplink)
+
     def situation(
         self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None, choosing: bool = True
     ) -> Situation:
         """What a policy needs to know; arguments as those of the module's."""
         obstacles: Dict[Mode, str] = {}
         for mode in self._compared:
-            if self._runners.offers(mode):
+            if self.offers(mode):
                 why = ""
                 if mode in PREPARED:
                     why = self._preparation.not_yet(mode, obstacles) if choosing else NOT_CHOSEN
-                obstacles[mode] = why or self._runners.unavailable_reason(mode, inputs) or ""
+                obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
         now = time.monotonic()
         self.inputs = inputs
         self._load.step(now)

@@ -68,8 +68,8 @@ class OffloadedModule:
         self.frames = FramesInFlight(self._settings.in_flight)
         background.first(self.frames)
         self._hedge = Hedge()
-        self.runners = ModeRunners(name, module, client, self._settings, self._hedge.unavailable_reason)
-        self.costs = ModeCosts(name, self.runners, client, self._settings)
+        self.runners = ModeRunners(name, module, client, self._settings)
+        self.costs = ModeCosts(name, self.runners, client, self._settings, self._hedge.unavailable_reason)
         attend = None if client is None else client.attend
         self._lateness = Lateness(self._settings.patience, self._settings.hedging, attend)
 
@@ -97,15 +97,15 @@ class OffloadedModule:
 
     def modes(self) -> Tuple[Mode, ...]:
         """The modes that can be asked for."""
-        return self.runners.modes()
+        return tuple(self.runners.by_mode)
 
     def offers(self, mode: Mode) -> bool:
         """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
-        return self.runners.offers(mode)
+        return self.costs.offers(mode)
 
     def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
-        return self.runners.unavailable_reason(mode, as_inputs(inputs))
+        return self.costs.unavailable_reason(mode, as_inputs(inputs))
 
     def aim(self, objective: Objective) -> None:
         """Have plans of mode ``split`` made for ``objective`` from now on; returns at once."""
@@ -198,13 +198,13 @@ class OffloadedModule:
             return beside, self._run_remotely(beside, inputs, deadline_s, meta, place, beside=True), ""
         reason = ""
         if mode is not Mode.LOCAL:
-            reason = self.runners.unavailable_reason(mode, inputs) or ""
+            reason = self.costs.unavailable_reason(mode, inputs) or ""
             if not reason:
                 outcome = self._run_remotely(mode, inputs, deadline_s, meta, place, watched=refresh)
                 return mode, outcome, outcome.reason and f"{mode}: {outcome.reason}"
         self.frames.begun(place, -math.inf)
         local = self.runners.local
-        joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners) > 1
+        joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners.by_mode) > 1
         if joins and local.expected_s() > JOIN_EVERY_S:
             asked, outcome = run_and_join(
                 self._hedge, local, inputs, lambda: self.costs.situation(inputs).forecasts,
@@ -222,7 +222,7 @@ class OffloadedModule:
         ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
         is seen to have stopped.
         """
-        runner = self.runners[mode]
+        runner = self.runners.by_mode[mode]
 
         def local(enough: threading.Event) -> Attempt:
             self.frames.begun(place, -math.inf)
@@ -265,7 +265,7 @@ class OffloadedModule:
     def _ask(self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], late: FrameLateness) -> Attempt:
         """A remote attempt, whose seconds are learnt from, in time or not."""
         began = time.monotonic()
-        attempt = self.runners[mode].run(inputs, meta, late.budget)
+        attempt = self.runners.by_mode[mode].run(inputs, meta, late.budget)
         if attempt.round_trips:
             late.came(time.monotonic() - began - sum(attempt.behind_s.values()))
         return attempt

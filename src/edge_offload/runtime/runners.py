@@ -1,10 +1,10 @@
-"""The modes of one module: what runs each of them, and why one cannot run now."""
+"""What runs each mode of one module."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.module import ByEngine, ModuleExecutor, as_inputs
 from edge_offload.execute.tensors import specs_of
-from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import Mode
@@ -28,7 +27,6 @@ from edge_offload.modes.server import ServerRunner
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.settings import ModuleSettings
 from edge_offload.split.model.objective import Objective
-from edge_offload.timing import Expected
 
 
 class ModeRunners:
@@ -36,9 +34,9 @@ class ModeRunners:
 
     Args:
         name, module, client, settings: as :class:`~edge_offload.runtime.module.OffloadedModule` has them.
-        silent: why no remote mode can begin now, in words; None: there is no such reason.
 
     Attributes:
+        by_mode: all of them that are there.
         local: the robot's own.
         server: None without a server.
 
@@ -46,15 +44,8 @@ class ModeRunners:
         BadInput: a slowdown below 1, or no such engine.
     """
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        client: Optional[Client],
-        settings: ModuleSettings,
-        silent: Callable[[], Optional[str]],
-    ) -> None:
-        self._name, self._client, self._silent = name, client, silent
+    def __init__(self, name: str, module: nn.Module, client: Optional[Client], settings: ModuleSettings) -> None:
+        self._client = client
         options, slowdown = settings.options or {}, settings.robot_slowdown
         engine = EAGER if settings.exact else chosen(settings.engine, name)
         executor = executor_of(module, settings.device, settings.beside, name, options, engine)
@@ -62,7 +53,7 @@ class ModeRunners:
         self.server: Optional[ServerRunner] = None
         self._objective: Optional[Objective] = None
         self._make_split: Optional[Callable[[], Runner]] = None
-        self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self.local}
+        self.by_mode: Dict[Mode, Runner] = {Mode.LOCAL: self.local}
         if client is None:
             return
         hashed = functools.partial(registry.state_hash, executor.module)
@@ -76,51 +67,24 @@ class ModeRunners:
         if settings.example is not None:
             self.server.prepare(specs_of(as_inputs(settings.example)))
 
-    def __getitem__(self, mode: Mode) -> Runner:
-        return self._runners[mode]
-
-    def get(self, mode: Mode) -> Optional[Runner]:
-        """What runs ``mode``, if anything does yet."""
-        return self._runners.get(mode)
-
-    def __len__(self) -> int:
-        return len(self._runners)
-
     def add(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
-        self._runners[runner.mode] = runner
+        self.by_mode[runner.mode] = runner
 
-    def modes(self) -> Tuple[Mode, ...]:
-        """The modes that can be asked for."""
-        return tuple(self._runners)
+    @property
+    def offers_split(self) -> bool:
+        """Whether mode ``split`` is there, or can be."""
+        return Mode.SPLIT in self.by_mode or self._make_split is not None
 
-    def offers(self, mode: Mode) -> bool:
-        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
-        return mode in self._runners or (mode is Mode.SPLIT and self._make_split is not None)
-
-    def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
-        if mode is Mode.LOCAL:
-            return None  # nothing ever keeps the robot from computing by itself
-        if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
-            self.add(self._make_split())  # tracing and planning are costly: only for who asks for it
-        runner = self._runners.get(mode)
-        if runner is None:
-            return f"mode {mode} is not available for model {self._name!r}"
-        return self._silent() or runner.unavailable_reason(inputs)
-
-    def planned(self, mode: Mode, inputs: Sequence[torch.Tensor], reading: LinkReading) -> Optional[Expected]:
-        """What the plan that is in force for such a link is expected to take; None where there are no plans."""
-        runner = self._runners.get(mode)
-        if runner is None or not runner.has_plans or not inputs or reading.uplink <= 0:
-            return None
-        planned = runner.planned(inputs)
-        return None if planned is None else planned.expected(reading.uplink)
+    def prepare_split(self) -> None:
+        """Add mode ``split`` where it is offered; tracing and planning are costly, so only for who asks for it."""
+        if Mode.SPLIT not in self.by_mode and self._make_split is not None:
+            self.add(self._make_split())
 
     def aim(self, objective: Objective) -> None:
         """Have plans made for ``objective`` from now on; returns at once."""
         self._objective = objective
-        for runner in list(self._runners.values()):
+        for runner in list(self.by_mode.values()):
             runner.aim(objective)
 
     def follow(self, policy: PromisePolicy, inputs: Callable[[], Sequence[torch.Tensor]]) -> Promise:
@@ -138,12 +102,12 @@ class ModeRunners:
 
     def state(self) -> Dict[str, str]:
         """Each mode's state in words."""
-        return {mode.value: runner.state() for mode, runner in self._runners.items()}
+        return {mode.value: runner.state() for mode, runner in self.by_mode.items()}
 
     def close(self) -> None:
         """End what learns a split, and what computes."""
         self._make_split = None
-        for runner in list(self._runners.values()):
+        for runner in list(self.by_mode.values()):
             runner.close()
         self.local.executor.close()
 
