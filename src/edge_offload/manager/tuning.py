@@ -45,7 +45,7 @@ GIVE_UP_S = 10.0
 #: (``bench adaptive --launch``; tests/runtime/test_preparation.py).
 IN_TURN_S = 60.0
 #: Share of the frame interval that a frame waits for the network's own result, where that is usually there by then
-#: (``bench carry``; tests/runtime/test_carrying.py).
+#: (``bench every-frame``; tests/runtime/test_carrying.py).
 WAIT_SHARE = 0.75
 
 #: Latest frames of which a rare one is left out.

@@ -127,15 +127,16 @@ class ModeCosts:
 
     def offers(self, mode: Mode) -> bool:
         """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
-        return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.offers_split)
+        return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.make_split is not None)
 
     def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         if mode is Mode.LOCAL:
             return None  # nothing ever keeps the robot from computing by itself
-        if mode is Mode.SPLIT:
-            self._runners.prepare_split()
-        runner = self._runners.by_mode.get(mode)
+        runner, make_split = self._runners.by_mode.get(mode), self._runners.make_split
+        if runner is None and mode is Mode.SPLIT and make_split is not None:
+            runner = make_split()  # tracing and planning are costly: only for who asks for it
+            self._runners.add(runner)
         if runner is None:
             return f"mode {mode} is not available for model {self._name!r}"
         return self._silent() or runner.unavailable_reason(inputs)

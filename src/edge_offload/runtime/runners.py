@@ -39,6 +39,7 @@ class ModeRunners:
         by_mode: all of them that are there.
         local: the robot's own.
         server: None without a server.
+        make_split: makes what runs mode ``split``, once; None: it is not offered.
 
     Raises:
         BadInput: a slowdown below 1, or no such engine.
@@ -52,7 +53,7 @@ class ModeRunners:
         self.local = LocalRunner(executor, slowdown)
         self.server: Optional[ServerRunner] = None
         self._objective: Optional[Objective] = None
-        self._make_split: Optional[Callable[[], Runner]] = None
+        self.make_split: Optional[Callable[[], Runner]] = None
         self.by_mode: Dict[Mode, Runner] = {Mode.LOCAL: self.local}
         if client is None:
             return
@@ -63,23 +64,13 @@ class ModeRunners:
         source = (name, options, executor.module, hashed, self.local.run)
         link = {"client": client, "slowdown": slowdown, "power": settings.powers}
         if not isinstance(module, ByEngine):
-            self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
+            self.make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
         if settings.example is not None:
             self.server.prepare(specs_of(as_inputs(settings.example)))
 
     def add(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
         self.by_mode[runner.mode] = runner
-
-    @property
-    def offers_split(self) -> bool:
-        """Whether mode ``split`` is there, or can be."""
-        return Mode.SPLIT in self.by_mode or self._make_split is not None
-
-    def prepare_split(self) -> None:
-        """Add mode ``split`` where it is offered; tracing and planning are costly, so only for who asks for it."""
-        if Mode.SPLIT not in self.by_mode and self._make_split is not None:
-            self.add(self._make_split())
 
     def aim(self, objective: Objective) -> None:
         """Have plans made for ``objective`` from now on; returns at once."""
@@ -106,7 +97,7 @@ class ModeRunners:
 
     def close(self) -> None:
         """End what learns a split, and what computes."""
-        self._make_split = None
+        self.make_split = None
         for runner in list(self.by_mode.values()):
             runner.close()
         self.local.executor.close()
