@@ -23,7 +23,7 @@ from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.offloaded import OffloadedNode
+from edge_offload.nodes.inference.offloaded import OffloadedNode, SensorStages
 from edge_offload.nodes.inference.pictures import Painter, Picture
 from edge_offload.perception.pipeline import Prepared
 from edge_offload.timing import InferenceReport
@@ -47,11 +47,11 @@ class PreparedImage:
     image: Prepared
 
 
-class CameraView:
+class CameraView(SensorStages):
     """What a node does with the images of one camera.
 
     A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish` or
-    :meth:`publish_nothing`, and pictures in :meth:`draw`. The stages are those of :class:`.SensorStages`.
+    :meth:`publish_nothing`, and pictures in :meth:`draw`.
 
     Args:
         node: whose network looks at them.
@@ -87,22 +87,6 @@ class CameraView:
 
     def open(self, network: Network) -> None:
         """Make publishers, and whatever else frames need."""
-        raise NotImplementedError(f"{type(self).__name__} has no results")
-
-    def prepare(self, frame: Frame) -> PreparedImage:
-        """Make the inputs of the network."""
-        raise NotImplementedError(f"{type(self).__name__} has no results")
-
-    def infer(self, frame: Frame, prepared: PreparedImage) -> Inferred:
-        """Run the network."""
-        raise NotImplementedError(f"{type(self).__name__} has no results")
-
-    def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
-        """Publish the one result of the frame.
-
-        Raises:
-            EdgeOffloadError: the frame could not be used; nothing of it was published.
-        """
         raise NotImplementedError(f"{type(self).__name__} has no results")
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
