@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from edge_offload import background
-from edge_offload.manager.in_flight import Row
+from edge_offload.manager.in_flight import FrameOrder
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def learner(monkeypatch):
 
 @pytest.fixture
 def row():
-    made = Row()
+    made = FrameOrder()
     background.first(made)
     return made
 
@@ -69,7 +69,7 @@ def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner, row)
 
 
 def test_who_is_gone_is_not_waited_for(learner):
-    row = Row()
+    row = FrameOrder()
     background.first(row)
     row.place()
     del row

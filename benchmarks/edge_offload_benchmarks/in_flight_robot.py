@@ -20,11 +20,12 @@ from edge_offload.arrays import Array
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.manager.in_flight import MOST
 from edge_offload.mode import Mode
 from edge_offload.models.registry import build_estimator
 from edge_offload.models.video import read_frames, sample_video
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
-from edge_offload.perception.pipeline import PeoplePipeline
+from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue
+from edge_offload.perception.pipeline import PeoplePipeline, Prepared
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 from edge_offload_benchmarks.processes import robot_arguments, wait_open
@@ -51,9 +52,8 @@ class Robot:
     def __init__(self, model: str, client: Client, slowdown: float) -> None:
         self.images = list(read_frames(sample_video(), range(FRAMES)).values())
         self.estimator = build_estimator(model)
-        self.module = OffloadedModule(
-            model, self.estimator.module, client, robot_slowdown=slowdown, candidates=(Mode.LOCAL, Mode.SERVER)
-        )
+        module = self.estimator.module
+        self.module = OffloadedModule(model, module, client, robot_slowdown=slowdown, in_flight=MOST)
 
     def ready(self) -> None:
         """Open the model, and learn what frames take here and there."""
@@ -67,27 +67,13 @@ class Robot:
     def block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
         """Some seconds with so many frames in flight."""
         done: List[Tuple[int, float, InferenceReport]] = []
-        pipeline = PeoplePipeline(self.estimator)
-        self.module.pace.most = in_flight
-
-        def work(shot: Shot, place: int) -> Steps:
-            prepared = pipeline.prepare(shot.bgr, shot.received_s)
-            yield
-            outputs, inference = self.module.run(prepared.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
-            yield
-            size = (shot.bgr.shape[1], shot.bgr.shape[0])
-            found = pipeline.finish(prepared, outputs, inference, shot.received_s, size)
-            self.module.pace.note(found.report)
-            self.module.situation(prepared.inputs)
-            done.append((shot.number, time.monotonic(), found.report))
-
-        failed: List[str] = []
+        stages = _Stages(self, done)
         slot: LatestFrameQueue[Shot] = LatestFrameQueue()
-        lanes = Lanes(
-            slot, work, lambda shot, error: failed.append(repr(error)), self.module.row,
-            lambda taken_s: self.module.pace.wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
+        pipeline = FramePipeline(
+            slot, stages, self.module.frames,
+            lambda taken_s: self.module.frames.wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
         )  # fmt: skip
-        lanes.start()
+        pipeline.start()
         began = time.monotonic()
         for number, image in zip(itertools.count(), itertools.cycle(self.images)):
             due = began + number / rate
@@ -96,8 +82,39 @@ class Robot:
             time.sleep(max(0.0, due - time.monotonic()))
             slot.put(Shot(number, image, time.monotonic()))
         ended = time.monotonic()
-        drained = lanes.drain(60.0)
-        return {"drained": drained, "failed": failed, **_figures(done, slot, began + LEAD_S, ended)}
+        drained = pipeline.drain(60.0)
+        return {"drained": drained, "failed": stages.failed, **_figures(done, slot, began + LEAD_S, ended)}
+
+
+class _Stages:
+    """Work on the frames of one block, as a node does it."""
+
+    def __init__(self, robot: Robot, done: List[Tuple[int, float, InferenceReport]]) -> None:
+        self._module, self._done = robot.module, done
+        self._pipeline = PeoplePipeline(robot.estimator)
+        self.failed: List[str] = []
+
+    def prepare(self, shot: Shot, place: int) -> Tuple[Prepared, int]:
+        """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
+        return self._pipeline.prepare(shot.bgr, shot.received_s), place
+
+    def infer(self, shot: Shot, prepared: Tuple[Prepared, int]) -> Any:
+        """Likewise."""
+        image, place = prepared
+        return self._module.run(image.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
+
+    def finish(self, shot: Shot, prepared: Tuple[Prepared, int], inferred: Any) -> None:
+        """Likewise."""
+        image, size = prepared[0], (shot.bgr.shape[1], shot.bgr.shape[0])
+        outputs, inference = inferred
+        found = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
+        self._module.frames.note(found.report)
+        self._module.situation(image.inputs)
+        self._done.append((shot.number, time.monotonic(), found.report))
+
+    def fail(self, shot: Shot, error: BaseException) -> None:
+        """Likewise."""
+        self.failed.append(repr(error))
 
 
 def _figures(

@@ -179,7 +179,7 @@ class Robot:
 
     def plan(self, tensor: torch.Tensor) -> str:
         """What mode ``split`` does at the bandwidth of now."""
-        runner = self.module._runners.get(Mode.SPLIT)
+        runner = self.module.runners.by_mode.get(Mode.SPLIT)
         planned = runner.planned([tensor]) if isinstance(runner, SplitRunner) else None
         if planned is None or not isinstance(runner, SplitRunner):
             return ""

@@ -16,6 +16,7 @@ WRITTEN = "*Written by `scripts/docs` from {}; do not edit.*"
 #: What a program imports: module, and the names that it may use.
 API: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("edge_offload.runtime.module", ("OffloadedModule",)),
+    ("edge_offload.runtime.settings", ("ModuleSettings",)),
     ("edge_offload.mode", ("Mode",)),
     ("edge_offload.timing", ("InferenceReport",)),
     ("edge_offload.execute.tensors", ("TensorSpec",)),

@@ -111,7 +111,7 @@ class TestOnItsGpu:
             expected = _expected(module, picture)
             until(lambda: offloaded.unavailable_reason(Mode.SPLIT, [picture]) is None, 240,
                   lambda: str(offloaded.state()))  # fmt: skip
-            runner = offloaded._runners[Mode.SPLIT]
+            runner = offloaded.runners.by_mode[Mode.SPLIT]
             located = runner.planned([picture]).network.located
             identity = sequence_hash(located.sequence)
             plans = [random_plan(located, random.Random(seed), identity) for seed in range(6)]

@@ -87,24 +87,6 @@ def test_where_nothing_is_measured_the_slope_goes_back_to_the_tasks_mean() -> No
     assert late.age_s == pytest.approx(1000)
 
 
-def test_content_corrects_the_slope_at_once() -> None:
-    chance = random.Random(4)
-    blind, seeing = DropEstimator(), DropEstimator(features=["speed"])
-    errors = {id(blind): 0.0, id(seeing): 0.0}
-    now = 0.0
-    for _ in range(600):
-        speed = chance.choice([0.0, 1.0, 2.0])
-        slope = 0.05 + 0.15 * speed
-        for estimator in (blind, seeing):
-            errors[id(estimator)] += abs(estimator.curve(now, {"speed": speed}).slope - slope) if now > 60 else 0.0
-        drop = 0.1 + slope * 0.8 + chance.gauss(0, 0.02)
-        for estimator in (blind, seeing):
-            estimator.compared(now, 0.8, min(1.0, max(0.0, drop)), {"speed": speed})
-        now += 0.4
-    assert errors[id(seeing)] < 0.4 * errors[id(blind)]
-    assert seeing.curve(now).slope == pytest.approx(seeing.curve(now, {"speed": 1.0}).slope, abs=0.05)
-
-
 def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> None:
     estimator = DropEstimator()
     assert estimator.curve(0.0).local is None
@@ -123,14 +105,13 @@ def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> N
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> None:
     chance = random.Random(seed)
-    estimator = DropEstimator(features=["speed", "turn"])
+    estimator = DropEstimator()
     now, sizes = 0.0, []
     for step in range(3000):
         now += chance.choice([0.0, 1e-3, 0.4, 30.0, -5.0])
-        content = {"speed": chance.choice([0.0, 1e6, -3.0])} if chance.random() < 0.7 else None
-        estimator.compared(now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]), content)
+        estimator.compared(now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]))
         estimator.compared_local(now, chance.random())
-        found = estimator.curve(now, content)
+        found = estimator.curve(now)
         assert 0 <= found.intercept <= 1
         assert 0 <= found.slope < math.inf
         assert 0 <= found.slope_error < math.inf
@@ -142,16 +123,14 @@ def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("stale_s", "drop", "content"),
-    [(0.0, 0.1, None), (-1.0, 0.1, None), (math.nan, 0.1, None), (0.4, math.nan, None), (0.4, 1.1, None),
-     (0.4, -0.1, None), (0.4, 0.1, {"speed": math.nan})],
-)  # fmt: skip
-def test_nothing_is_learnt_from_what_cannot_be(stale_s: float, drop: float, content: object) -> None:
-    estimator = DropEstimator(features=["speed"])
+    ("stale_s", "drop"), [(0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (0.4, math.nan), (0.4, 1.1), (0.4, -0.1)]
+)
+def test_nothing_is_learnt_from_what_cannot_be(stale_s: float, drop: float) -> None:
+    estimator = DropEstimator()
     follow(estimator, random.Random(6), lambda _: 0.2, seconds=5)
     before = estimator.curve(5.0)
     with pytest.raises(BadInput):
-        estimator.compared(5.0, stale_s, drop, content)  # type: ignore[arg-type]
+        estimator.compared(5.0, stale_s, drop)
     assert estimator.curve(5.0) == before
 
 
@@ -160,5 +139,3 @@ def test_habits_without_sense_are_refused() -> None:
         Habits(slope_error=0.0)
     with pytest.raises(BadInput, match="noise"):
         Habits(noise=math.nan)
-    with pytest.raises(BadInput, match="features"):
-        DropEstimator(features=["speed", "speed"])

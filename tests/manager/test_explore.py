@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.explore import BUDGET, BURST, Explorer, expected_improvement
+from edge_offload.manager.explore import Explorer, expected_improvement
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import LatencyPolicy, Situation
+from edge_offload.manager.tuning import ENOUGH, RARE
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
@@ -55,7 +56,7 @@ def test_expected_improvement_is_the_mean_of_what_is_gained():
 def test_at_most_one_frame_in_fifty_explores(mode):
     other = 0.19 if mode is Mode.LOCAL else 0.21
     explored = count_explored(Explorer(), mode, 2000, server_s=other)
-    assert 0.9 * BUDGET * 2000 <= explored <= BUDGET * 2000 + BURST
+    assert 0.9 * RARE * 2000 <= explored <= RARE * 2000 + ENOUGH
 
 
 def test_a_mode_that_cannot_pay_for_a_frame_is_left_alone_until_it_is_uncertain():
@@ -100,7 +101,7 @@ def test_a_frame_waits_for_the_report_of_the_one_that_explored_before():
 
 def test_a_frame_that_was_given_a_turn_may_explore_whatever_the_budget():
     explorer = Explorer()
-    assert count_explored(explorer, Mode.LOCAL, BURST + 1) == BURST
+    assert count_explored(explorer, Mode.LOCAL, ENOUGH + 1) == ENOUGH
     assert explorer.choose(Mode.LOCAL, 10.0, forecasts(age_s=1.0))[1] is None
     explorer.allow()
     assert explorer.choose(Mode.LOCAL, 10.2, forecasts(age_s=1.0))[1] is Mode.SERVER
@@ -211,7 +212,7 @@ def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(m
     assert module.situation([x]).forecasts[Mode.LAZY].known
     for _ in range(50):
         module.run([x], refresh=True)
-    assert runner.asked <= BURST + 1, "seldom"
+    assert runner.asked <= ENOUGH + 1, "seldom"
     module.close()
 
 
@@ -302,7 +303,7 @@ def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_latene
         for i in range(10):
             stages = {"uplink": 0.05, "compute_server": seconds - 0.05}
             forecaster.note(i * 0.1, InferenceReport(mode, "", seconds, stages, 500_000, 0, 1), link)
-    forecaster.late(2.0, Mode.SPLIT, 0.5)
+    forecaster.late(2.0, Mode.SPLIT, 0.6)
     stuck = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 1.0)
     assert forecaster.forecast(3.0, Mode.SPLIT, stuck).latency_s > 0.5
     again = LinkReading(rtt_s=2.6e-3)
@@ -320,12 +321,13 @@ def test_an_uncertain_link_is_expected_to_take_longer():
 
 
 def test_a_busy_server_is_expected_to_keep_a_frame_waiting_once_the_own_queue_is_old():
-    forecaster = Forecaster()
+    busy_s = [0.0]
+    forecaster = Forecaster(busy_s=lambda now: busy_s[0])
     link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
     stages = {"uplink": 0.02, "compute_server": 0.03}
     forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
     idle = forecaster.forecast(20.0, Mode.SERVER, link).latency_s
-    forecaster.busy_s = 0.4
+    busy_s[0] = 0.4
     assert forecaster.forecast(0.0, Mode.SERVER, link).latency_s == pytest.approx(idle, abs=0.01), "just measured"
     assert forecaster.forecast(20.0, Mode.SERVER, link).latency_s == pytest.approx(idle + 0.4, abs=0.01)
 

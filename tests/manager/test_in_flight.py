@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import LinkLost
-from edge_offload.manager.in_flight import MOST, Pace, Row
+from edge_offload.manager.in_flight import MOST, FrameOrder, FramesInFlight
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.runtime.hedge import Hedge, apart
@@ -38,7 +38,7 @@ def report(part_s=0.05, robot_s=0.02, mode=Mode.SERVER, **rest):
 @given(st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=60))
 def test_whoever_is_before_is_waited_for_and_nobody_else(steps):
     clock = Clock()
-    row, open_, first = Row(clock), [], {}
+    row, open_, first = FrameOrder(clock), [], {}
     for step in steps:
         clock.now += 1.0
         if step is None:
@@ -54,7 +54,7 @@ def test_whoever_is_before_is_waited_for_and_nobody_else(steps):
 
 
 def test_a_place_that_was_given_up_holds_nobody_up_and_may_be_given_up_again():
-    row = Row()
+    row = FrameOrder()
     first, second, third = (row.place() for _ in range(3))
     row.done(second)
     row.done(second)
@@ -67,7 +67,7 @@ def test_a_place_that_was_given_up_holds_nobody_up_and_may_be_given_up_again():
 
 
 def test_turns_are_taken_in_the_order_of_the_places():
-    row, order = Row(), []
+    row, order = FrameOrder(), []
     places = [row.place() for _ in range(6)]
 
     def take(place):
@@ -86,49 +86,52 @@ def test_turns_are_taken_in_the_order_of_the_places():
 
 
 def test_the_next_frame_is_taken_up_when_what_takes_longest_is_free_for_it():
-    pace = Pace(2)
-    assert pace.wait_s(0.0, Mode.SERVER, []) == 0.0, "alone it waits for nothing"
-    assert pace.wait_s(0.0, Mode.SERVER, [0.0]) == math.inf, "nothing is known: one at a time"
-    pace.note(report(part_s=0.05))
-    assert pace.wait_s(10.02, Mode.SERVER, [10.0]) == pytest.approx(0.03)
-    assert pace.wait_s(10.06, Mode.SERVER, [10.0]) == 0.0
-    assert pace.wait_s(10.06, Mode.SERVER, [10.0, 10.05]) == math.inf, "two are under way"
-    assert pace.wait_s(10.06, Mode.LOCAL, [10.0]) == math.inf, "the robot computes one at a time"
-    assert pace.wait_s(10.06, Mode.REPLAY, [10.0]) == math.inf, "another mode, of which nothing is known"
+    frames = FramesInFlight(2)
+    assert frames.wait_s(0.0, Mode.SERVER, []) == 0.0, "alone it waits for nothing"
+    assert frames.wait_s(0.0, Mode.SERVER, [0.0]) == math.inf, "nothing is known: one at a time"
+    frames.note(report(part_s=0.05))
+    assert frames.wait_s(10.02, Mode.SERVER, [10.0]) == pytest.approx(0.03)
+    assert frames.wait_s(10.06, Mode.SERVER, [10.0]) == 0.0
+    assert frames.wait_s(10.06, Mode.SERVER, [10.0, 10.05]) == math.inf, "two are under way"
+    assert frames.wait_s(10.06, Mode.LOCAL, [10.0]) == math.inf, "the robot computes one at a time"
+    assert frames.wait_s(10.06, Mode.REPLAY, [10.0]) == math.inf, "another mode, of which nothing is known"
 
 
 def test_a_robot_that_is_busy_for_longer_than_the_server_sets_the_pace():
-    pace = Pace(2)
-    pace.note(report(part_s=0.05, robot_s=0.08))
-    assert pace.part_s(Mode.SERVER) == pytest.approx(0.08)
+    frames = FramesInFlight(2)
+    frames.note(report(part_s=0.05, robot_s=0.08))
+    assert frames.part_s(Mode.SERVER) == pytest.approx(0.08)
 
 
 def test_what_did_not_run_as_it_was_asked_to_does_not_set_the_pace():
-    pace = Pace(2)
-    pace.note(report())
+    frames = FramesInFlight(2)
+    frames.note(report())
     for other in (report(9.0, fallback_reason="late"), report(9.0, hedged=True), report(9.0, mode=Mode.LOCAL)):
-        pace.note(other)
-    assert pace.part_s(Mode.SERVER) == pytest.approx(0.05)
+        frames.note(other)
+    assert frames.part_s(Mode.SERVER) == pytest.approx(0.05)
 
 
 def test_nothing_is_taken_up_beside_a_frame_that_is_late_or_computed_here():
-    pace = Pace(MOST)
-    pace.note(report())
-    pace.begun(7, until_s=20.0)
-    assert pace.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
-    assert pace.wait_s(20.1, Mode.SERVER, [10.0]) == math.inf, "it is late: another would wait for the same"
-    pace.begun(7, -math.inf)
-    assert pace.wait_s(19.9, Mode.SERVER, [10.0]) == math.inf, "the robot computes it"
-    pace.ended(7)
-    assert pace.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+    frames = FramesInFlight(MOST)
+    frames.note(report())
+    place = frames.place()
+    frames.begun(place, until_s=20.0)
+    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+    assert frames.wait_s(20.1, Mode.SERVER, [10.0]) == math.inf, "it is late: another would wait for the same"
+    frames.begun(place, -math.inf)
+    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == math.inf, "the robot computes it"
+    frames.done(place)
+    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+    frames.begun(place, -math.inf)
+    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0, "a rival that begins when the frame is over holds none up"
 
 
 def test_one_in_flight_is_one_at_a_time_as_before():
-    pace = Pace(1)
-    pace.note(report())
-    assert pace.wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
-    assert pace.words() == "1 frame at a time"
-    assert "replay: the calls of a frame" in Pace(2).words()
+    frames = FramesInFlight(1)
+    frames.note(report())
+    assert frames.wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
+    assert frames.words() == "1 frame at a time"
+    assert "replay: the calls of a frame" in FramesInFlight(2).words()
 
 
 # ------------------------------------------------------------------------------------- what waits behind an own frame

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.lateness import (
-    FEWEST,
-    GIVE_UP_S,
-    LEAST_SILENCE_S,
-    LOOK_S,
-    Lateness,
-    Patience,
-    Tail,
-    TimeoutLimits,
-    Watch,
-    due_s,
-)
+from edge_offload.manager.lateness import LOOK_S, Lateness, Patience, Tail, TimeoutLimits, Watch, due_s
+from edge_offload.manager.tuning import ENOUGH, GIVE_UP_S, SILENCE_S
 from edge_offload.mode import Mode
 
 MB = 1_000_000
@@ -53,7 +43,7 @@ def test_a_result_is_late_when_one_frame_in_fifty_was_not_later_than_that():
     assert late_after(calm) == pytest.approx(0.1 + 0.002 + LOOK_S)
     assert late_after(wild) == pytest.approx(0.1 + 0.2 + LOOK_S)
     assert late_after(learnt([0.002] * 63 + [30.0])) == pytest.approx(late_after(calm)), "one that met an outage"
-    assert late_after(learnt([0.0] * (FEWEST - 1))) == pytest.approx(0.2 + LOOK_S), "too few to tell: twice as long"
+    assert late_after(learnt([0.0] * (ENOUGH - 1))) == pytest.approx(0.2 + LOOK_S), "too few to tell: twice as long"
 
 
 def test_nobody_waits_for_longer_than_the_robot_takes_beyond_what_was_expected():
@@ -193,7 +183,7 @@ def silences(*longest):
 
 
 def test_nothing_is_concluded_from_a_silence_before_the_link_is_known():
-    assert silences(*[0.0] * (FEWEST - 1)) == math.inf
+    assert silences(*[0.0] * (ENOUGH - 1)) == math.inf
     assert not Watch(math.inf, 0.3).stopped(5.0, 4.0, 0, 0)
 
 
@@ -241,10 +231,10 @@ def test_a_policys_frame_sees_the_link_stop_once_it_is_known_and_a_mode_that_is_
         attending.pop()
 
     lateness = Lateness(attend=attend)
-    for _ in range(FEWEST):
+    for _ in range(ENOUGH):
         with lateness.frame(SERVER, 1.0, watched=True) as late:
             late.came(0.1)
-    attention.note(0.0, time.monotonic() - 2 * LEAST_SILENCE_S, 100, 100)
+    attention.note(0.0, time.monotonic() - 2 * SILENCE_S, 100, 100)
     with lateness.frame(SERVER, 1.0, watched=True) as late:
         assert attending
         assert late.link_stopped()
@@ -267,7 +257,7 @@ def test_silences_of_frames_that_came_are_those_of_a_link_that_is_well():
     attention.note(1.0, 1.0, 0, 0)
     attention.note(1.5, math.inf, 0, 0)
     assert attention.longest_s == 0.5
-    for _ in range(FEWEST):
+    for _ in range(ENOUGH):
         with lateness.frame(SERVER, 1.0, watched=True) as late:
             late.came(0.1)
     attention.note(2.0, time.monotonic() - 0.6, 0, 0)

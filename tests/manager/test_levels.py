@@ -8,7 +8,8 @@ import statistics
 
 import pytest
 
-from edge_offload.manager.levels import FIRST_NOISE, STEP, Levels
+from edge_offload.manager.levels import Levels
+from edge_offload.manager.tuning import FIRST_NOISE, STEP
 from edge_offload.modes.split.robot.plan_times import GRID, PlanTimes
 
 
@@ -112,7 +113,7 @@ def test_a_ratio_is_known_better_than_either_cost_and_as_well_as_it_says():
 
 def test_after_a_disturbance_the_next_frames_are_believed():
     levels, _ = two()
-    levels.disturb(0.3)
+    levels.disturb()
     assert levels.covariance(60.0, ["seldom"])[0, 0] > 0.09
     for number in range(3):
         levels.observe(60.0 + number * 0.1, "seldom", 0.5 * levels.mean("often"), shares=True)

@@ -284,7 +284,7 @@ PUBLISHED: Dict[str, str] = {
         error | set in nodes/inference/offloaded.py
         total queue encode uplink compute_robot compute_server downlink decode clock_error | set
         overlap_ratio idle_robot idle_server bytes_up bytes_down round_trips emulated_slowdown deadline_met | set
-        connected link_round_trip clock_offset | set in nodes/inference/network.py
+        connected link_round_trip clock_offset | set in nodes/inference/compose.py
         deadline energy energy_source | set in nodes/inference/offloaded.py
     """,
     "edge_offload_msgs/Forecast": f"""

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_offload.manager.in_flight import Row
+from edge_offload.manager.in_flight import FrameOrder
 from edge_offload.manager.turn_giver import TurnGiver
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, SlotCounts, Worker
+from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue, SlotCounts, Worker
 
 
 def test_the_newest_frame_is_taken_and_the_older_one_superseded():
@@ -239,11 +239,11 @@ def test_an_exception_is_handed_over_and_the_worker_goes_on():
 
 
 class Stage:
-    """Steps of frames that run the network when they are let, and note what happens."""
+    """Stages of frames that run the network when they are let, and note what happens."""
 
     def __init__(self, lanes, keep_all=True, free=lambda taken_s: 0.0):
         self.slot = LatestFrameQueue(capacity=8, keep_all=keep_all)
-        self.row = Row()
+        self.order = FrameOrder()
         self.prepared, self.told, self.failed = [], [], []
         self.runs = {}
         self.lock = threading.Lock()
@@ -251,26 +251,32 @@ class Stage:
         def wait_s(taken_s):
             return math.inf if len(taken_s) >= lanes else free(taken_s)
 
-        self.lanes = Lanes(self.slot, self.work, self.on_error, self.row, wait_s, lanes)
+        self.pipeline = FramePipeline(self.slot, self, self.order, wait_s, lanes)
 
     def gate(self, item):
         with self.lock:
             return self.runs.setdefault(item, (threading.Event(), threading.Event()))
 
-    def work(self, item, place):
+    def prepare(self, item, place):
         self.prepared.append(item)
         if item == "bad":
             raise ValueError("cannot be prepared")
-        yield
+        return item
+
+    def infer(self, item, prepared):
+        assert prepared == item
         begun, go = self.gate(item)
         begun.set()
         assert go.wait(60)
         if item == "lost":
             raise ValueError("lost on the way")
-        yield
+        return item
+
+    def finish(self, item, prepared, inferred):
+        assert (prepared, inferred) == (item, item)
         self.told.append(item)
 
-    def on_error(self, item, error):
+    def fail(self, item, error):
         self.told.append(item)
         self.failed.append((item, str(error)))
 
@@ -282,17 +288,17 @@ class Stage:
 @pytest.mark.process
 def test_two_are_under_way_and_results_leave_in_their_order():
     stage = Stage(2)
-    stage.lanes.start()
+    stage.pipeline.start()
     for item in range(3):
         stage.slot.put(item)
     assert stage.gate(0)[0].wait(60)
     assert stage.gate(1)[0].wait(60), "the second one runs beside the first"
-    assert stage.lanes.under_way == 2
+    assert stage.pipeline.under_way == 2
     stage.let(1)
     assert not stage.gate(2)[0].wait(0.05), "the third waits until the first has its result"
     assert stage.told == []
     stage.let(0, 2)
-    assert stage.lanes.drain(60)
+    assert stage.pipeline.drain(60)
     assert stage.told == stage.prepared == [0, 1, 2]
 
 
@@ -300,12 +306,12 @@ def test_two_are_under_way_and_results_leave_in_their_order():
 @given(st.permutations(range(4)), st.integers(1, 4))
 def test_whichever_is_ready_first_order_is_kept_and_each_frame_has_one_result(answers, lanes):
     stage = Stage(lanes)
-    stage.lanes.start()
+    stage.pipeline.start()
     for item in range(4):
         stage.slot.put(item)
     for item in answers:
         stage.let(item)
-    assert stage.lanes.drain(60)
+    assert stage.pipeline.drain(60)
     assert stage.told == [0, 1, 2, 3]
     assert stage.slot.counts.taken == 4
 
@@ -314,26 +320,26 @@ def test_a_frame_that_fails_has_its_result_in_its_turn_wherever_it_failed():
     stage = Stage(2)
     for item in ("first", "bad", "lost", "last"):
         stage.slot.put(item)
-    stage.lanes.start()
+    stage.pipeline.start()
     stage.let("lost", "last")
     assert stage.gate("first")[0].wait(60)
     assert stage.told == [], "what failed waits for the frame before it"
     stage.let("first")
-    assert stage.lanes.drain(60)
+    assert stage.pipeline.drain(60)
     assert stage.told == ["first", "bad", "lost", "last"]
     assert stage.failed == [("bad", "cannot be prepared"), ("lost", "lost on the way")]
-    assert math.isfinite(stage.row.first_since_s(stage.row.place())), "no place is left"
+    assert math.isfinite(stage.order.first_since_s(stage.order.place())), "no place is left"
 
 
 def test_draining_gives_two_that_are_under_way_and_one_that_waits_their_results():
     stage = Stage(2)
-    stage.lanes.start()
+    stage.pipeline.start()
     for item in range(3):
         stage.slot.put(item)
     assert stage.gate(0)[0].wait(60)
     assert stage.gate(1)[0].wait(60)
     ended = []
-    ending = threading.Thread(target=lambda: ended.append(stage.lanes.drain(60)))
+    ending = threading.Thread(target=lambda: ended.append(stage.pipeline.drain(60)))
     ending.start()
     while not stage.slot.closed:
         time.sleep(0.001)

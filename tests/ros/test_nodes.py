@@ -142,7 +142,7 @@ def test_so_many_turns_are_out_at_once_as_the_manager_is_told(graph, many):
 def test_a_task_that_stays_on_the_robot_has_a_turn_now_and_then_to_see_how_the_server_is(graph):
     import rospy
 
-    from edge_offload.manager.explore import FRAMES
+    from edge_offload.manager.tuning import FRAMES
     from edge_offload_msgs.msg import Forecast, OffloadMode, Turn
 
     graph.node("offload_manager_node", mode="auto")

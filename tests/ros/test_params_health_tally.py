@@ -316,24 +316,23 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     pytest.importorskip("rospy")
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-    from edge_offload.nodes.inference.network import Network
+    from edge_offload.nodes.inference.link_watch import NetworkHealth
     from edge_offload.nodes.monitor.run_recorder import RunRecorder
 
     words = "pip install torch==2.13.0 on the server"
-    network = Network.__new__(Network)
-    network._client, network._health = None, Health()
-    network.module = SimpleNamespace(state=dict, torches=lambda: words, engine_state=lambda: ("eager", False))
+    module, health = SimpleNamespace(state=dict, torches=lambda: words, engine_state=lambda: ("eager", False)), Health()
+    network = NetworkHealth(module, None, health)
     network.refresh(needed=False)
-    told = network._health.report()
+    told = health.report()
     assert (told.level, told.message) == (WARN, words)
     recorder = RunRecorder.__new__(RunRecorder)
     recorder._tally = Tally()
     values = [KeyValue(key, value) for key, value in told.values.items()]
     recorder._on_diagnostics(DiagnosticArray(status=[DiagnosticStatus(values=values)]))
     assert recorder._tally.two_torches == words
-    network.module.torches = str
+    module.torches = str
     network.refresh(needed=False)
-    assert network._health.report().level == OK
+    assert health.report().level == OK
 
 
 def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):

@@ -228,9 +228,12 @@ def test_stamps_that_go_back_forget_and_a_result_of_before_is_not_taken():
 
 
 def test_what_a_network_says_that_has_lost_its_mind_is_not_learnt_from_and_the_next_is():
-    carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock())
     told = []
-    carrying.told = lambda *comparison: told.append(comparison[:3])
+
+    def compared(*comparison):
+        told.append(comparison[:3])
+
+    carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock(), compared=compared)
     carrying.came(0.0, 0, 0)
     carrying.came_locally(1.0, FRAME)
     carrying.came(math.nan, FRAME, FRAME)

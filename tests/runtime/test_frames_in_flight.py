@@ -99,7 +99,7 @@ def end(remote, threads):
 
 def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(calls):
     module, remote, results, threads, start = calls(Mode.SERVER)
-    first, second = module.row.place(), module.row.place()
+    first, second = module.frames.place(), module.frames.place()
     start(0, first)
     assert remote.begun[0].wait(FOREVER_S)
     start(1, second)
@@ -113,7 +113,7 @@ def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(cal
 @pytest.mark.parametrize("mode", [Mode.REPLAY, Mode.SPLIT])
 def test_other_modes_keep_the_order_of_their_inferences_whoever_comes_first(calls, mode):
     module, remote, results, threads, start = calls(mode)
-    first, second = module.row.place(), module.row.place()
+    first, second = module.frames.place(), module.frames.place()
     start(1, second)
     start(0, first)
     assert remote.begun[0].wait(FOREVER_S)
@@ -139,9 +139,9 @@ def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
 def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
     set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (0.0, 0.0, NEVER), (0.0, 0.0, NEVER)])
-    start(0, module.row.place())
+    start(0, module.frames.place())
     assert remote.begun[0].wait(FOREVER_S)
-    start(1, module.row.place())
+    start(1, module.frames.place())
     assert remote.begun[1].wait(FOREVER_S)
     remote.answer[1].set()
     threads[1].join(FOREVER_S)
@@ -149,7 +149,7 @@ def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkey
     assert not results[1][1].fallback_reason
     remote.answer[0].set()
     threads[0].join(FOREVER_S)
-    start(2, module.row.place())
+    start(2, module.frames.place())
     threads[2].join(FOREVER_S)
     assert results[2][1].hedged
     assert results[2][1].mode is Mode.LOCAL
@@ -159,9 +159,9 @@ def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkey
 def test_a_deadline_is_kept_behind_an_own_frame_too(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
     set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (9.0, 9.0, 0.0)])
-    start(0, module.row.place())
+    start(0, module.frames.place())
     assert remote.begun[0].wait(FOREVER_S)
-    start(1, module.row.place())
+    start(1, module.frames.place())
     threads[1].join(FOREVER_S)
     assert results[1][1].mode is Mode.LOCAL
     end(remote, threads)
@@ -170,11 +170,11 @@ def test_a_deadline_is_kept_behind_an_own_frame_too(calls, monkeypatch):
 
 def test_a_frame_that_fails_gives_its_place_up(calls):
     module, _, _, _, _ = calls(Mode.SERVER)
-    place = module.row.place()
-    behind = module.row.place()
+    place = module.frames.place()
+    behind = module.frames.place()
     with pytest.raises(TypeError):
         module.run(["no tensor"], place=place)
-    assert module.row.first_since_s(behind) < math.inf
+    assert module.frames.first_since_s(behind) < math.inf
 
 
 # ------------------------------------------------------------------------------------- what a request waits behind

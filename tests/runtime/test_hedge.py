@@ -11,7 +11,8 @@ from torch import nn
 from edge_offload.errors import LinkLost
 from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.lateness import GIVE_UP_S, TimeoutLimits
+from edge_offload.manager.lateness import TimeoutLimits
+from edge_offload.manager.tuning import GIVE_UP_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.runtime.hedge import Hedge
@@ -467,8 +468,8 @@ def test_a_frame_that_began_in_an_outage_goes_on_on_the_server_when_that_is_back
     for mode in (Mode.LOCAL, Mode.LAZY, Mode.LAZY):
         module.run([x], mode)
     runner.away = "no server"
-    note = module.forecaster.note
-    monkeypatch.setattr(module.forecaster, "note", lambda now, *rest: (learnt.append(rest[0]), note(now, *rest)))
+    note = module.costs.forecaster.note
+    monkeypatch.setattr(module.costs.forecaster, "note", lambda now, *rest: (learnt.append(rest[0]), note(now, *rest)))
     timer = threading.Timer(0.5, lambda: setattr(runner, "away", ""))
     timer.start()
     outputs, report = module.run([x], Mode.LOCAL, refresh=True)

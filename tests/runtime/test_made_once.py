@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from edge_offload.runtime.robot_device import made_once
+from edge_offload.runtime.runners import made_once
 
 
 def test_who_asks_at_the_same_time_gets_the_same_runner():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from edge_offload.manager.tuning import ENOUGH
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Runner
 from edge_offload.runtime import preparation
@@ -41,15 +42,15 @@ def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_kn
 
     assert said(Mode.REPLAY) == "it is prepared when frames run"
     assert said(Mode.SERVER) == ""
-    for frame in range(preparation.FIRST_FRAMES):
-        module.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
+    for frame in range(ENOUGH):
+        module.costs.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
     assert said(Mode.REPLAY) == "replay is being learnt"
     assert said(Mode.SPLIT) == "it is prepared after replay"
     assert learnt[Mode.SPLIT].asked == 0
     learnt[Mode.REPLAY].why = ""
     for known in (False, True):
         assert said(Mode.SPLIT) == "it is prepared after replay", "which has to be tried first"
-        module.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
+        module.costs.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
         assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].known is known
     assert said(Mode.SPLIT) == "split is being learnt"
     learnt[Mode.REPLAY].why = "the virtual device is lost"
@@ -59,7 +60,6 @@ def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_kn
 
 def test_split_does_not_wait_for_a_replay_that_never_comes(monkeypatch):
     monkeypatch.setattr(preparation, "IN_TURN_S", 0.0)
-    monkeypatch.setattr(preparation, "FIRST_S", 0.0)
     module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
     for mode in (Mode.REPLAY, Mode.SPLIT):
         module.add_runner(_Learnt(mode))

@@ -6,15 +6,10 @@ from typing import Dict
 
 import pytest
 
+from edge_offload.manager.tuning import ENOUGH, IN_TURN_S
 from edge_offload.mode import Mode
 from edge_offload.runtime import preparation
-from edge_offload.runtime.preparation import (
-    FIRST_FRAMES,
-    FIRST_S,
-    IN_TURN_S,
-    TRIALS,
-    Preparation,
-)
+from edge_offload.runtime.preparation import Preparation
 
 
 class Counts:
@@ -22,7 +17,6 @@ class Counts:
 
     def __init__(self) -> None:
         self.ran: Dict[Mode, int] = {}
-        self.trials: Dict[Mode, int] = {}
 
     def frames(self, mode: Mode) -> int:
         return self.ran.get(mode, 0)
@@ -45,21 +39,21 @@ def lacking(prepared, replay=""):
 def test_first_frames_then_replay_then_its_trials_then_split(counts):
     prepared = Preparation(counts, bridges=True)
     assert all(lacking(prepared))
-    counts.ran[Mode.SERVER] = FIRST_FRAMES
+    counts.ran[Mode.SERVER] = ENOUGH
     assert lacking(prepared, "it is learnt") == ("", "it is prepared after replay")
     assert lacking(prepared) == ("", "it is prepared after replay"), "it is learnt, and not tried"
-    counts.ran[Mode.REPLAY] = TRIALS - 1
+    counts.ran[Mode.REPLAY] = 1
     assert lacking(prepared) == ("", "it is prepared after replay")
-    counts.ran[Mode.REPLAY] = TRIALS
+    counts.ran[Mode.REPLAY] = 2
     assert lacking(prepared) == ("", "")
     assert lacking(prepared, "the server has gone") == ("", ""), "what has begun goes on"
 
 
 def test_nobody_waits_for_ever(counts):
     prepared = Preparation(counts, bridges=True)
-    counts.now += FIRST_S
-    assert lacking(prepared, "no compiler") == ("", "it is prepared after replay")
-    counts.now += IN_TURN_S
+    counts.now += IN_TURN_S / 2
+    assert all(lacking(prepared, "no compiler")), "no frame has come"
+    counts.now += IN_TURN_S / 2
     assert lacking(prepared, "no compiler") == ("", "")
 
 

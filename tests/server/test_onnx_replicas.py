@@ -18,7 +18,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.runtime import robot_device
+from edge_offload.runtime import runners
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from tests.models.onnx_files import METADATA, RECORDED, of_yolov8
@@ -78,7 +78,7 @@ def test_the_process_beside_this_one_builds_it_from_where_the_file_lies(sides: A
     def beside(module: Any, process: Any, name: str, options: Any, engine: str) -> None:
         asked.append(name)
 
-    monkeypatch.setattr(robot_device, "ModuleBeside", beside)
+    monkeypatch.setattr(runners, "ModuleBeside", beside)
     for module in (registry.build_module(sides[0]), torch.nn.Linear(2, 2)):
-        robot_device.executor_of(module, "cpu", object(), "net.onnx", {}, "eager")  # type: ignore[arg-type]
+        runners.executor_of(module, "cpu", object(), "net.onnx", {}, "eager")  # type: ignore[arg-type]
     assert asked == [sides[0], "net.onnx"]

@@ -14,17 +14,20 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 
 from edge_offload.execute.threads import pin
+from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
-from edge_offload.manager.explore import FRAMES
-from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
+from edge_offload.manager.policy import Decision, FixedPolicy, LatencyPolicy, Manager, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
+from edge_offload.manager.tuning import FRAMES
+from edge_offload.manager.turn_taker import Claim
 from edge_offload.mode import Mode
 from edge_offload.modes.server import CAPTURED
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
+from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue
 from edge_offload.runtime.carrying import NONE, WAITING, Along, Carrying, Events, FrameLoop
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
+from edge_offload.timing import InferenceReport
 from edge_offload_benchmarks.chaos.turns import Turns
 
 #: Largest difference of a result of ``split``, as a share of the largest value.
@@ -142,6 +145,30 @@ class Carried:
         )
 
 
+class _Decided(NamedTuple):
+    """A frame that was prepared: where it is to run, and what that was decided by."""
+
+    place: int
+    picture: torch.Tensor
+    taken_s: float
+    situation: Situation
+    decision: Decision
+    mode: Mode
+    refresh: bool
+    claim: Optional[Claim]
+    meta: Dict[str, Any]
+    reading: LinkReading
+
+
+class _Ran(NamedTuple):
+    """Results of a frame, and from when to when they were waited for."""
+
+    outputs: Tuple[torch.Tensor, ...]
+    report: InferenceReport
+    began_s: float
+    ended_s: float
+
+
 class Network:
     """One network, from a camera's frames to lines of results.
 
@@ -183,13 +210,12 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue()
+        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(wanted=self._wants)
         self._carried = Carried(self._slot, 1 / ways.fps, self._along) if ways.carry else None
         self._promise: Optional[Promise] = None
-        self._lanes: Lanes[Shot] = Lanes(
-            self._slot, self._work, lambda shot, error: self.failed.append(f"frame {shot.number}: {error!r}"),
-            self.offloaded.row, self._wait_s, ways.in_flight, "frames", lambda: pin(threads=1),
-        )  # fmt: skip
+        self._pipeline: FramePipeline[Shot] = FramePipeline(
+            self._slot, self, self.offloaded.frames, self._wait_s, ways.in_flight, "frames", lambda: pin(threads=1)
+        )
 
     def link_changed(self, *state: Any) -> None:
         """The client's state has changed."""
@@ -223,11 +249,10 @@ class Network:
         """Take frames up from now on."""
         if self._ways.accuracy is not None:
             assert self._carried is not None, "a promise is of results that are carried along"
-            promise = self._promise = self.offloaded.follow(PromisePolicy(self._ways.accuracy, habits=LOSES))
-            self._slot.wanted = lambda shot: promise.wants(shot.at_s)
+            self._promise = self.offloaded.follow(PromisePolicy(self._ways.accuracy, habits=LOSES))
         if self._turns is not None:
             self._turns.wake[self.task] = self._slot.wake
-        self._lanes.start()
+        self._pipeline.start()
         if self._carried is not None:
             self._carried.events.start()
 
@@ -235,13 +260,17 @@ class Network:
         """A frame comes."""
         return (self._carried or self._slot).put(shot)
 
+    def _wants(self, shot: Shot) -> bool:
+        return self._promise is None or self._promise.wants(shot.at_s)
+
     def _wait_s(self, taken_s: List[float]) -> float:
         if self._turns is not None and self._asked is not Mode.LOCAL:
             # a turn is one frame's
             return float("inf") if taken_s else self._turns.wait_s(self.task)
-        return self.offloaded.pace.wait_s(time.monotonic(), self._asked, taken_s)
+        return self.offloaded.frames.wait_s(time.monotonic(), self._asked, taken_s)
 
-    def _work(self, shot: Shot, place: int) -> Steps:
+    def prepare(self, shot: Shot, place: int) -> _Decided:
+        """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         picture, number = self._pictures[shot.number % len(self._pictures)], shot.number
         taken = time.monotonic()
         situation = self.offloaded.situation([picture])
@@ -268,24 +297,35 @@ class Network:
             if claim is None:
                 # nothing goes to the server without a turn, not even to see how it is
                 mode, refresh = Mode.LOCAL, False
-        yield
-        began = time.monotonic()
+        return _Decided(place, picture, taken, situation, decision, mode, refresh, claim, told, reading)
+
+    def infer(self, shot: Shot, decided: _Decided) -> _Ran:
+        """Likewise."""
+        began, picture, mode = time.monotonic(), [decided.picture], decided.mode
         try:
-            outputs, report = self.offloaded.run([picture], mode, None, told, refresh=refresh, place=place)
+            outputs, report = self.offloaded.run(
+                picture, mode, None, decided.meta, refresh=decided.refresh, place=decided.place
+            )  # fmt: skip
         finally:
             ended = time.monotonic()
-            if self._turns is not None and claim is not None:
-                self._turns.end(self.task, claim, shot.at_s)
-        yield
+            if self._turns is not None and decided.claim is not None:
+                self._turns.end(self.task, decided.claim, shot.at_s)
+        return _Ran(outputs, report, began, ended)
+
+    def finish(self, shot: Shot, decided: _Decided, ran: _Ran) -> None:
+        """Likewise."""
+        decision, claim, taken, reading = decided.decision, decided.claim, decided.taken_s, decided.reading
+        situation, forecast = decided.situation, decided.situation.forecasts.get(decision.mode)
+        number, outputs, report, began = shot.number, ran.outputs, ran.report, ran.began_s
         # results leave in their order: the wait for that is part of the frame's time
         total_s = max(report.total_s, time.monotonic() - began)
-        self.offloaded.pace.note(report)
+        self.offloaded.frames.note(report)
         if self._carried is not None:
             self._carried.came(shot, outputs, taken)
         say(
             frame=number,
             task=self.task,
-            turn=None if claim is None else [claim.number, began, ended],
+            turn=None if claim is None else [claim.number, began, ran.ended_s],
             t=taken,
             total_s=total_s,
             mode=report.mode.value,
@@ -307,6 +347,10 @@ class Network:
         )
         self._results += 1
 
+    def fail(self, shot: Shot, error: BaseException) -> None:
+        """Likewise."""
+        self.failed.append(f"frame {shot.number}: {error!r}")
+
     def _along(self, outputs: Any, number: int) -> bool:
         return self._right(outputs, number, self._ways.remote is not Mode.SPLIT)
 
@@ -322,7 +366,7 @@ class Network:
 
     def end(self) -> Tuple[bool, Dict[str, Any]]:
         """Finish what waits, and say what left; whether that was done in time, and what became of the frames."""
-        drained, found = self._lanes.drain(READY_S), self._slot.counts
+        drained, found = self._pipeline.drain(READY_S), self._slot.counts
         counts: Dict[str, Any] = {
             "published": found.offered, "taken": found.taken, "superseded": found.superseded, "results": self._results,
         }  # fmt: skip

@@ -148,7 +148,8 @@ def measure(
         client.wait_ready(60.0)
         module = OffloadedModule(args.model, network, client, options=options, robot_slowdown=args.slowdown,
                                  hedging=False)  # fmt: skip
-        source = ModelSource(args.model, options, network, lambda: registry.state_hash(network), module._local.run)
+        run = module.runners.local.run
+        source = ModelSource(args.model, options, network, lambda: registry.state_hash(network), run)
         runner = SplitRunner(source, client, args.slowdown, effort=Effort(seconds=args.seconds), measured=False)
         module.add_runner(runner)
         runner.opener.learn(inputs)  # before the server measures: they share memory and caches here

@@ -12,16 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Optional, Tuple
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.forecast import MOST_TRANSFER_S, Forecast
+from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import Situation
+from edge_offload.manager.tuning import CHANGE, GIVE_UP_S, RECENT_S, SURPRISE
 from edge_offload.mode import TABLE
 
-#: Seconds without a message after which the topic says nothing any more.
-SILENT_S = 3.0
-#: A measurement that is later by less (seconds) is of the same time.
-SAME_TIME_S = 0.5
-#: Two rates contradict each other when they differ by this factor at least, and by so many standard deviations.
-FACTOR, SIGMAS = 1.5, 3.0
 #: Names of what counts, in reasons.
 TOPIC, TRANSFERS = "offload/bandwidth", "the frames' transfers"
 
@@ -50,8 +45,8 @@ def informed(situation: Situation, heard: Optional[Heard], began_s: float) -> Tu
         return situation, ""
     now, own = situation.now_s, situation.link
     silent_s = now - (began_s if heard is None else heard.came_s)
-    if heard is None or silent_s > SILENT_S:
-        lasting = silent_s > SILENT_S
+    if heard is None or silent_s > RECENT_S:
+        lasting = silent_s > RECENT_S
         words = f"{TOPIC} has been silent for {silent_s:.0f} s: forecasts go by {TRANSFERS} alone" if lasting else ""
         return replace(situation, source=TRANSFERS if own.uplink > 0 else ""), words
     told = heard.at(now)
@@ -59,8 +54,8 @@ def informed(situation: Situation, heard: Optional[Heard], began_s: float) -> Tu
     if told.uplink <= 0:
         return replace(situation, source=TRANSFERS if own.uplink > 0 else ""), ""
     problem = ""
-    if own.uplink > 0 and told.age_s > own.age_s - SAME_TIME_S and _contradict(told, own):
-        if told.age_s <= own.age_s + SAME_TIME_S:
+    if own.uplink > 0 and told.age_s > own.age_s - RECENT_S and _contradict(told, own):
+        if told.age_s <= own.age_s + RECENT_S:
             problem = (
                 f"{TOPIC} says {told.uplink / 1e6:.2g} MB/s up, {TRANSFERS} {own.uplink / 1e6:.2g}: the latter count"
             )
@@ -72,7 +67,7 @@ def informed(situation: Situation, heard: Optional[Heard], began_s: float) -> Tu
 def _contradict(one: LinkReading, other: LinkReading) -> bool:
     apart = abs(math.log(one.uplink / other.uplink))
     doubts = [reading.uplink_error for reading in (one, other) if math.isfinite(reading.uplink_error)]
-    return apart > max(math.log(FACTOR), SIGMAS * math.hypot(*doubts))
+    return apart > max(CHANGE, SURPRISE * math.hypot(*doubts))
 
 
 def rested(forecast: Forecast, own: LinkReading, told: LinkReading) -> Forecast:
@@ -86,12 +81,12 @@ def rested(forecast: Forecast, own: LinkReading, told: LinkReading) -> Forecast:
     if own.uplink <= 0:
         return forecast
     before_s, after_s = (_transfer_s(forecast, reading.cautious) for reading in (own, told))
-    change_s = min(after_s, MOST_TRANSFER_S) - min(before_s, MOST_TRANSFER_S)
+    change_s = min(after_s, GIVE_UP_S) - min(before_s, GIVE_UP_S)
     # what was not known of the link before is gone with its part; that of the new rate takes its place
     gone_s = before_s * min(1.0, own.uplink_error) if math.isfinite(own.uplink_error) else 0.0
     rest_s = math.sqrt(max(0.0, forecast.doubt_s**2 - gone_s**2))
-    doubt_s = min(after_s, MOST_TRANSFER_S) * min(1.0, told.uplink_error)
-    latency_s = max(forecast.latency_s + change_s, min(after_s, MOST_TRANSFER_S), 1e-6)
+    doubt_s = min(after_s, GIVE_UP_S) * min(1.0, told.uplink_error)
+    latency_s = max(forecast.latency_s + change_s, min(after_s, GIVE_UP_S), 1e-6)
     return replace(
         forecast,
         latency_s=latency_s,

@@ -5,29 +5,24 @@ it (dissertation, sections 2.5.4 and 3.4.3). There one comparison gives the rate
 flicker: a result that is carried over a single frame differs from the network's own by a tenth already, and no schedule
 changes that. So the curve is a line that does not go through zero, ``intercept + slope * stale``. The intercept belongs
 to the network and wanders slowly, the slope to what is seen and changes within seconds; where nothing is measured both
-go back to the task's mean. What is known of the content at once (speed, turning, share of failed flow) may correct
-the slope: how much, is learnt. A Kalman filter of constant size. Pure: time comes in as an argument.
+go back to the task's mean. A Kalman filter of constant size. Pure: time comes in as an argument.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
-#: Share of a new measurement in the task's mean, of its slope and of a feature; of its squared error in the noise.
+#: Share of a new measurement in the task's mean, of its squared error in the noise.
 MEAN_GAIN, NOISE_GAIN = 0.005, 0.05
 #: The noise of a measurement counts as at least this (standard deviation).
 LEAST_NOISE = 0.01
-#: A feature's effect is unknown by this share of the slope's spread, per standard deviation of the feature.
-EFFECT = 1.0
-#: Features that one task may have.
-MOST_FEATURES = 8
 
 
 @dataclass(frozen=True)
@@ -125,56 +120,58 @@ class DropEstimator:
 
     Args:
         habits: what is believed at first.
-        features: names of what is known of the content at once; each frame brings a number for each, or none.
     """
 
-    def __init__(self, habits: Optional[Habits] = None, features: Sequence[str] = ()) -> None:
-        habits = habits or Habits()
-        if len(features) > MOST_FEATURES or len(set(features)) < len(features):
-            raise BadInput(f"features {list(features)}", remedy=f"give at most {MOST_FEATURES}, each once")
-        self._habits, self._features = habits, tuple(features)
-        count = len(features)
-        # intercept, slope, and what each feature adds to the slope per standard deviation of it
-        level = 1 if habits.level_error else 0
-        self._levels = np.ones(level)
-        self._mean = np.array([habits.intercept, habits.slope] + [0.0] * (count + level))
-        self._state = self._mean.copy()
-        effect = (EFFECT * habits.slope_error) ** 2
-        levels = [habits.level_error**2] * level
-        self._spread = np.diag([habits.intercept_error**2, habits.slope_error**2] + [effect] * count + levels)
+    def __init__(self, habits: Optional[Habits] = None) -> None:
+        self._habits = habits or Habits()
+        means, errors, lasting_s = map(np.array, zip(*self._dimensions()))
+        self._mean, self._lasting_s = means, lasting_s
+        self._state = means.copy()
+        self._spread = np.diag(errors**2)
         self._covariance = self._spread.copy()
-        self._lasting_s = np.array([habits.intercept_s, habits.slope_s] + [habits.intercept_s] * (count + level))
-        self._noise = habits.noise**2
-        self._seen = np.zeros((count, 2))  # mean and variance of each feature
+        self._noise = self._habits.noise**2
         self._samples = 0
         self._at_s = self._measured_s = math.nan
         self._local: Optional[_Level] = None
+
+    def _dimensions(self) -> List[Tuple[float, float, float]]:
+        """Return mean, standard deviation and lasting time of each number of the state, as believed at first."""
+        habits = self._habits
+        line = [
+            (habits.intercept, habits.intercept_error, habits.intercept_s),
+            (habits.slope, habits.slope_error, habits.slope_s),
+        ]
+        return [*line, (0.0, habits.level_error, habits.intercept_s)] if habits.level_error else line
 
     @property
     def samples(self) -> int:
         """Carried results that were compared."""
         return self._samples
 
-    def compared(self, now: float, stale_s: float, drop: float, content: Optional[Mapping[str, float]] = None) -> None:
+    def compared(self, now: float, stale_s: float, drop: float) -> None:
         """What was carried along for ``stale_s`` lost ``drop`` against the network's own result for that frame.
 
         Args:
             now: when (monotonic seconds); one that goes back counts as the last one.
             stale_s: between the stamps of both frames, above 0.
             drop: 0 (the same) to 1 (nothing in common).
-            content: features, on average over that time.
 
         Raises:
             BadInput: not such numbers; nothing is learnt from them.
         """
-        if not (math.isfinite(now) and math.isfinite(stale_s) and stale_s > 0):
-            raise BadInput(f"a comparison over {stale_s} s at {now}", remedy="stamps have to go on")
-        _check_drop(drop)
-        known = self._known(content, learn=True)
-        self._pass(now)
+        check_comparison(now, stale_s, drop)
+        self._learn(now, drop, self._row(stale_s))
+
+    def _row(self, stale_s: float) -> Array:
+        """Return the shares of the state in the drop of what was carried along for so long."""
         settle_s = self._habits.settle_s
         settled = 1 - math.exp(-stale_s / settle_s) if settle_s else 1.0
-        row = np.concatenate([[settled, stale_s], stale_s * known, self._levels])
+        row = np.ones(len(self._state))
+        row[:2] = settled, stale_s
+        return row
+
+    def _learn(self, now: float, drop: float, row: Array) -> None:
+        self._pass(now)
         variance = float(row @ self._covariance @ row)
         surprise = drop - float(row @ self._state)
         noise = max(self._noise, LEAST_NOISE**2) * self._habits.alike
@@ -209,15 +206,13 @@ class DropEstimator:
         level.variance *= 1 - gain
         level.mean += MEAN_GAIN * (level.value - level.mean)
 
-    def curve(self, now: float, content: Optional[Mapping[str, float]] = None) -> DropCurve:
-        """What is expected now, of content like this.
+    def curve(self, now: float) -> DropCurve:
+        """What is expected now."""
+        return self._curve(now, np.eye(len(self._state))[1])
 
-        Raises:
-            BadInput: a feature that is no number.
-        """
-        known = self._known(content)
+    def _curve(self, now: float, row: Array) -> DropCurve:
+        """Return the curve whose slope has such shares of the state."""
         state, covariance = self._after(now)
-        row = np.concatenate([[0.0, 1.0], known, 0.0 * self._levels])
         local, error = None, math.inf
         if self._local is not None:
             level = _Level(**vars(self._local))
@@ -245,24 +240,16 @@ class DropEstimator:
         self._state, self._covariance = self._after(now)
         self._at_s = now if math.isnan(self._at_s) else max(self._at_s, now)
 
-    def _known(self, content: Optional[Mapping[str, float]], learn: bool = False) -> Array:
-        """[features] how far each is from its mean, in standard deviations; 0 where it is not known."""
-        found = np.zeros(len(self._features))
-        for place, name in enumerate(self._features):
-            value = (content or {}).get(name)
-            if value is None:
-                continue
-            if not math.isfinite(value):
-                raise BadInput(f"feature {name} is {value}", remedy="leave out what is not known")
-            if learn:
-                gain = max(MEAN_GAIN, 1 / (self._samples + 1))
-                apart = value - self._seen[place, 0]
-                self._seen[place, 0] += gain * apart
-                self._seen[place, 1] = (1 - gain) * (self._seen[place, 1] + gain * apart**2)
-            spread = math.sqrt(self._seen[place, 1])
-            if spread > 1e-9:
-                found[place] = min(3.0, max(-3.0, (value - self._seen[place, 0]) / spread))
-        return found
+
+def check_comparison(now: float, stale_s: float, drop: float) -> None:
+    """Refuse what cannot be a comparison; arguments as :meth:`DropEstimator.compared`.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if not (math.isfinite(now) and math.isfinite(stale_s) and stale_s > 0):
+        raise BadInput(f"a comparison over {stale_s} s at {now}", remedy="stamps have to go on")
+    _check_drop(drop)
 
 
 def _check_drop(drop: float) -> None:

@@ -13,20 +13,9 @@ import statistics
 from typing import Mapping, Optional, Tuple
 
 from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.tuning import CHANGE, CHANGE_S, ENOUGH, RARE
 from edge_offload.mode import Mode
 from edge_offload.notices import Once
-
-#: Largest share of frames that explore, and how many may follow each other when none did for long (``bench adaptive``:
-#: regret; tests/manager/test_explore.py).
-BUDGET, BURST = 0.02, 10
-#: Frames that stay on the robot before one of them may have a turn at the server, where networks take turns.
-FRAMES = round(1 / BUDGET)
-#: What is left of a local computation must be longer than a remote one by this share for the server to be asked, too.
-JOIN_MARGIN = 0.1
-
-#: Mean seconds until the cost of a mode that does not run changes unseen, and by which share (standard deviation;
-#: tests/manager/test_explore.py: a mode that was slow once is tried again).
-CHANGE_S, CHANGE = 600.0, 0.5
 
 _NORMAL = statistics.NormalDist()
 
@@ -48,7 +37,7 @@ class Explorer:
     """Spends the budget of exploration. One thread at a time."""
 
     def __init__(self) -> None:
-        self._frames_due = float(BURST)
+        self._frames_due = float(ENOUGH)
         self._mode: Optional[Mode] = None
         self._asked_s = -math.inf
         self._notices = Once()
@@ -72,13 +61,13 @@ class Explorer:
         if explored is None or mode is Mode.LOCAL:
             return mode, explored
         self._notices.notify(
-            f"mode {explored} is tried by one frame in fifty (up to {BURST} in a row after the start), "
+            f"mode {explored} is tried by one frame in fifty (up to {ENOUGH} in a row after the start), "
             f"so that it is known what frames take there; mode {mode} stays in force"
         )
         return explored, None
 
     def _explore(self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
-        self._frames_due = min(self._frames_due + BUDGET, float(BURST))
+        self._frames_due = min(self._frames_due + RARE, float(ENOUGH))
         reference = forecasts.get(mode)
         if self._frames_due < 1 or reference is None or not reference.known:
             return None
@@ -95,7 +84,7 @@ class Explorer:
         if best is None or values[best] <= 0:
             return None
         loss_s = 0.0 if mode is Mode.LOCAL else forecasts[best].latency_s - reference.latency_s
-        if values[best] < BUDGET * loss_s:
+        if values[best] < RARE * loss_s:
             return None
         self._frames_due -= 1
         self._mode, self._asked_s = best, now
@@ -117,7 +106,7 @@ def worth_joining(before: Mapping[Mode, Forecast], now: Mapping[Mode, Forecast],
     if local is None or not local.known:
         return None
     best: Optional[Mode] = None
-    best_s = (1 - JOIN_MARGIN) * (local.latency_s - elapsed_s)
+    best_s = local.latency_s - elapsed_s
     for mode, forecast in now.items():
         then = before.get(mode)
         chosen_against = then is not None and not then.unavailable_reason and then.latency_s <= local.latency_s

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Callable, Deque, Dict, Hashable, Iterable, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Container, Deque, Dict, Hashable, Iterable, Mapping, Optional, Tuple
 
 from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.manager.tuning import CHANGE, ENOUGH, FIRST_NOISE, FRAMES, GIVE_UP_S, RARE, RECENT_S
 from edge_offload.mode import BRIDGE, BRIDGED, TABLE, Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
@@ -22,32 +23,12 @@ from edge_offload.timing import Expected, InferenceReport
 if TYPE_CHECKING:
     from edge_offload.manager.levels import Levels
 
-#: Share of a new frame in the averages.
-GAIN = 0.2
-#: Standard deviation of the change of a cost, as a share, when learning beside the frames has ended.
-DISTURBED = 0.3
-#: Seconds after which half of what was waited for at the server is forgotten.
-FADE_S = 2.0
-#: Seconds after which half of a lateness without a result is forgotten, if nothing is heard of the link meanwhile.
-LATE_FADE_S = 3.0
-#: Seconds between two frames of a mode from which on its averages are of another time.
-SELDOM_S = 0.9
-#: Standard deviation of the logarithm of the bandwidth of a new connection, against that of the one before it.
-NEW_LINK = 0.5
-#: Frames whose errors make the uncertainty.
-ERRORS = 64
-#: Share of the errors, the largest ones, that are left out of it.
-OUTLIERS = 0.03
 #: Why a mode is not to be chosen whose plan leaves everything to the robot.
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
 #: Likewise, while another mode can run that leaves everything to the server for less.
 SERVER_PLAN = "its plan for this link leaves everything to the server: that is {mode}"
 #: Modes that run a whole inference on the server for one round trip, the one that is named first first.
 WHOLE = (Mode.REPLAY, Mode.SERVER)
-#: A transfer that takes longer (seconds) is given up: no forecast says more.
-MOST_TRANSFER_S = 10.0
-#: A forecast from a single frame is no better than this (share of the latency).
-FIRST_ERROR = 0.2
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,7 @@ class _ModeHistory:
         self.bytes_up = self.bytes_down = 0.0
         self.late_s = 0.0
         self.late_since_s = -math.inf
-        self.errors: Deque[float] = deque(maxlen=ERRORS)
+        self.errors: Deque[float] = deque(maxlen=FRAMES)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
         expected = self.latency_s(now, reading, planned_s, busy_s) if self.frames else None
@@ -114,14 +95,13 @@ class _ModeHistory:
         if expected is not None:
             self.errors.append(report.total_s - expected)
         # the first frame pays for choosing kernels and taking memory: the second one replaces it
-        gain = 1.0 if self.frames < 2 else max(GAIN, 1 / self.frames)
-        # what is seldom run is believed at once: its averages are of another time
-        if now - self.updated_s > max(SELDOM_S, 3 * report.total_s):
-            gain = max(gain, 0.5)
+        gain = 1 / min(max(self.frames, 1), ENOUGH)
         computing_s = stages["encode"] + stages["compute_robot"] + stages["decode"]
-        seen = {"queue_s": stages["queue"], "compute_s": computing_s, "link_s": link_s}
-        for name, value in {**seen, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}.items():
-            setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
+        self.queue_s += gain * (stages["queue"] - self.queue_s)
+        self.compute_s += gain * (computing_s - self.compute_s)
+        self.link_s += gain * (link_s - self.link_s)
+        self.bytes_up += gain * (report.bytes_up - self.bytes_up)
+        self.bytes_down += gain * (report.bytes_down - self.bytes_down)
         follow = self.levels.start if self.frames == 1 else self.levels.observe
         if planned_s > 0:
             follow(now, self.plan_key, report.total_s / planned_s, self.shares)
@@ -132,16 +112,21 @@ class _ModeHistory:
         self.updated_s = now
         self.late_s = 0.0
 
+    def late(self, now: float, waited_s: float) -> None:
+        """A frame waited so long in vain: had it been asked for anew, it would have taken its usual time, too."""
+        usual_s = self.queue_s + self.link_s + self.rest_s
+        self.late_s, self.late_since_s = max(self.late_s, waited_s + usual_s), now
+
     def transfer_s(self, reading: LinkReading) -> float:
         """Time on the link, both ways, at the bandwidth of ``reading``."""
         if reading.uplink <= 0 or not self.bytes_up:
             return self.link_s
         delay_s = 0.0 if math.isnan(reading.rtt_s) else reading.rtt_s
         down = reading.downlink if reading.downlink > 0 else reading.uplink
-        return min(delay_s + self.bytes_up / reading.uplink + self.bytes_down / down, MOST_TRANSFER_S)
+        return min(delay_s + self.bytes_up / reading.uplink + self.bytes_down / down, GIVE_UP_S)
 
     def latency_s(self, now: float, reading: LinkReading, planned_s: float, busy_s: float) -> float:
-        fresh = 0.5 ** (max(0.0, now - self.updated_s) / FADE_S)
+        fresh = 0.5 ** (max(0.0, now - self.updated_s) / RECENT_S)
         waiting_s = self.queue_s * fresh + busy_s * (1 - fresh)
         if planned_s > 0:
             expected = (self.levels.mean(self.plan_key) or 1.0) * planned_s + busy_s * (1 - fresh)
@@ -152,13 +137,13 @@ class _ModeHistory:
         if reading.age_s < since_s or (math.isinf(reading.age_s) and math.isfinite(reading.rtt_s)):
             # the link has been measured since, or is a new one: what it says is newer than the lateness
             return float(expected)
-        return float(max(expected, self.late_s * 0.5 ** (since_s / LATE_FADE_S)))
+        return float(max(expected, self.late_s * 0.5 ** (since_s / RECENT_S)))
 
     def error_s(self, expected: float, reading: LinkReading) -> float:
-        own = FIRST_ERROR * expected
-        if len(self.errors) >= 4:
+        own = FIRST_NOISE * expected
+        if len(self.errors) >= ENOUGH:
             # without the worst few: one frame that met an outage says nothing of the next
-            usual = sorted(error**2 for error in self.errors)[: -math.ceil(OUTLIERS * len(self.errors))]
+            usual = sorted(error**2 for error in self.errors)[: -math.ceil(RARE * len(self.errors))]
             own = math.sqrt(sum(usual) / len(usual))
         # a latency is no less than nothing: errors of another time are no reason to say so
         return min(math.hypot(own, self.link_doubt_s(reading)), expected)
@@ -183,19 +168,18 @@ class Forecaster:
     Args:
         powers: the robot's power by state, for the energy; None: that is unknown, nan.
         planned: what a planner expects of a mode on such a link; None for modes without a plan.
+        busy_s: what a request may expect to wait at the server because of others (seconds), now.
+        starting: modes whose first frame tells of their start only: they are known by the second one.
     """
 
     def __init__(
         self,
         powers: Optional[StatePowers] = None,
         planned: Callable[[Mode, LinkReading], Optional[Expected]] = lambda mode, reading: None,
+        busy_s: Callable[[float], float] = lambda now: 0.0,
+        starting: Container[Mode] = (),
     ) -> None:
-        self._powers = powers
-        self._planned = planned
-        #: What a request may expect to wait at the server because of others (seconds); set by the owner.
-        self.busy_s = 0.0
-        #: Frames from which on a mode is known, where the first one tells of its start only; set by the owner.
-        self.trials: Dict[Mode, int] = {}
+        self._powers, self._planned, self._busy_s, self._starting = powers, planned, busy_s, starting
         self._before: Optional[LinkReading] = None
         # numpy: what only names policies (nodes/arguments.py) does without it
         from edge_offload.manager.levels import Levels
@@ -221,8 +205,7 @@ class Forecaster:
         for each in (mode, BRIDGE) if mode is BRIDGED else (mode,):
             history = self._of(each)
             if history.frames:
-                history.late_s = max(history.late_s, 1.5 * waited_s)
-                history.late_since_s = now
+                history.late(now, waited_s)
 
     def settled(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A remote result came after its frame was over: where its time went is known now."""
@@ -262,11 +245,11 @@ class Forecaster:
             local, level = self._forecast(now, Mode.LOCAL, reading, "")
             return replace(local, mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN), level
         history = self._modes.get(mode)
-        if history is None or history.frames < self.trials.get(mode, 1):
+        if history is None or history.frames <= (mode in self._starting):
             return Forecast(mode, unavailable_reason=unavailable_reason), None
         remote = TABLE[mode].needs_link
         planned_s = 0.0 if expected is None else expected.seconds
-        latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
+        latency_s = history.latency_s(now, reading, planned_s, self._busy_s(now) if remote else 0.0)
         level = history.level(latency_s, planned_s)
         level_s = 0.0
         if level is not None:
@@ -290,7 +273,7 @@ class Forecaster:
         """The next frame in each of ``modes``; a plan that divides nothing is left to the mode that does the same."""
         if self._disturbed:
             self._disturbed = False
-            self._levels.disturb(DISTURBED)
+            self._levels.disturb()
         made = {mode: self._forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
         levels = {mode: level for mode, (_, level) in made.items() if level is not None}
         covariance = self._levels.covariance(now, [key for key, _ in levels.values()])
@@ -318,7 +301,7 @@ class Forecaster:
         if reading.uplink > 0 or self._before is None:
             return reading
         up, down = self._before.uplink, self._before.downlink
-        return replace(reading, uplink=up, downlink=down, uplink_error=NEW_LINK, downlink_error=NEW_LINK)
+        return replace(reading, uplink=up, downlink=down, uplink_error=CHANGE, downlink_error=CHANGE)
 
     def _energy_j(self, history: _ModeHistory, latency_s: float, reading: LinkReading) -> float:
         powers = self._powers
@@ -331,7 +314,7 @@ class Forecaster:
     def _note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         if reading.uplink > 0:
             self._before = reading
-        busy_s, reading = self.busy_s if TABLE[report.mode].needs_link else 0.0, reading.cautious
+        busy_s, reading = self._busy_s(now) if TABLE[report.mode].needs_link else 0.0, reading.cautious
         expected = self._planned(report.mode, reading)
         planned_s = 0.0 if expected is None or expected.local else expected.seconds
         self._of(report.mode).note(now, report, reading, planned_s, busy_s)

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Callable, Dict, Iterator, List
 
+from edge_offload.manager.tuning import ENOUGH
 from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
@@ -26,11 +27,9 @@ ONE_AFTER_THE_OTHER = {
     Mode.SPLIT: "a plan counts on the robot and the link for one frame",
     Mode.REPLAY: "the calls of a frame are told from those of the frame before, so their order is kept",
 }
-#: Share of a new frame in the averages.
-GAIN = 0.125
 
 
-class Row:
+class FrameOrder:
     """Who comes before whom. Thread-safe.
 
     Args:
@@ -87,15 +86,16 @@ class Row:
             self.done(place)
 
 
-class Pace:
-    """Says when one more frame may be taken up, from what frames took. Thread-safe; times are of one monotonic clock.
+class FramesInFlight(FrameOrder):
+    """Calls of a network in their order; says when one more frame may be taken up, from what frames took.
 
     Args:
         most: frames that may be under way at once.
     """
 
     def __init__(self, most: int = 1) -> None:
-        self.most = most
+        super().__init__()
+        self._most = most
         self._lock = threading.Lock()
         self._way_s: Dict[Mode, float] = {}
         self._robot_s: Dict[Mode, float] = {}
@@ -110,7 +110,7 @@ class Pace:
         with self._lock:
             for known, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
                 before = known.get(report.mode, seen)
-                known[report.mode] = before + GAIN * (seen - before)
+                known[report.mode] = before + (seen - before) / ENOUGH
 
     def part_s(self, mode: Mode) -> float:
         """What takes longest of a frame in ``mode``, so that the next follows no sooner; nan while that is unknown."""
@@ -120,10 +120,12 @@ class Pace:
     def begun(self, place: int, until_s: float) -> None:
         """The frame at ``place`` should have its result ``until_s``; -inf: the robot computes it by itself."""
         with self._lock:
-            self._until_s[place] = until_s
+            if place in self._open:
+                self._until_s[place] = until_s
 
-    def ended(self, place: int) -> None:
-        """It has it."""
+    def done(self, place: int) -> None:
+        """It has it, or will have none; whoever is behind need not wait for it any more."""
+        super().done(place)
         with self._lock:
             self._until_s.pop(place, None)
 
@@ -140,7 +142,7 @@ class Pace:
         if not taken_s:
             return 0.0
         part_s = self.part_s(mode)
-        if len(taken_s) >= self.most or mode is Mode.LOCAL or math.isnan(part_s):
+        if len(taken_s) >= self._most or mode is Mode.LOCAL or math.isnan(part_s):
             return math.inf
         with self._lock:
             if any(until_s < now for until_s in self._until_s.values()):
@@ -149,7 +151,7 @@ class Pace:
 
     def words(self) -> str:
         """How many frames are under way at once, and why not more, for people."""
-        if self.most == 1:
+        if self._most == 1:
             return "1 frame at a time"
         why = "; ".join(f"{mode}: {reason}" for mode, reason in ONE_AFTER_THE_OTHER.items())
-        return f"up to {self.most} frames; inferences one after the other in {why}"
+        return f"up to {self._most} frames; inferences one after the other in {why}"

@@ -19,19 +19,12 @@ from typing import Callable, ContextManager, Deque, Dict, Hashable, NamedTuple, 
 
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.tuning import CHANGE, ENOUGH, FRAMES, GIVE_UP_S, SILENCE_S
 
 #: Seconds between two looks at a frame that waits; less than that is no lateness (``bench adaptive --outages``).
 LOOK_S = 0.01
-#: Latest frames whose slowest ones tell what is usual, the fewest of them, and how many one is left out of, at the top
-#: (``bench adaptive``: hedges; tests/manager/test_lateness.py).
-FRAMES, FEWEST, ONE_IN = 64, 8, 50
-#: Silences up to this multiple of what is usual, and up to so many seconds, are those of a link that is well
-#: (``chaos stalls``, ``bench adaptive --outages``).
-SILENCE, LEAST_SILENCE_S = 1.5, 0.04
 #: Bytes under way below which their pace says nothing (tests/manager/test_lateness.py).
 BACKLOG_BYTES = 4096
-#: Seconds after which an attempt is given up at the earliest, when the robot has its own result (``chaos``).
-GIVE_UP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -79,10 +72,10 @@ class Tail:
     @property
     def limit_s(self) -> float:
         """Seconds; inf while too little is known."""
-        if len(self._seconds) < FEWEST:
+        if len(self._seconds) < ENOUGH:
             return math.inf
         ordered = sorted(self._seconds)
-        return ordered[-1 - len(ordered) // ONE_IN]
+        return ordered[-1 - len(ordered) // FRAMES]
 
 
 class Patience:
@@ -145,7 +138,7 @@ class Watch:
     """
 
     def __init__(self, limit_s: float, local_s: float) -> None:
-        self._limit_s, self._local_s = max(LEAST_SILENCE_S, SILENCE * limit_s), local_s
+        self._limit_s, self._local_s = max(SILENCE_S, math.exp(CHANGE) * limit_s), local_s
         self._mark: Optional[Tuple[float, int]] = None
         self.longest_s = 0.0
 

@@ -14,18 +14,8 @@ from typing import Dict, Hashable, List, Sequence
 import numpy
 
 from edge_offload.arrays import Array
+from edge_offload.manager.tuning import CHANGE, FIRST_NOISE, FRAMES, OWN_DRIFT, SHARED_DRIFT, STEP, SURPRISE
 
-#: Standard deviation by which the shared level, and the offset of one mode, drift in one second (``bench adaptive``;
-#: tests/manager/test_close_choices.py).
-SHARED_DRIFT, OWN_DRIFT = 0.03, 0.003
-#: Standard deviation of either at most, however long nothing was measured (``bench adaptive --outages``).
-MOST_DEVIATION = 0.7
-#: Standard deviation of one frame until the frames have shown it; it counts as so many frames at first, and one frame
-#: has this share in the variance at least (tests/manager/test_levels.py).
-FIRST_NOISE, FIRST_COUNT, NOISE_GAIN = 0.15, 4, 0.05
-#: A frame is kept aside from so many standard deviations on; so many in a row on the same side are a step
-#: (tests/manager/test_levels.py).
-SURPRISE, STEP = 2.5, 3
 #: Resolution of the clocks that measure a frame (seconds).
 RESOLUTION_S = 1e-3
 #: Variance of what was never measured.
@@ -84,7 +74,7 @@ class Levels:
         index = self._index[key]
         self._covariance[index, :] = self._covariance[:, index] = 0.0
         self._covariance[index, index] = _UNKNOWN
-        self._noise[key], self._count[key], self._aside[key] = FIRST_NOISE**2, FIRST_COUNT, []
+        self._noise[key], self._count[key], self._aside[key] = FIRST_NOISE**2, STEP, []
         self._update(key, _logarithm(value), self._noise[key])
 
     def observe(self, now: float, key: Hashable, value: float, shares: bool) -> None:
@@ -109,10 +99,10 @@ class Levels:
         self._update(key, measured, self._noise[key])
         self._learn_noise(key, innovation**2, variance, value)
 
-    def disturb(self, deviation: float) -> None:
-        """Expect each mode to have changed by such a share (standard deviation), whatever was measured."""
+    def disturb(self) -> None:
+        """Expect each mode to have changed, whatever was measured."""
         for index in self._index.values():
-            self._covariance[index, index] += deviation**2
+            self._covariance[index, index] += CHANGE**2
 
     def _step(self, key: Hashable, mean: float) -> None:
         """Move to ``mean`` at once: half of the step is the shared level's, as far as nothing is known.
@@ -138,7 +128,7 @@ class Levels:
         # an innovation that comes of an old estimate is no noise
         noise = self._noise[key]
         self._count[key] += 1
-        noise += max(NOISE_GAIN, 1 / self._count[key]) * noise / (noise + variance) * (squared - noise)
+        noise += 1 / min(self._count[key], FRAMES) * noise / (noise + variance) * (squared - noise)
         self._noise[key] = max(noise, (RESOLUTION_S / max(value, RESOLUTION_S)) ** 2)
 
     def _row(self, key: Hashable) -> Array:
@@ -154,7 +144,7 @@ class Levels:
         drifted = self._covariance.copy()
         for index, shares in enumerate(self._shares):
             drift = OWN_DRIFT if index and shares else SHARED_DRIFT
-            room = max(0.0, MOST_DEVIATION**2 - drifted[index, index])
+            room = max(0.0, CHANGE**2 - drifted[index, index])
             drifted[index, index] += min(drift**2 * elapsed_s, room)
         return drifted
 

@@ -15,19 +15,15 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.tuning import STAND_IN, SURE
 from edge_offload.mode import AUTO, BRIDGE, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
 #: Preference among modes of which none is worse beyond doubt: the robot's bits at the least energy come first.
 ORDER = (Mode.REPLAY, Mode.SPLIT, Mode.SERVER, Mode.LOCAL)
-#: Standard deviations of a difference beyond which it is no chance (95 %, one-sided;
-#: tests/manager/test_close_choices.py).
-SURE = 1.645
 #: Seconds or joules below which costs are equal.
 LEAST_COST = 1e-9
-#: A mode that only stands in for others must be better than a remote one by this share, besides the margin.
-STAND_IN = 0.05
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)

@@ -11,14 +11,12 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropCurve, Habits
+from edge_offload.manager.tuning import RECENT_S
+from edge_offload.manager.turn_taker import LEAST_PATIENCE_S, PATIENCE
 from edge_offload.manager.turns import HORIZON, MAX_RUN, Problem, Task, plan
 
-#: A task that says nothing for so long (seconds) has none of the turns any more.
-SILENT_S = 5.0
 #: A turn is not taken when nobody says so within a frame interval and this (seconds): messages take their time.
 SLACK_S = 0.05
-#: A turn that was taken ends without a word after so many times what it should take, and no sooner than after this.
-PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
 #: Bounds on what tasks say: latency and frame interval, in seconds.
 LEAST_S, MOST_S = 1e-3, 60.0
 #: Results that are older than so many frames are as good as none: no plan looks further back.
@@ -188,7 +186,7 @@ class TurnGiver:
 
     def give(self, now: float) -> Optional[Turn]:
         """The next turn, if one is due."""
-        for node in [node for node, known in self._known.items() if now - known.heard_s > SILENT_S]:
+        for node in [node for node, known in self._known.items() if now - known.heard_s > RECENT_S]:
             self.leaves(node)
         for given in [given for given in self._open if now >= self._ends(given)]:
             self._open.remove(given)

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
-#: Without a word from the manager for so long (seconds) it counts as gone, ...
-SILENT_S = 2.0
-#: ... and a node whose frame is under way is waited for so many times what it should take, and at least so long.
+from edge_offload.manager.tuning import RECENT_S
+
+#: A node whose frame is under way is waited for so many times what it should take, and at least so long (seconds).
 PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
 #: A slot holds the longest latency this many times.
 SLOT = 1.2
@@ -85,12 +85,12 @@ class TurnTaker:
 
     def wait_s(self, now: float, clock_s: float) -> float:
         """How long a frame has to wait, as far as is known; 0: it may go now. Whatever is heard may change it."""
-        if not self.alone and now - self._heard_s > SILENT_S:
-            self.gone(f"no manager has given a turn for {SILENT_S:g} s")
+        if not self.alone and now - self._heard_s > RECENT_S:
+            self.gone(f"no manager has given a turn for {RECENT_S:g} s")
         # a manager that has just come does not know what is under way
         busy = sorted(until - now for until in self._others.values() if until > now)
         if not self.alone:
-            soon_s = max(0.0, self._heard_s + SILENT_S - now) + 1e-3
+            soon_s = max(0.0, self._heard_s + RECENT_S - now) + 1e-3
             return soon_s if not self._mine else 0.0 if len(busy) < self._at_once else busy[0]
         if busy:
             return busy[-1]

@@ -22,7 +22,8 @@ from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, Reply
-from edge_offload.manager.lateness import GIVE_UP_S, Budget
+from edge_offload.manager.lateness import Budget
+from edge_offload.manager.tuning import GIVE_UP_S
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.remote import Handles, Progress
@@ -82,9 +83,6 @@ class ServerRunner(Runner):
         codec: payload codec, both ways.
         exact: do not use a server whose results may have other bits.
         own_engine: says what computed last on the robot.
-
-    Attributes:
-        follower: of the server's turns; None: there are none.
     """
 
     mode = Mode.SERVER
@@ -109,7 +107,7 @@ class ServerRunner(Runner):
         self._codec = codec
         self._exact = exact
         self._own_engine = own_engine
-        self.follower: Optional[Follower] = None
+        self._follower: Optional[Follower] = None
         #: What the server said would compute, when it opened the model, and what did the last time it answered.
         self._opened_engine: Optional[str] = None
         self._answered = EAGER
@@ -124,6 +122,10 @@ class ServerRunner(Runner):
     def prepare(self, specs: Specs) -> None:
         """Open the model for these inputs as soon as the link allows; returns at once."""
         self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
+
+    def follow(self, follower: Follower) -> None:
+        """Ask in the server's turns, as ``follower`` says, from now on."""
+        self._follower = follower
 
     def handle(self, specs: Specs) -> Optional[int]:
         """What the model is open under for these inputs; None: it is not."""
@@ -244,8 +246,8 @@ class ServerRunner(Runner):
             "meta": {key: value for key, value in meta.items() if key != CAPTURED},
         }
         captured = meta.get(CAPTURED)
-        if self.follower is not None and captured is not None:
-            body.update(self.follower.turn(captured))
+        if self._follower is not None and captured is not None:
+            body.update(self._follower.turn(captured))
         future = self._client.request("infer", body, packed.buffers, timeout_s=budget.give_up_s)
         # on the link's thread: it is there before the reply to the next request is
         future.add_done_callback(self._through)
@@ -256,8 +258,8 @@ class ServerRunner(Runner):
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
         self._answered = attempt.engine
         self._full = 0
-        if self.follower is not None and captured is not None:
-            self.follower.travelled(captured, reply.transfer)
+        if self._follower is not None and captured is not None:
+            self._follower.travelled(captured, reply.transfer)
         return attempt
 
     def _through(self, done: Future[Any]) -> None:

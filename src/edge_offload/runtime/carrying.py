@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Generic, Iterator, NamedTuple, Optional, TypeVar
 
 from edge_offload.manager.drop import DropCurve, DropEstimator
+from edge_offload.manager.tuning import WAIT_SHARE
 from edge_offload.perception.carry.carrier import Carrier
 
 Result = TypeVar("Result")
@@ -18,12 +19,6 @@ Frame = TypeVar("Frame")
 
 FRESH, CARRIED, LOCAL, NONE = "fresh", "carried", "local", "none"
 """Origins of results: the network saw this very frame; an earlier one; the local algorithm; there is none."""
-
-IN_TIME = 0.6
-"""Share of the frame interval within which the network has usually answered where it is worth while to wait for it."""
-
-LATEST = 0.75
-"""Share of the frame interval after which a frame's result leaves, whatever comes later."""
 
 FIRST_INTERVAL_S = 0.1
 """Between frames, until there are two."""
@@ -77,9 +72,7 @@ class Carrying(Generic[Result]):
         loss: of one result against the network's own for the same frame, 0 to 1.
         drops: learns and tells what carried and local results lose.
         clock: monotonic seconds.
-
-    Attributes:
-        told: called with every comparison: stamp of the frame (ns), staleness (seconds), drop, what is expected now.
+        compared: called with every comparison: stamp of the frame (ns), staleness (s), drop, what is expected now.
     """
 
     def __init__(
@@ -88,10 +81,10 @@ class Carrying(Generic[Result]):
         loss: Callable[[Result, Result], float],
         drops: Optional[DropEstimator] = None,
         clock: Callable[[], float] = time.monotonic,
+        compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None,
     ) -> None:
-        self._carrier, self._loss, self._clock = carrier, loss, clock
+        self._carrier, self._loss, self._clock, self._compared = carrier, loss, clock, compared
         self.drops = drops or DropEstimator()
-        self.told: Callable[[int, float, float, DropCurve], None] = lambda *_: None
         self._network: Optional[_Held] = None
         self._local: Optional[_Held] = None
         self._era = 0
@@ -127,7 +120,7 @@ class Carrying(Generic[Result]):
             # a network that has lost its mind says nothing of what is carried
             if math.isfinite(lost):
                 self.drops.compared(now, stale_s, lost)
-                self.told(source, stale_s, lost, self.drops.curve(now))
+                self._compared(source, stale_s, lost, self.drops.curve(now))
         # frames come meanwhile: they are caught up, too, as far as there is time
         target = source
         for _ in range(ROUNDS):
@@ -249,9 +242,9 @@ class FrameLoop(Generic[Frame, Result]):
         if local is not None:
             self.carrying.came_locally(local, stamp)
         interval = self.interval_s
-        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= IN_TIME * interval
-        leaves_s = received_s + (LATEST * interval if in_time else 0.0)
-        self._pending = _Pending(frame, stamp, leaves_s, received_s + LATEST * (interval or FIRST_INTERVAL_S))
+        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= WAIT_SHARE * interval
+        leaves_s = received_s + (WAIT_SHARE * interval if in_time else 0.0)
+        self._pending = _Pending(frame, stamp, leaves_s, received_s + WAIT_SHARE * (interval or FIRST_INTERVAL_S))
         self._leave_in_time()
 
     def coming(self, result: Result, source: int, received_s: float, tag: Any = None) -> Iterator[None]:

@@ -25,6 +25,9 @@ from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.timing import InferenceReport
 
+#: Seconds between two looks whether a local computation should be joined; a shorter one never is.
+JOIN_EVERY_S = 2 * LOOK_S
+
 Remote = Callable[[], Attempt]
 Local = Callable[[threading.Event], Attempt]
 #: Told the seconds that a remote attempt took which had lost its race, and what came of it.
@@ -190,7 +193,7 @@ class Hedge:
         self,
         local: Local,
         join: Callable[[float], Optional[Remote]],
-        every_s: float = 2 * LOOK_S,
+        every_s: float = JOIN_EVERY_S,
         settled: Optional[Settled] = None,
     ) -> Outcome:
         """One frame: local, and remote too as soon as there is a reason; the first valid result wins.

@@ -15,9 +15,6 @@ from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt
 from edge_offload.runtime.hedge import Hedge, Outcome
 
-#: A local computation that takes less (seconds) is over before anybody could join it (tests/runtime/test_hedge.py).
-WORTH_JOINING_S = 0.05
-
 
 def run_and_join(
     hedge: Hedge,

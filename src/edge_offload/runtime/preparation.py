@@ -6,18 +6,13 @@ import time
 from typing import Mapping, Set
 
 from edge_offload.manager.forecast import Forecaster
+from edge_offload.manager.tuning import ENOUGH, IN_TURN_S
 from edge_offload.mode import BRIDGE, BRIDGED, Mode
 
 #: Modes that take long to prepare: while a mode is held by name, they are not.
 PREPARED = (BRIDGED, Mode.SPLIT)
 #: Why they cannot run then.
 NOT_CHOSEN = "it is prepared when a policy chooses"
-#: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
-FIRST_FRAMES, FIRST_S = 10, 20.0
-#: Frames of a mode after which it is known: the first one tells of its start only.
-TRIALS = 2
-#: Seconds after which ``split`` is prepared although ``replay`` is not ready, or not tried.
-IN_TURN_S = 60.0
 
 
 class Preparation:
@@ -29,9 +24,7 @@ class Preparation:
     """
 
     def __init__(self, forecaster: Forecaster, bridges: bool) -> None:
-        self._forecaster, self.bridges = forecaster, bridges
-        if bridges:
-            forecaster.trials = dict.fromkeys(PREPARED, TRIALS)
+        self._forecaster, self._bridges = forecaster, bridges
         self._begun: Set[Mode] = set()
         self._made_s = time.monotonic()
 
@@ -42,13 +35,13 @@ class Preparation:
             mode: one of :data:`PREPARED`.
             others: why the candidates before it cannot run; empty where they can.
         """
-        if not self.bridges or mode in self._begun:
+        if not self._bridges or mode in self._begun:
             return ""
         since_s = time.monotonic() - self._made_s
-        if self._forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:
+        if self._forecaster.frames(BRIDGE) < ENOUGH and since_s < IN_TURN_S:
             return "it is prepared when frames run"
         # one at a time: what is tried beside what is learnt looks slower than it is, and frames meet both
-        known = not others.get(BRIDGED) and self._forecaster.frames(BRIDGED) >= TRIALS
+        known = not others.get(BRIDGED) and self._forecaster.frames(BRIDGED) > 1
         if mode is Mode.SPLIT and not known and since_s < IN_TURN_S:
             return f"it is prepared after {BRIDGED}"
         self._begun.add(mode)

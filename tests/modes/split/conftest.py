@@ -89,7 +89,7 @@ class Robot:
 
     @property
     def runner(self):
-        return self.offloaded._runners[Mode.SPLIT]
+        return self.offloaded.runners.by_mode[Mode.SPLIT]
 
     def open(self, image, timeout_s=400.0):
         until(lambda: self.offloaded.unavailable_reason(Mode.SPLIT, [image]) is None, timeout_s,

@@ -43,7 +43,7 @@ def main(address, keys):
     print(json.dumps({"situation": "state", "words": robot.offloaded.state()["local"]}), flush=True)
     torch.cuda.set_per_process_memory_fraction(1.0)
     robot.runner._handles.pause(0.0, "")
-    robot.offloaded._local.executor._spare._until_s = 0.0
+    robot.offloaded.runners.local.executor._spare._until_s = 0.0
     robot.open(picture)
     install(robot, picture, plans)
     tell(robot, "room again", picture, expected)

@@ -15,10 +15,11 @@ import rospy
 import tf2_ros
 
 from edge_offload.errors import BadInput
+from edge_offload.manager.tuning import WAIT_SHARE
 from edge_offload.nodes.common.convert import transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.perception.geometry import Transform
-from edge_offload.runtime.carrying import FIRST_INTERVAL_S, LATEST
+from edge_offload.runtime.carrying import FIRST_INTERVAL_S
 
 TF_WAIT = Param(
     "tf_wait", 0.0, "s from a frame's arrival that its result waits for tf; 0: 3/4 of the time between frames", low=0.0
@@ -27,7 +28,7 @@ TF_WAIT = Param(
 STOPPED_S = 1.0
 """Where tf's newest pose is older than a frame by more, that of the frame does not come while its result waits."""
 
-LATEST_S = 5.0
+WAIT_SHARE_S = 5.0
 """Poses that come later than that are not taken for late ones."""
 
 MOST_NAMES = 12
@@ -64,12 +65,12 @@ def waits_until(received_s: float, interval_s: float, params: Mapping[str, Any])
         interval_s: between frames.
         params: of the node: ``tf_wait``, and ``carry`` and ``deadline`` where it has them.
     """
-    most_s = LATEST * interval_s
+    most_s = WAIT_SHARE * interval_s
     wait_s = params.get("tf_wait") or most_s
     if params.get("carry"):
         # results that are carried leave within the time between two frames
         wait_s = min(wait_s, most_s)
-    return received_s + min(wait_s, LATEST * params["deadline"] if params.get("deadline") else math.inf)
+    return received_s + min(wait_s, WAIT_SHARE * params["deadline"] if params.get("deadline") else math.inf)
 
 
 class _Listener(tf2_ros.TransformListener):  # type: ignore[misc]
@@ -254,9 +255,9 @@ class PoseLookup:
         with self._lock:
             for pose in list(self._missing):
                 late_s, there = time.monotonic() - pose.received_s, pose.there
-                if there or late_s > LATEST_S:
+                if there or late_s > WAIT_SHARE_S:
                     self._missing.remove(pose)
-                if there and late_s <= LATEST_S:
+                if there and late_s <= WAIT_SHARE_S:
                     self._late_s.append(late_s)
 
     def words(self, pose: Pose) -> str:

@@ -54,10 +54,9 @@ from edge_offload.models.detector import Detector, build_detector
 from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.detector.detection_messages import markers_message, objects_message
-from edge_offload.nodes.inference.cameras import CameraView, ImageNode
+from edge_offload.nodes.inference.cameras import CameraView, ImageNode, Inferred, PreparedImage
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.nodes.inference.intake import Frame
-from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import DECODER, Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.inference.pictures import Picture
@@ -106,14 +105,17 @@ class DetectionsView(CameraView):
         labels, topic = list(self._detector.labels), self.output_topic("detector/detections")
         self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
 
-    def look(self, frame: Frame) -> Steps:
+    def prepare(self, frame: Frame) -> PreparedImage:
         bgr = image_to_bgr(frame.message)
-        node, header, size = self.node, frame.message.header, (bgr.shape[1], bgr.shape[0])
-        prepared = Prepared.of(self._detector, bgr, frame.received_s)
-        yield
-        ran = node.infer(frame, prepared.inputs, frame_id=header.frame_id, image=list(size))
-        yield
-        seen = prepared.interpret(self._detector, *ran)
+        return PreparedImage(bgr, (bgr.shape[1], bgr.shape[0]), Prepared.of(self._detector, bgr, frame.received_s))
+
+    def infer(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+        frame_id, image = frame.message.header.frame_id, list(prepared.size)
+        return self.node.infer(frame, prepared.image.inputs, frame_id=frame_id, image=image)
+
+    def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+        node, header, size = self.node, frame.message.header, prepared.size
+        seen = prepared.image.interpret(self._detector, *inferred)
         found, report = seen.found, seen.report
         if not isinstance(found, Detections):
             name = type(self._detector).__name__
@@ -122,7 +124,7 @@ class DetectionsView(CameraView):
         energy, measured = node.energy(frame, report)
         labels, places = self._labels(found), self._places(frame, size, found)
         self._objects.publish(objects_message(header, report, size, found, labels, places))
-        node.account(frame, prepared.inputs, report, energy, measured)
+        node.account(frame, prepared.image.inputs, report, energy, measured)
         self.health.clear("frame")
         node.compare(frame, found.boxes, boxes_drop)
         self._detections.publish(header, found.boxes, found.scores, found.classes)
@@ -132,7 +134,7 @@ class DetectionsView(CameraView):
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))
         if self.painter.watched:
-            self.painter.paint(Picture(header, bgr, (found, labels), report, energy))
+            self.painter.paint(Picture(header, prepared.bgr, (found, labels), report, energy))
 
     def _labels(self, found: Detections) -> List[str]:
         return [self._detector.label(number) for number in found.classes.tolist()]
@@ -159,13 +161,15 @@ class DetectorNode(ImageNode):
 
     name = "detector_node"
     task = "objects"
-    view = DetectionsView
     declared = (
         *DetectorNetwork.declared,
         *OffloadedNode.shared,
         *ImageNode.looks,
         *POSITIONS,
     )
+
+    def make_view(self, camera_ns: str, name: str) -> CameraView:
+        return DetectionsView(self, camera_ns, name)
 
     def make_network(self) -> Network:
         return DetectorNetwork(self.params, self.health)

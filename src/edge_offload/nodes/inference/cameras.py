@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import time
-from typing import Any, ClassVar, Dict, Optional, Tuple, Type
+from dataclasses import dataclass
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import rospy
 from std_msgs.msg import Header
@@ -20,17 +21,36 @@ from edge_offload.nodes.common.params import CAMERA_NS, Param, check_namespaces
 from edge_offload.nodes.common.poses import Poses
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.offloaded import OffloadedNode
+from edge_offload.nodes.inference.offloaded import OffloadedNode, SensorStages
 from edge_offload.nodes.inference.pictures import Painter, Picture
+from edge_offload.perception.pipeline import Prepared
 from edge_offload.timing import InferenceReport
 
+Inferred = Tuple[Any, InferenceReport]
+"""Outputs of the network, and what they cost."""
 
-class CameraView:
+
+@dataclass(eq=False)
+class PreparedImage:
+    """An image and the inputs of the network that were made of it.
+
+    Attributes:
+        bgr: uint8 [h, w, 3].
+        size: width and height (pixels).
+        image: the inputs.
+    """
+
+    bgr: Array
+    size: Tuple[int, int]
+    image: Prepared
+
+
+class CameraView(SensorStages):
     """What a node does with the images of one camera.
 
-    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`look` or
+    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish` or
     :meth:`publish_nothing`, and pictures in :meth:`draw`.
 
     Args:
@@ -67,14 +87,6 @@ class CameraView:
 
     def open(self, network: Network) -> None:
         """Make publishers, and whatever else frames need."""
-        raise NotImplementedError(f"{type(self).__name__} has no results")
-
-    def look(self, frame: Frame) -> Steps:
-        """Make and publish the result of a frame: prepare it, yield, run the network, yield, publish.
-
-        Raises:
-            EdgeOffloadError: the frame could not be used; nothing of it was published.
-        """
         raise NotImplementedError(f"{type(self).__name__} has no results")
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
@@ -134,10 +146,9 @@ class CameraView:
 class ImageNode(OffloadedNode):
     """A node whose network looks at the images of one camera or several.
 
-    A subclass names its kind of :class:`CameraView`, and makes its network in :meth:`make_network`.
+    A subclass makes its kind of :class:`CameraView` in :meth:`make_view`, and its network in :meth:`make_network`.
     """
 
-    view: ClassVar[Type[CameraView]]
     written = (*OffloadedNode.written, "labels")
     looks: ClassVar[Tuple[Param, ...]] = (
         CAMERA_NS,
@@ -145,6 +156,10 @@ class ImageNode(OffloadedNode):
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
         Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
     )
+
+    def make_view(self, camera_ns: str, name: str) -> CameraView:
+        """Make what works on the images of one camera; arguments as :class:`CameraView`."""
+        raise NotImplementedError(f"{self.name} has no views")
 
     def make_network(self) -> Network:
         """Make the network."""
@@ -166,16 +181,16 @@ class ImageNode(OffloadedNode):
         self.views: Dict[str, CameraView] = {}
         for camera_ns in cameras:
             name = camera_ns if several else ""
-            self.views[name] = self.view(self, camera_ns, name)
+            self.views[name] = self.make_view(camera_ns, name)
         views = self.views.values()
         self.begin(self.make_network())
         self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
-            capacity=4 if keep_all else 1, keep_all=keep_all, source=operator.attrgetter("camera")
+            4 if keep_all else 1, keep_all, operator.attrgetter("camera"), self.wants
         )
         for view in views:
             view.start(self._network)
         self.carries = [view.carry for view in views if view.carry is not None]
-        self._worker = self.lanes(self.slot, {name: view.look for name, view in self.views.items()}, self._on_failure)
+        self._worker = self.pipeline(self.slot, self.views, self._on_failure)
         self._worker.start()
         self.listen(self.slot)
         latest_s = time.monotonic() + min(params["server_wait"], 5.0)

@@ -108,7 +108,10 @@ class CarryThread(Generic[Result]):
     ) -> None:
         self._task, self.health, self._slow = task, health, _Slow(slowdown)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
-        carrying = Carrying(_Slowed(task.carrier, self._slow), task.drop)
+        self._compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None
+        carrying = Carrying(
+            _Slowed(task.carrier, self._slow), task.drop, compared=lambda *comparison: self._compared(*comparison)
+        )  # fmt: skip
         self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave, waits=task.waits)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
         self._lock = threading.Lock()
@@ -118,9 +121,9 @@ class CarryThread(Generic[Result]):
             self._latest: LatestFrameQueue[Frame] = LatestFrameQueue()
             self._beside = Worker(self._latest, self._look, lambda _, error: on_error("local", error), "local")
 
-    def start(self, told: Callable[[int, float, float, DropCurve], None]) -> None:
-        """Begin; ``told``: called with every comparison (:class:`Carrying`)."""
-        self.loop.carrying.told = told
+    def start(self, compared: Callable[[int, float, float, DropCurve], None]) -> None:
+        """Begin; ``compared``: called with every comparison (:class:`Carrying`)."""
+        self._compared = compared
         self._events.start()
         if self._beside is not None:
             self._beside.start()

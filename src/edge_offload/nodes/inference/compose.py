@@ -10,6 +10,8 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkReading
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecast as ModeForecast
 from edge_offload.manager.policy import Situation
 from edge_offload.mode import TABLE, Mode, parse_mode
@@ -48,8 +50,10 @@ def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOri
     return ResultOrigin(origin=along.origin, seen=seen, expected_drop=along.drop)
 
 
-def latency_message(report: InferenceReport, header: Any, camera: str = "") -> Latency:
-    """What one inference cost, for the frame with ``header``. Figures of the link and the energy are left at 0."""
+def latency_message(
+    report: InferenceReport, header: Any, camera: str = "", client: Optional[Client] = None
+) -> Latency:
+    """What one inference cost, for the frame with ``header``, and how the link stands. The energy is left at 0."""
     message = Latency(
         header=copy_header(header),
         frame_seq=header.seq,
@@ -75,6 +79,13 @@ def latency_message(report: InferenceReport, header: Any, camera: str = "") -> L
         message.idle_robot, message.idle_server = report.idle()
     for stage in STAGES:
         setattr(message, stage, duration(report.stages_s[stage]))
+    if client is not None and client.state is LinkState.READY:
+        reading = client.clock
+        message.connected = True
+        message.link_round_trip = duration(reading.rtt_s)
+        message.clock_offset = duration(reading.offset_s)
+        if not message.round_trips:
+            message.clock_error = duration(reading.error_s)
     return message
 
 

@@ -3,7 +3,7 @@
 A subscriber that computes in its callback falls behind by a whole queue; one that only puts the frame here is never
 more than one inference behind. Every frame offered is taken exactly once or superseded, and counted either way.
 Frames of several sources take turns: the next one is of the source that had its last turn the longest ago.
-A :class:`Worker` works on one frame at a time, :class:`Lanes` on some at once, with results in the frames' order.
+A :class:`Worker` works on one frame at a time, :class:`FramePipeline` on some at once, with results in their order.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import threading
 import time
 from collections import deque
 from dataclasses import astuple, dataclass, field
-from typing import Callable, Deque, Dict, Generic, Iterable, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Deque, Dict, Generic, Iterable, List, Optional, Protocol, TypeVar
 
-from edge_offload.manager.in_flight import Row
+from edge_offload.manager.in_flight import FrameOrder
 
 T = TypeVar("T")
+F = TypeVar("F", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,16 @@ class LatestFrameQueue(Generic[T]):
             ``keep_all``.
         keep_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
         source: name of a frame's source, such as its camera; by default all frames are of one.
-
-    Attributes:
         wanted: asked of each frame that is offered; those that are not count as superseded.
     """
 
     def __init__(
-        self, capacity: int = 1, keep_all: bool = False, source: Callable[[T], str] = lambda _: ""
-    ) -> None:  # fmt: skip
+        self,
+        capacity: int = 1,
+        keep_all: bool = False,
+        source: Callable[[T], str] = lambda _: "",
+        wanted: Callable[[T], bool] = lambda _: True,
+    ) -> None:
         self._capacity = capacity
         self._keep_all = keep_all
         self._source = source
@@ -74,11 +77,11 @@ class LatestFrameQueue(Generic[T]):
         self._sources: Dict[str, _Source[T]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self.wanted: Callable[[T], bool] = lambda _: True
+        self._wanted = wanted
 
     def put(self, item: T) -> bool:
         """Offer a frame; whether it waits to be taken (False: it is not wanted, or the slot is closed)."""
-        wanted = self.wanted(item)
+        wanted = self._wanted(item)
         with self._changed:
             source = self._sources.setdefault(self._source(item), _Source())
             source.offered += 1
@@ -197,41 +200,50 @@ class Worker(Generic[T]):
         return not self._thread.is_alive()
 
 
-Steps = Iterator[None]
-"""The work on a frame, a generator that yields twice: before the network runs, and after it. Up to the first and from
-the second on, one frame is worked on at a time, in their order; between the two some are at once."""
+class FrameStages(Protocol[F]):
+    """Work on a frame, in three stages. The first and the last are those of one frame at a time, in their order."""
+
+    def prepare(self, frame: F, place: int) -> Any:
+        """Make the inputs of the network; ``place``: of the frame in the order of inferences."""
+
+    def infer(self, frame: F, prepared: Any) -> Any:
+        """Run the network; that of some frames at once."""
+
+    def finish(self, frame: F, prepared: Any, inferred: Any) -> None:
+        """Publish the one result of the frame."""
+
+    def fail(self, frame: F, error: BaseException) -> None:
+        """A stage raised ``error``; called in place of :meth:`finish`, or after it."""
 
 
-class Lanes(Generic[T]):
+class FramePipeline(Generic[T]):
     """Threads that take frames from a slot and work on some at once; results leave in the order of the frames.
 
     Args:
         slot: where frames come from.
-        work: called with a frame and its place in ``row``.
-        on_error: called with a frame and the exception that its steps let through, when it is the frame's turn.
-        row: inferences in their order.
+        stages: of the work on a frame.
+        order: of inferences.
         wait_s: how long no frame is to be taken yet (seconds), by when (monotonic) those under way were taken.
-        lanes: most frames under way at once.
+        most: frames under way at once.
+        name: of the threads.
         begin: called first, in each of the threads.
     """
 
     def __init__(
         self,
         slot: LatestFrameQueue[T],
-        work: Callable[[T, int], Steps],
-        on_error: Callable[[T, BaseException], None],
-        row: Row,
+        stages: FrameStages[T],
+        order: FrameOrder,
         wait_s: Callable[[List[float]], float],
-        lanes: int,
+        most: int,
         name: str = "worker",
         begin: Callable[[], object] = lambda: None,
     ) -> None:
-        self._slot, self._work, self._on_error = slot, work, on_error
-        self._wait_s, self._begin = wait_s, begin
-        self._row, self._entry, self._exit = row, Row(), Row()
+        self._slot, self._stages, self._wait_s, self._begin = slot, stages, wait_s, begin
+        self._order, self._entry, self._exit = order, FrameOrder(), FrameOrder()
         self._door = threading.Lock()
         self._taken_s: List[float] = []
-        names = [name, *(f"{name}-{number}" for number in range(2, lanes + 1))]
+        names = [name, *(f"{name}-{number}" for number in range(2, most + 1))]
         self._threads = [threading.Thread(target=self._run, name=each, daemon=True) for each in names]
 
     def start(self) -> None:
@@ -256,36 +268,35 @@ class Lanes(Generic[T]):
                 return False
             taken_s = time.monotonic()
             self._taken_s.append(taken_s)
-            entry, place, leave = self._entry.place(), self._row.place(), self._exit.place()
+            entry, place, leave = self._entry.place(), self._order.place(), self._exit.place()
         try:
             self._do(item, entry, place, leave)
         finally:
-            for row, each in ((self._entry, entry), (self._row, place), (self._exit, leave)):
-                row.done(each)
+            for order, each in ((self._entry, entry), (self._order, place), (self._exit, leave)):
+                order.done(each)
             self._taken_s.remove(taken_s)
             self._slot.wake()
         return True
 
     def _do(self, item: T, entry: int, place: int, leave: int) -> None:
+        stages = self._stages
+        prepared = inferred = None
         failed: Optional[Exception] = None
-        steps: Steps = iter(())
         try:
             with self._entry.turn(entry):
-                steps = self._work(item, place)
-                next(steps, None)
-            next(steps, None)
+                prepared = stages.prepare(item, place)
+            inferred = stages.infer(item, prepared)
         except Exception as error:
             failed = error
-        self._row.done(place)
+        self._order.done(place)
         self._exit.wait(leave)
         try:
             if failed is None:
-                for _ in steps:
-                    pass
+                stages.finish(item, prepared, inferred)
         except Exception as error:
             failed = error
         if failed is not None:
-            self._on_error(item, failed)
+            stages.fail(item, failed)
 
     def drain(self, timeout_s: float) -> bool:
         """Close the slot, let the frames that were taken or wait be finished, and say whether they were in time."""

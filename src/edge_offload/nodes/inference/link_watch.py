@@ -7,9 +7,14 @@ for by name that needs the server, and the server has been gone for :data:`GONE_
 from __future__ import annotations
 
 import math
+import time
 from typing import Optional, Tuple
 
-from edge_offload.nodes.common.health import ERROR, WARN
+from edge_offload.link.estimate.scheduling import words as of_machine
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
+from edge_offload.nodes.common.health import ERROR, TORCHES, WARN, Health
+from edge_offload.runtime.module import OffloadedModule
 
 #: Seconds after which an absence is no interruption any more.
 GONE_S = 10.0
@@ -45,3 +50,53 @@ class LinkWatch:
             return WARN, f"no server at {address}: {cause}; frames are computed on the robot"
         words = f"no server at {address} for more than {long}: {cause}; every frame is computed on the robot; {REMEDY}"
         return (ERROR if held else WARN), words
+
+
+class NetworkHealth:
+    """Says on /diagnostics how a network's link and engines stand.
+
+    Args:
+        module: the network.
+        client: its link; None: no server.
+        health: of the node.
+    """
+
+    def __init__(self, module: OffloadedModule, client: Optional[Client], health: Health) -> None:
+        self._module, self._client, self._health = module, client, health
+        self._watch = LinkWatch()
+
+    def refresh(self, needed: bool, held: bool = False) -> None:
+        """Bring everything up to date.
+
+        Args:
+            needed: whether somebody misses the server while it is away.
+            held: whether that is because a mode was asked for by name, instead of a policy that chooses.
+        """
+        health, client = self._health, self._client
+        for mode, state in self._module.state().items():
+            health.value(f"mode {mode}", state)
+        engine, amber = self._module.engine_state()
+        self._mark("engine", engine if amber else "")
+        torches = self._module.torches()
+        self._mark("torch", torches)
+        if torches:
+            health.value(TORCHES, torches)  # for the summary of the run
+        ready, wrong = client is not None and client.state is LinkState.READY, None
+        if client is not None:
+            wrong = self._watch.judge(time.monotonic(), ready, client.address, client.cause, held)
+            health.value("machine", of_machine(*client.scheduling_s))
+        if not needed:
+            health.clear("fallback")
+        if not needed or (client is not None and wrong is None):
+            health.clear("link")
+        elif wrong is None:
+            health.warn("link", "no server is configured (~server), so everything runs on the robot")
+        else:
+            (health.error if wrong[0] == ERROR else health.warn)("link", wrong[1])
+        self._mark("clock", client.clock.warning if client is not None and ready else "")
+
+    def _mark(self, what: str, words: str) -> None:
+        if words:
+            self._health.warn(what, words)
+        else:
+            self._health.clear(what)

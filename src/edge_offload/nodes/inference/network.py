@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import rospy
@@ -16,22 +15,19 @@ from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.module import ByEngine
 from edge_offload.execute.threads import pin
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.lateness import TimeoutLimits
-from edge_offload.manager.policy import CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
+from edge_offload.manager.policy import CANDIDATES, POLICIES, EnergyPolicy, chooses
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import BRIDGE, BRIDGED, Mode, parse_mode
 from edge_offload.models.onnxfile.reading import is_onnx
 from edge_offload.models.registry import build_estimator, name_on_wire, options_on_wire, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
 from edge_offload.nodes.common.cores import resolve
-from edge_offload.nodes.common.health import ERROR, TORCHES, Health
+from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.inference.compose import duration
-from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
@@ -60,6 +56,10 @@ class Network:
 
     Attributes:
         module: runs it; called in one thread.
+        client: the link; None: no server.
+        powers: watts of this machine by state; None: they are not known.
+        absent: modes that cannot run as this node was started, and what each of them lacks, in words.
+        name, options: what a server is asked for.
     """
 
     #: What random weights mean for the results.
@@ -91,29 +91,26 @@ class Network:
 
     def __init__(self, params: Mapping[str, Any], health: Health) -> None:
         self._params = params
-        #: Watts of this machine by state; None: nobody has told.
         self.powers = powers_of(params.get("power", {}))
         self._health = health
-        self._watch = LinkWatch()
         self.pin()
-        #: What a server is asked for.
         self.name, self.options = name_on_wire(str(params["model"])), self._model_options()
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         candidates = [parse_mode(str(name)) for name in params["candidates"]]
         if params["exact"]:
             candidates = [mode for mode in candidates if mode is not Mode.SPLIT]
-        self._client: Optional[Client] = None
+        self.client: Optional[Client] = None
         self._promise: Optional[Promise] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
-            self._client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._told)
+            self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._told)
         engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
         device, companion = choose(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
             self.name,
             self.estimator.module,
-            self._client,
+            self.client,
             options=self.options,
             device=device,
             codec=params["codec"],
@@ -129,14 +126,13 @@ class Network:
         )
         self._by_engine = isinstance(self.estimator.module, ByEngine)
         virtual = installed_device()
-        if self._client is not None and virtual is not None and not self._by_engine:
+        if self.client is not None and virtual is not None and not self._by_engine:
             on_device = DeviceModule(
-                virtual, self.estimator.module, self._client, params["codec"],
+                virtual, self.estimator.module, self.client, params["codec"],
                 self.module.fingerprint if params["exact"] else None,
             )  # fmt: skip
             for mode in DEVICE_MODES:
                 self.module.add_runner(DeviceRunner(mode, on_device))
-        #: Modes that cannot run as this node was started, and what each of them lacks, in words.
         self.absent = {mode: why for mode in Mode for why in [self._lacks(mode)] if why}
         for mode in candidates:
             # a robot may well be started without a server or a compiler: it makes do with what is left, and says so
@@ -145,8 +141,8 @@ class Network:
         words = _choice(candidates, self.absent)
         health.value("chooses among", words)
         rospy.loginfo(f"modes that can run here: {words}")
-        if self._client is not None:
-            self._client.start()
+        if self.client is not None:
+            self.client.start()
         health.value("model", self.estimator.name)
         if self._by_engine:
             rospy.loginfo(self.estimator.module.describe())
@@ -158,9 +154,9 @@ class Network:
             return "its results agree within a tolerance, not to the bit; start with exact:=false"
         if self.module.offers(mode):
             return ""
-        if self._by_engine and self._client is not None:
+        if self._by_engine and self.client is not None:
             return "an ONNX file is computed whole, by an engine: modes local and server"
-        if self._client is None:
+        if self.client is None:
             device = " virtual_device:=true" if mode in DEVICE_MODES else ""
             return f"it needs a server; start with server:=host:port{device}"
         without = os.environ.get(NO_DEVICE, "")
@@ -228,20 +224,16 @@ class Network:
             if report.total_s > SLOW_S:
                 break
         while unavailable_reason is not None and time.monotonic() < ends and not rospy.is_shutdown():
-            connected = self._client is not None and self._client.state is LinkState.READY
+            connected = self.client is not None and self.client.state is LinkState.READY
             if mode is Mode.SPLIT and connected and not self.waits_for_plans:
                 break
             self._health.warn("start", f"waiting for mode {mode}: {unavailable_reason}")
             time.sleep(0.05)
             unavailable_reason = self.module.unavailable_reason(mode, [image])
 
-    def situation(self, inputs: Sequence[Any], deadline_s: Optional[float], choosing: bool = True) -> Situation:
-        """What the next call with such inputs would cost in each mode."""
-        return replace(self.module.situation(inputs, deadline_s, choosing), absent=self.absent)
-
     def tell(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
         """Tell a result to those who watch at the server, if it is there; never waits."""
-        tell_result(self._client, self.name, outputs, report, meta)
+        tell_result(self.client, self.name, outputs, report, meta)
 
     def aim(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""
@@ -253,72 +245,14 @@ class Network:
 
     def adopt(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""
-        if self._client is not None:
-            self._client.estimator.adopt(time.monotonic(), reading)
-
-    def refresh(self, needed: bool, held: bool = False) -> None:
-        """Say on /diagnostics how the link stands.
-
-        Args:
-            needed: whether somebody misses the server while it is away.
-            held: whether that is because a mode was asked for by name, instead of a policy that chooses.
-        """
-        for mode, state in self.module.state().items():
-            self._health.value(f"mode {mode}", state)
-        engine, amber = self.module.engine_state()
-        if amber:
-            self._health.warn("engine", engine)
-        else:
-            self._health.clear("engine")
-        torches = self.module.torches()
-        if torches:
-            self._health.warn("torch", torches)
-            self._health.value(TORCHES, torches)  # for the summary of the run
-        else:
-            self._health.clear("torch")
-        ready = self._client is not None and self._client.state is LinkState.READY
-        if self._client is not None:
-            wrong = self._watch.judge(time.monotonic(), ready, self._client.address, self._client.cause, held)
-            self._health.value("machine", of_machine(*self._client.scheduling_s))
-        if not needed:
-            self._health.clear("link")
-            self._health.clear("fallback")
-        elif self._client is None:
-            self._health.warn("link", "no server is configured (~server), so everything runs on the robot")
-        elif wrong is not None:
-            level, words = wrong
-            (self._health.error if level == ERROR else self._health.warn)("link", words)
-        else:
-            self._health.clear("link")
-        if self._client is not None and self._client.clock.warning and self._client.state is LinkState.READY:
-            self._health.warn("clock", self._client.clock.warning)
-        else:
-            self._health.clear("clock")
-
-    def note(self, report: InferenceReport) -> None:
-        """Say on /diagnostics why the last frame ran elsewhere than asked for."""
-        if report.fallback_reason:
-            self._health.count("frames that fell back to local")
-            self._health.warn("fallback", report.fallback_reason)
-        else:
-            self._health.clear("fallback")
-
-    def describe_link(self, message: Any) -> None:
-        """Fill in what a ``Latency`` message says of the link."""
-        if self._client is None or self._client.state is not LinkState.READY:
-            return
-        reading = self._client.clock
-        message.connected = True
-        message.link_round_trip = duration(reading.rtt_s)
-        message.clock_offset = duration(reading.offset_s)
-        if not message.round_trips:
-            message.clock_error = duration(reading.error_s)
+        if self.client is not None:
+            self.client.estimator.adopt(time.monotonic(), reading)
 
     def close(self) -> None:
         """Disconnect."""
         self.module.close()
-        if self._client is not None:
-            self._client.close()
+        if self.client is not None:
+            self.client.close()
 
 
 def _choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:

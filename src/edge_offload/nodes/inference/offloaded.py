@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections import Counter
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, Callable, ClassVar, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import rospy
 from std_msgs.msg import Header
@@ -15,24 +15,40 @@ from edge_offload.errors import BadInput
 from edge_offload.execute.collector import Collector
 from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
-from edge_offload.manager.promise import HABITS, UNKNOWN, PromisePolicy
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
-from edge_offload.nodes.inference.drops import Drops
 from edge_offload.nodes.inference.intake import Frame
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, SlotCounts, Steps
+from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue, SlotCounts
+from edge_offload.nodes.inference.link_watch import NetworkHealth
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.turns import Turns, task_name
+from edge_offload.nodes.inference.sharing import ServerSharing
+from edge_offload.nodes.inference.turns import task_name
 from edge_offload.power.detect import CHOICES
 from edge_offload.power.frame_energy import FrameEnergy
 from edge_offload.power.states import WATTS
-from edge_offload.runtime.promise import Promise
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Power
+
+
+class SensorStages(Protocol):
+    """Work on a frame of one sensor: see :class:`.FrameStages`."""
+
+    def prepare(self, frame: Frame) -> Any:
+        """Make the inputs of the network."""
+
+    def infer(self, frame: Frame, prepared: Any) -> Any:
+        """Run the network, by :meth:`OffloadedNode.infer`."""
+
+    def finish(self, frame: Frame, prepared: Any, inferred: Any) -> None:
+        """Publish the one result of the frame.
+
+        Raises:
+            EdgeOffloadError: the frame could not be used; nothing of it was published.
+        """
 
 
 class _Drained(Protocol):
@@ -93,10 +109,9 @@ class OffloadedNode(Node):
         self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
         #: Of the network, by camera.
         self.results: Counter[str] = Counter()
-        self._turns: Optional[Turns] = None
-        self._drops: List[Drops] = []
-        self._promise: Optional[Promise] = None
+        self._sharing: Optional[ServerSharing] = None
         self._network = network
+        self._link_health = NetworkHealth(network.module, network.client, self.health)
         network.aim(params["mode"], params["deadline"])
         if self._mode in network.absent:
             raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
@@ -110,78 +125,43 @@ class OffloadedNode(Node):
         topic = "offload/mode"
         task = task_name(self.params["task"] or self.task)
         if self.params["turns"]:
-            # a manager may have asked for it before Turns is made
+            # a manager may have asked for it before there are turns
             self._asking = Forecast(task=task)
-            turns = self._turns = Turns(self, task, slot.wake, self._ask)
-            if not self.carries:
-                self._drops = [Drops(task, self.health, lambda: turns.interval_s)]
             topic = f"{topic}/{task}"
+        if self.params["turns"] or self.params["accuracy"] or self.carries:
+            self._sharing = ServerSharing(self, self._network, self.carries, task, slot.wake, self._ask)
+        if self.params["turns"]:
             self._ask()
-        if self.params["accuracy"]:
-            if not self.carries:
-                raise BadInput(
-                    "~accuracy is promised for results that are carried along", remedy="start with carry:=true"
-                )  # fmt: skip
-            self._promise = self._network.promised(
-                PromisePolicy(self.params["accuracy"], self.params["batched"], habits=HABITS.get(task, UNKNOWN))
-            )
-            slot.wanted = self._wanted
-        for carry in self.carries:
-            self._begin_carry(carry, task)
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
-    def _begin_carry(self, carry: CarryThread[Any], task: str) -> None:
-        drops = Drops(task, carry.health, lambda: carry.loop.interval_s)
-        self._drops.append(drops)
-        carry.start(functools.partial(self._compared, drops))
-
-    def _wanted(self, frame: Frame) -> bool:
+    def wants(self, frame: Frame) -> bool:
         """Whether a frame is one of those that the server's turns ask for."""
-        return self._promise is None or self._promise.wants(frame.received_s)
+        return self._sharing is None or self._sharing.wants(frame)
 
-    def _compared(self, drops: Drops, *told: Any) -> None:
-        """What was carried along has been compared with the network's own."""
-        drops.tell(*told)
-        if self._promise is not None:
-            _, stale_s, drop, _ = told
-            self._promise.compared(stale_s, drop)
-
-    def _follows(self) -> bool:
-        """Whether frames go to the server in the turns that it gives."""
-        return self._promise is not None and not self._promise.alone
-
-    def lanes(
+    def pipeline(
         self,
         slot: LatestFrameQueue[Frame],
-        look: Mapping[str, Callable[[Frame], Steps]],
-        on_error: Callable[[Frame, BaseException], None],
-    ) -> Lanes[Frame]:
+        stages: Mapping[str, SensorStages],
+        fail: Callable[[Frame, BaseException], None],
+    ) -> FramePipeline[Frame]:
         """What works on the frames of ``slot``: as many at once as the mode in force allows.
 
         Args:
             slot: frames that wait.
-            look: makes and publishes the one result of a frame, by camera: prepares it, yields, runs the network,
-                yields, publishes.
-            on_error: as that of :class:`Lanes`.
+            stages: of the work on a frame, by camera.
+            fail: called with a frame and what a stage raised.
         """
-        module = self._network.module
-
-        def work(frame: Frame, place: int) -> Steps:
-            frame.place = place
-            self.take_turn(frame)
-            yield from look[frame.camera](frame)
+        frames = self._network.module.frames
 
         def wait_s(taken_s: List[float]) -> float:
-            if self._follows():
-                return 0.0
-            if self._turns is not None and TABLE[self._mode].needs_link:
-                # a turn is one frame's
-                return math.inf if taken_s else self._turns.wait_s()
-            return module.pace.wait_s(time.monotonic(), self._mode, taken_s)
+            shared_s = None
+            if self._sharing is not None:
+                shared_s = self._sharing.wait_s(TABLE[self._mode].needs_link, taken_s)
+            return frames.wait_s(time.monotonic(), self._mode, taken_s) if shared_s is None else shared_s
 
-        many = self.params["in_flight"]
-        return Lanes(slot, work, on_error, module.row, wait_s, many, "network", self._network.pin)
+        many, pin = self.params["in_flight"], self._network.pin
+        return FramePipeline(slot, _Stages(self, stages, fail), frames, wait_s, many, "network", pin)
 
     def end(self, workers: Mapping[str, _Drained]) -> None:
         """Let what is worked on finish, then disconnect; whatever of the start did not happen is left out."""
@@ -205,36 +185,32 @@ class OffloadedNode(Node):
         if message.source == Bandwidth.ACTIVE:
             self._network.adopt(reading_of(message))
 
-    def infer(self, frame: Frame, inputs: Any, **meta: Any) -> Any:
+    def infer(self, frame: Frame, inputs: Any, **meta: Any) -> Tuple[Any, InferenceReport]:
         """Run the network for ``frame``, within what is left of the deadline since the frame arrived."""
         deadline = self.params["deadline"]
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header, mode, refresh = frame.message.header, self._mode, self._chosen
-        captured = {} if self._promise is None else {CAPTURED: frame.received_s}
-        camera = {"camera": frame.camera} if frame.camera else {}
-        told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **camera, **meta, **captured}
-        if self._follows():
-            mode, refresh = Mode.SERVER, False
-        elif self._turns is not None and frame.claim is None:
-            # nothing goes to the server without a turn, not even to see how it is
-            mode, refresh = Mode.LOCAL, False
-        elif mode is Mode.LOCAL and frame.claim is not None:
-            self._network.module.explorer.allow()
+        meta = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
+        if frame.camera:
+            meta["camera"] = frame.camera
+        if self._sharing is not None:
+            if self._sharing.promised:
+                meta[CAPTURED] = frame.received_s
+            mode, refresh = self._sharing.choose(frame, mode, refresh)
         try:
-            return self._network.module.run(inputs, mode, left, told, refresh=refresh, place=frame.place)
+            return self._network.module.run(inputs, mode, left, meta, refresh=refresh, place=frame.place)
         finally:
             self.leave_turn(frame)
 
     def take_turn(self, frame: Frame) -> None:
         """This frame goes to the server, where there are turns; or may ask it, too, where a policy chose the robot."""
-        if self._turns is not None and (TABLE[self._mode].needs_link or self._chosen):
-            frame.claim = self._turns.begin(frame, TABLE[self._mode].needs_link)
+        if self._sharing is not None and (TABLE[self._mode].needs_link or self._chosen):
+            self._sharing.take_turn(frame, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
         """Its result is there, or there will be none; more than once is as good as once."""
-        claim, frame.claim = frame.claim, None
-        if self._turns is not None and claim is not None:
-            self._turns.end(claim, frame.message.header)
+        if self._sharing is not None:
+            self._sharing.leave_turn(frame)
 
     def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
         """What a result that is held from frame to frame had lost by this frame; where there are turns.
@@ -244,22 +220,27 @@ class OffloadedNode(Node):
             found: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
-        for drops in self._drops:
-            drops.held(frame, found, drop)
+        if self._sharing is not None:
+            self._sharing.compare(frame, found, drop)
 
     def account(
         self, frame: Frame, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
     ) -> None:
         """Tell what a frame with these ``inputs`` cost, and what the next one would in each mode."""
-        self._network.module.pace.note(report)
+        self._network.module.frames.note(report)
         self.publish_latency(frame, report, energy, measured)
         self.publish_forecast(inputs, frame.message.header)
-        self._network.note(report)
+        if report.fallback_reason:
+            self.health.count("frames that fell back to local")
+            self.health.warn("fallback", report.fallback_reason)
+        else:
+            self.health.clear("fallback")
 
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:
         """What such inputs would cost in each mode. Latched: a manager that starts later knows at once."""
-        situation = self._network.situation(inputs, self.params["deadline"] or None, self._chosen)
-        self._asking = forecast_message(situation, header, self._turns.task if self._turns is not None else "")
+        situation = self._network.module.situation(inputs, self.params["deadline"] or None, self._chosen)
+        task = "" if self._sharing is None else self._sharing.task
+        self._asking = forecast_message(replace(situation, absent=self._network.absent), header, task)
         self._ask()
 
     def _ask(self) -> None:
@@ -270,14 +251,13 @@ class OffloadedNode(Node):
         self, frame: Frame, report: InferenceReport, energy: float, measured: bool, error: str = ""
     ) -> None:
         """The one offload/latency of a frame."""
-        message = latency_message(report, frame.message.header, frame.camera)
+        message = latency_message(report, frame.message.header, frame.camera, self._network.client)
         message.error = error
         deadline = self.params["deadline"]
         message.deadline = duration(deadline)
         message.deadline_met = not deadline or report.total_s <= deadline
         message.energy = energy
         message.energy_source = Power.MEASURED if measured else Power.MODEL if math.isfinite(energy) else Power.UNKNOWN
-        self._network.describe_link(message)
         self._latency.publish(message)
         self.results[frame.camera] += 1
 
@@ -294,19 +274,30 @@ class OffloadedNode(Node):
         for carry in self.carries:
             carry.refresh(what)
         self.health.value("inferences" if self.carries else "results", sum(self.results.values()))
-        self.health.value("in flight", self._network.module.pace.words())
-        if self._turns is not None:
-            self._turns.refresh()
-        for drops in self._drops:
-            drops.refresh()
-        if self._promise is not None:
-            words = self._promise.words()
-            self.health.value("promise", words)
-            if self._promise.alone:
-                self.health.warn("promise", words)
-            else:
-                self.health.clear("promise")
+        self.health.value("in flight", self._network.module.frames.words())
+        if self._sharing is not None:
+            self._sharing.refresh()
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
-        self._network.refresh(missed, held=not self._chosen)
+        self._link_health.refresh(missed, held=not self._chosen)
+
+
+class _Stages:
+    """The stages of a node's frames, each in those of its camera."""
+
+    def __init__(
+        self, node: OffloadedNode, stages: Mapping[str, SensorStages], fail: Callable[[Frame, BaseException], None]
+    ) -> None:
+        self._node, self._stages, self.fail = node, stages, fail
+
+    def prepare(self, frame: Frame, place: int) -> Any:
+        frame.place = place
+        self._node.take_turn(frame)
+        return self._stages[frame.camera].prepare(frame)
+
+    def infer(self, frame: Frame, prepared: Any) -> Any:
+        return self._stages[frame.camera].infer(frame, prepared)
+
+    def finish(self, frame: Frame, prepared: Any, inferred: Any) -> None:
+        self._stages[frame.camera].finish(frame, prepared, inferred)

@@ -52,7 +52,6 @@ from sensor_msgs.msg import BatteryState
 from edge_offload.errors import BadInput
 from edge_offload.manager.bandwidth import Heard, informed
 from edge_offload.manager.battery import BatteryReader
-from edge_offload.manager.explore import FRAMES
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -64,6 +63,7 @@ from edge_offload.manager.policy import (
     chooses,
     make_policy,
 )
+from edge_offload.manager.tuning import FRAMES
 from edge_offload.manager.turn_giver import Rules
 from edge_offload.manager.turns import HORIZON, MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names

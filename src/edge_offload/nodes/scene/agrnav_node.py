@@ -58,7 +58,7 @@ from edge_offload.nodes.common.poses import TF_WAIT, Pose, PoseLookup, Poses
 from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Arrivals, Frame, tf_time
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.inference.pictures import Painter
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
@@ -68,7 +68,7 @@ from edge_offload.nodes.scene.scene_network import SceneNetwork
 from edge_offload.nodes.scene.scene_outputs import Picture, SceneOutputs
 from edge_offload.perception.agreement import scene_drop
 from edge_offload.perception.carry.odometry import SceneCarrier
-from edge_offload.perception.scene.pipeline import ScenePipeline, SceneResult
+from edge_offload.perception.scene.pipeline import PreparedSweep, ScenePipeline, SceneResult
 from edge_offload.perception.scene.planning import Plan, find_path, occupancy_slice
 from edge_offload.runtime.carrying import Along, FrameLoop
 from edge_offload.timing import InferenceReport
@@ -118,10 +118,10 @@ class AgrnavNode(OffloadedNode):
         self._grid: VoxelGrid = self._completer.grid
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
-        self._pipeline = ScenePipeline(self._completer)
         self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
-        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
-        self._worker = self.lanes(self._slot, {"": self._look}, self._on_failure)
+        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(wanted=self.wants)
+        stages = _SweepStages(self, ScenePipeline(self._completer))
+        self._worker = self.pipeline(self._slot, {"": stages}, self._on_failure)
         outputs = self._outputs
         self._painter: Painter[Picture] = Painter(
             self, "agrnav/overlay", outputs.draw, 1, beside=outputs.publish_voxels
@@ -171,16 +171,8 @@ class AgrnavNode(OffloadedNode):
         self._topic.came()
         (self.carry or self._slot).put(self._arrivals.frame(message, time.monotonic()))
 
-    def _look(self, frame: Frame) -> Steps:
-        """One sweep: exactly one result, whatever happens."""
-        if frame.pixels is None:
-            prepared = self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
-        else:
-            prepared = self._pipeline.prepared(frame.pixels, frame.received_s)
-        yield
-        ran = self.infer(frame, (prepared.occupancy,))
-        yield
-        result = self._pipeline.finish(prepared, *ran)
+    def tell_result(self, frame: Frame, result: SceneResult) -> None:
+        """Publish the result of a sweep, or have it carried to the newest one."""
         self.health.clear("sweep")
         if self.carry is None:
             tell_seen = self._publish(frame, result.labels, result.occupancy, result.report)
@@ -305,6 +297,24 @@ class AgrnavNode(OffloadedNode):
         else:
             self.fault("network", error)
         self._tell_failure(frame, error)
+
+
+class _SweepStages:
+    """Work on one sweep: exactly one result, whatever happens."""
+
+    def __init__(self, node: AgrnavNode, pipeline: ScenePipeline) -> None:
+        self._node, self._pipeline = node, pipeline
+
+    def prepare(self, frame: Frame) -> PreparedSweep:
+        if frame.pixels is None:
+            return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
+        return self._pipeline.prepared(frame.pixels, frame.received_s)
+
+    def infer(self, frame: Frame, prepared: PreparedSweep) -> Any:
+        return self._node.infer(frame, (prepared.occupancy,))
+
+    def finish(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
+        self._node.tell_result(frame, self._pipeline.finish(prepared, *inferred))
 
 
 NODE = AgrnavNode

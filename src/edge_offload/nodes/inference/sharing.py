@@ -1,0 +1,155 @@
+"""How the network of a node shares the server with others: in turns that the manager gives, or that a server promises.
+
+What results lose while they wait for their turn is measured, too (:mod:`edge_offload.nodes.inference.drops`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.promise import HABITS, UNKNOWN, PromisePolicy
+from edge_offload.mode import Mode
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.inference.carry import CarryThread
+from edge_offload.nodes.inference.drops import Drops
+from edge_offload.nodes.inference.intake import Frame
+from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.turns import Turns
+from edge_offload.runtime.promise import Promise
+
+
+class ServerSharing:
+    """The turns of one node at the server.
+
+    Args:
+        node: whose network shares it.
+        network: of the node.
+        carries: what gives every frame its result at once, each that of one sensor.
+        task: what the node does.
+        wake: called when a frame that waits may go.
+        ask: called when the manager does not know that turns are wanted.
+
+    Raises:
+        BadInput: a promise is asked for without a server, or of results that are not carried.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        network: Network,
+        carries: Sequence[CarryThread[Any]],
+        task: str,
+        wake: Callable[[], None],
+        ask: Callable[[], None],
+    ) -> None:
+        self._node, self._network = node, network
+        self._turns: Optional[Turns] = None
+        self._promise: Optional[Promise] = None
+        self._drops: List[Drops] = []
+        if node.params["turns"]:
+            turns = self._turns = Turns(node, task, wake, ask)
+            if not carries:
+                self._drops = [Drops(task, node.health, lambda: turns.interval_s)]
+        if node.params["accuracy"]:
+            if not carries:
+                raise BadInput(
+                    "~accuracy is promised for results that are carried along", remedy="start with carry:=true"
+                )  # fmt: skip
+            habits = HABITS.get(task, UNKNOWN)
+            self._promise = network.promised(
+                PromisePolicy(node.params["accuracy"], node.params["batched"], habits=habits)
+            )  # fmt: skip
+        for carry in carries:
+            self._begin_carry(carry, task)
+
+    def _begin_carry(self, carry: CarryThread[Any], task: str) -> None:
+        drops = Drops(task, carry.health, lambda: carry.loop.interval_s)
+        self._drops.append(drops)
+        carry.start(functools.partial(self._compared, drops))
+
+    @property
+    def task(self) -> str:
+        """What the node does, where the manager gives turns; else empty."""
+        return "" if self._turns is None else self._turns.task
+
+    @property
+    def promised(self) -> bool:
+        """Whether the server was asked for a promise."""
+        return self._promise is not None
+
+    @property
+    def follows(self) -> bool:
+        """Whether frames go to the server in the turns that it gives."""
+        return self._promise is not None and not self._promise.alone
+
+    def wants(self, frame: Frame) -> bool:
+        """Whether a frame is one of those that the server's turns ask for."""
+        return self._promise is None or self._promise.wants(frame.received_s)
+
+    def wait_s(self, needs_link: bool, taken_s: List[float]) -> Optional[float]:
+        """How long no frame is to be taken yet (seconds); None: no turn decides that.
+
+        Args:
+            needs_link: whether frames go to the server now.
+            taken_s: when the frames that are under way were taken (monotonic seconds).
+        """
+        if self.follows:
+            return 0.0
+        if self._turns is not None and needs_link:
+            # a turn is one frame's
+            return math.inf if taken_s else self._turns.wait_s()
+        return None
+
+    def choose(self, frame: Frame, mode: Mode, refresh: bool) -> Tuple[Mode, bool]:
+        """The mode in which a frame runs that was meant for ``mode``, and whether it may explore."""
+        if self.follows:
+            return Mode.SERVER, False
+        if self._turns is None:
+            return mode, refresh
+        if frame.claim is None:
+            # nothing goes to the server without a turn, not even to see how it is
+            return Mode.LOCAL, False
+        if mode is Mode.LOCAL:
+            self._network.module.explorer.allow()
+        return mode, refresh
+
+    def take_turn(self, frame: Frame, needed: bool) -> None:
+        """This frame goes to the server, where there are turns; or may ask it, too (not ``needed``)."""
+        if self._turns is not None:
+            frame.claim = self._turns.begin(frame, needed)
+
+    def leave_turn(self, frame: Frame) -> None:
+        """Its result is there, or there will be none; more than once is as good as once."""
+        claim, frame.claim = frame.claim, None
+        if self._turns is not None and claim is not None:
+            self._turns.end(claim, frame.message.header)
+
+    def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """What a result that is held from frame to frame had lost by this frame; arguments as :meth:`.Drops.held`."""
+        for drops in self._drops:
+            drops.held(frame, found, drop)
+
+    def _compared(self, drops: Drops, *comparison: Any) -> None:
+        """What was carried along has been compared with the network's own."""
+        drops.tell(*comparison)
+        if self._promise is not None:
+            _, stale_s, drop, _ = comparison
+            self._promise.compared(stale_s, drop)
+
+    def refresh(self) -> None:
+        """Say on /diagnostics how turns, drops and promise stand."""
+        health = self._node.health
+        if self._turns is not None:
+            self._turns.refresh()
+        for drops in self._drops:
+            drops.refresh()
+        if self._promise is not None:
+            words = self._promise.words()
+            health.value("promise", words)
+            if self._promise.alone:
+                health.warn("promise", words)
+            else:
+                health.clear("promise")

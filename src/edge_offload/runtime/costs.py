@@ -1,0 +1,210 @@
+"""What the next call of a module would cost in each mode: forecasts, learnt from reports and from the server's load."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload import background
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
+from edge_offload.manager.explore import Explorer
+from edge_offload.manager.forecast import Forecast, Forecaster
+from edge_offload.manager.policy import Situation
+from edge_offload.manager.tuning import RECENT_S
+from edge_offload.mode import Mode
+from edge_offload.modes.runner import Attempt
+from edge_offload.runtime.hedge import Outcome, apart
+from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
+from edge_offload.runtime.runners import ModeRunners
+from edge_offload.runtime.settings import ModuleSettings
+from edge_offload.timing import Expected, InferenceReport
+
+#: Seconds between two questions for the server's load.
+EVERY_S = 1.0
+#: A server that computes all the time: its queue has no mean, so something large but finite is taken.
+BUSIEST = 0.95
+
+
+class ServerLoad:
+    """How busy the server is with others: asked once a second, never waited for. Thread-safe."""
+
+    def __init__(self, client: Optional[Client]) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._asked_s = self._answered_s = -math.inf
+        self._load = self._service_s = math.nan
+
+    def step(self, now: float) -> None:
+        """Ask if it is time to; returns at once."""
+        if self._client is None:
+            return
+        with self._lock:
+            if now - self._asked_s < EVERY_S or self._client.state is not LinkState.READY:
+                return
+            self._asked_s = now
+        self._client.request("status", {}, timeout_s=RECENT_S).add_done_callback(lambda done: self._answered(done, now))
+
+    def _answered(self, done: Future[Any], asked_s: float) -> None:
+        if done.exception() is not None:
+            return
+        body: Mapping[str, Any] = done.result().body
+        try:
+            load, models = float(body["load"]), list(body["models"].values())
+            counts = [int(model["count"]) for model in models]
+            seconds = sum(count * float(model["mean_s"]) for count, model in zip(counts, models))
+        except (KeyError, TypeError, ValueError, AttributeError, EdgeOffloadError):
+            return
+        with self._lock:
+            self._answered_s = asked_s
+            self._load = min(1.0, max(0.0, load))
+            self._service_s = seconds / sum(counts) if sum(counts) else 0.0
+
+    def load(self, now: float) -> float:
+        """Share of the server's last seconds spent computing, 0 to 1; nan while unknown."""
+        with self._lock:
+            return self._load if now - self._answered_s < RECENT_S else math.nan
+
+    def waiting_s(self, now: float) -> float:
+        """What a request that comes now may expect to wait (seconds); 0 while nothing is known.
+
+        The mean of a queue with one server and equal service times (M/D/1): load / (2 (1 - load)) of one service time.
+        Robots that wait for their answers before they ask again queue less than that.
+        """
+        load = self.load(now)
+        if math.isnan(load):
+            return 0.0
+        load = min(load, BUSIEST)
+        with self._lock:
+            return load / (2 * (1 - load)) * self._service_s
+
+
+class ModeCosts:
+    """Forecasts of one module's modes, and what they are learnt from. Thread-safe.
+
+    Args:
+        name: of the model.
+        runners: of the modes.
+        client: the link; None: no server.
+        settings: of the module.
+        silent: why no remote mode can begin now, in words; None: there is no such reason.
+
+    Attributes:
+        forecaster: learns from reports; one thread at a time.
+        explorer: chooses the calls that run in another mode, so that what is known of that does not go stale.
+        inputs: those of the latest situation; empty before the first one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runners: ModeRunners,
+        client: Optional[Client],
+        settings: ModuleSettings,
+        silent: Callable[[], Optional[str]],
+    ) -> None:
+        self._name, self._runners, self._client, self._silent = name, runners, client, silent
+        self._compared = settings.compared
+        self._load = ServerLoad(client)
+        starting = PREPARED if settings.bridges else ()
+        self.forecaster = Forecaster(settings.powers, self._planned, self._load.waiting_s, starting)
+        self._preparation = Preparation(self.forecaster, settings.bridges)
+        self.explorer = Explorer()
+        self.inputs: Sequence[torch.Tensor] = ()
+        self._lock = threading.Lock()
+        background.when_learnt(self.forecaster.disturb)
+
+    def reading(self, now: float) -> LinkReading:
+        """What is known of the link."""
+        return LinkReading() if self._client is None else self._client.estimator.reading(now)
+
+    def offers(self, mode: Mode) -> bool:
+        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.make_split is not None)
+
+    def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        if mode is Mode.LOCAL:
+            return None  # nothing ever keeps the robot from computing by itself
+        runner, make_split = self._runners.by_mode.get(mode), self._runners.make_split
+        if runner is None and mode is Mode.SPLIT and make_split is not None:
+            runner = make_split()  # tracing and planning are costly: only for who asks for it
+            self._runners.add(runner)
+        if runner is None:
+            return f"mode {mode} is not available for model {self._name!r}"
+        return self._silent() or runner.unavailable_reason(inputs)
+
+    def _planned(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
+        """What the plan that is in force for such a link is expected to take; None where there are no plans."""
+        runner, inputs = self._runners.by_mode.get(mode), self.inputs
+        if runner is None or not runner.has_plans or not inputs or reading.uplink <= 0:
+            return None
+        planned = runner.planned(inputs)
+        return None if planned is None else planned.expected(reading.uplink)
+
+    def situation(
+        self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None, choosing: bool = True
+    ) -> Situation:
+        """What a policy needs to know; arguments as those of the module's."""
+        obstacles: Dict[Mode, str] = {}
+        for mode in self._compared:
+            if self.offers(mode):
+                why = ""
+                if mode in PREPARED:
+                    why = self._preparation.not_yet(mode, obstacles) if choosing else NOT_CHOSEN
+                obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
+        now = time.monotonic()
+        self.inputs = inputs
+        self._load.step(now)
+        with self._lock:
+            reading = self.reading(now)
+            forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
+            link = self.forecaster.assumed(reading)
+        return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
+
+    def explored(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
+        """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
+        forecasts = self.situation(inputs).forecasts
+        with self._lock:
+            return self.explorer.choose(mode, time.monotonic(), forecasts, self._runners.local.expected_s() > 0)
+
+    def forecast(self, mode: Mode, now: float) -> Tuple[Forecast, float]:
+        """The next call in ``mode``, and what the robot takes by itself (seconds; 0 while that is unknown)."""
+        with self._lock:
+            reading = self.reading(now)
+            forecast, local = (self.forecaster.forecast(now, each, reading) for each in (mode, Mode.LOCAL))
+        return forecast, local.latency_s if local.known else 0.0
+
+    def late(self, mode: Mode, since_s: float) -> None:
+        """A call has waited for ``mode`` in vain since then (monotonic seconds)."""
+        now = time.monotonic()
+        with self._lock:
+            self.forecaster.late(now, mode, max(0.0, now - since_s))
+
+    def settled(self, mode: Mode, seconds: float, attempt: Optional[Attempt]) -> None:
+        """A remote result came too late; where its time went is worth knowing."""
+        if attempt is None:
+            return
+        sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
+        report = apart(InferenceReport(mode, self._name, seconds, attempt.stages_s, *sizes), attempt)
+        now = time.monotonic()
+        with self._lock:
+            self.forecaster.settled(now, report, self.reading(now))
+
+    def account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
+        """The report of one inference, from which the forecaster learns; arguments as :meth:`.Outcome.report`."""
+        usual_bytes_up = self.forecaster.bytes_up(mode)
+        report, learnt = outcome.report(mode, reason, total_s, self._name, self._runners.local, usual_bytes_up)
+        now = time.monotonic()
+        with self._lock:
+            if outcome.remote and outcome.hedged:
+                self.forecaster.overtaken(now, outcome.local_s)
+            self.forecaster.note(now, learnt, self.reading(now))
+        return report
