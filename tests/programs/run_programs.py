@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import os
@@ -58,6 +59,7 @@ def main() -> None:
         before = counters()
         sys.argv = [name, *arguments]
         torch.set_grad_enabled(True)  # each begins as in a process of its own
+        gc.collect()
         try:
             with contextlib.redirect_stdout(output):
                 runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
