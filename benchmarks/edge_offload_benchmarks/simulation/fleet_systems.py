@@ -9,7 +9,7 @@ from edge_offload.server.promises.board import FIXED_S, GRACE, SLACK, Board, Pla
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Pace, adjust, simulate
 from edge_offload.server.promises.settings import Wish, settle
-from edge_offload.server.services.promise.scheduler import SIGMAS
+from edge_offload.server.services.promise.register import SIGMAS
 from edge_offload_benchmarks.simulation.fleet import Robot, follow, react
 
 #: What a system is run on: robots, the device, the bound, seconds. Returns counts; results are with the robots.
