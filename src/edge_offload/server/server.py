@@ -94,9 +94,7 @@ class OffloadServer:
             self._scheduler = Pooled(gpus, self._scheduler, self._answers.failed)
         prepare = functools.partial(device.prepare, limits.devices.storage_bytes)
         self._device = Worker("edge-offload-device", queue, prepare, self._scheduler)
-        self._loader = Worker(
-            "edge-offload-loader", FairQueue(limits.queue_per_peer, limits.queue_total, _robot_of)
-        )
+        self._loader = Worker("edge-offload-loader", FairQueue(limits.queue_per_peer, limits.queue_total, _robot_of))
         self._replicas = ReplicaService(
             self.pool, self._scheduler, self._device, self._loader, book, self._feed, limits.robot
         )
