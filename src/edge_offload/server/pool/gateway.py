@@ -233,7 +233,7 @@ class Gateway:
         """Nodes, plan, how well and how busy, for people and JSON."""
         seconds = max(time.monotonic() - self._began_s, 1e-9)
         stages: List[Dict[str, Any]] = []
-        late_s = sorted(self._dispatcher.late_s) or [0.0]
+        late_s = sorted(self._dispatcher.outcomes.late_s) or [0.0]
         course = self._course
         for pipeline, route in zip(course.plan.pipelines if course else (), course.routes if course else ()):
             for stage, table in zip(pipeline.stages, route.stages):
@@ -249,7 +249,7 @@ class Gateway:
                 {
                     "id": node.name[:8], "class": node.gpu, "gpus": node.gpus, "emulated": node.times,
                     "device": node.device,
-                    "problem": node.problem or ("does not answer" if node.name in self._dispatcher.out else ""),
+                    "problem": node.problem or ("does not answer" if node.name in self._dispatcher.members.out else ""),
                 }
                 for node in self._nodes.values()
             ],
@@ -259,9 +259,10 @@ class Gateway:
             "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
             "stranded": [
                 {name: None if value == math.inf else value for name, value in vars(each).items()}
-                for each in list(self._dispatcher.stranded)[-TOLD:]
+                for each in list(self._dispatcher.outcomes.stranded)[-TOLD:]
             ],
-            "moved": self._dispatcher.moved, "moved_in_time": self._dispatcher.moved_in_time, **self._counts,
+            "moved": self._dispatcher.outcomes.moved, "moved_in_time": self._dispatcher.outcomes.moved_in_time,
+            **self._counts,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ members
@@ -270,7 +271,7 @@ class Gateway:
         """Ask who is there, and members of nodes that are out, or doubted, whether they are."""
         self._seats.look()
         self._seats.again(now)
-        pings, unsure = now - self._pinged_s >= PING_S, self._dispatcher.unsure
+        pings, unsure = now - self._pinged_s >= PING_S, self._dispatcher.members.unsure
         if pings:
             self._pinged_s = now
         for seat in self._seats.sitting:
@@ -313,7 +314,7 @@ class Gateway:
         for seat, found in self._seats.sitting.items():
             if seat[3]:
                 continue
-            out_s = self._dispatcher.out.get(seat[0])
+            out_s = self._dispatcher.members.out.get(seat[0])
             if found.here and out_s is None:
                 here.append(seat)
                 grows = grows or (seat not in self._planned and now - found.since_s > GROW_S)
@@ -343,7 +344,7 @@ class Gateway:
             self._why = "some members are emulated and others are not, or otherwise dilated; nothing is planned"
             return
         (dilation,) = times
-        self._emulated = self._dispatcher.links = dilation > 0
+        self._emulated = dilation > 0
         taking_turns = {seat[1] for seat in wanted if seat[0] in self._nodes and not self._nodes[seat[0]].shares}
         network = profile.undivided(profile.dilated(self._network, dilation or 1.0), taking_turns)
         own: Dict[str, List[Seat]] = {}
@@ -408,7 +409,7 @@ class Gateway:
             until = busy.get(seat, 0.0)
             course.routes[worker[0]].stages[worker[1]].occupy(worker[2], until if math.isfinite(until) else 0.0)
         nodes = {worker: seat[0] for worker, seat in course.seats.items()}
-        self._dispatcher.use(course.routes, nodes, list(course.pending))
+        self._dispatcher.use(course.routes, nodes, list(course.pending), self._emulated)
 
     def _clear(self, now: float) -> None:
         """Forget plans whose calls are through, and shares of GPUs that no plan has."""
@@ -470,13 +471,13 @@ class Gateway:
             self._seats.seated(*about)
             self._bring(about[0], now)
         elif what == "here":
-            self._dispatcher.heard(about[0], now)
+            self._dispatcher.members.heard(about[0], now)
             if self._seats.answered(about, now):
                 self._bring(about, now)
         elif what == "prepared":
             seat, part, batch = about
             self._seats.prepared(seat, part, batch)
-            self._dispatcher.heard(seat[0], now, False)
+            self._dispatcher.members.heard(seat[0], now, False)
             self._bring(seat, now)
         elif what == "lost":
             seat, actor, words = about
@@ -490,7 +491,7 @@ class Gateway:
                 if self._seats.prepare(seat, course.parts[worker], batch):
                     del course.pending[worker]
                     if course is self._course:
-                        self._dispatcher.present(worker, now)
+                        self._dispatcher.members.present(worker, now)
         self._switch(now)
 
     def _lose(self, seat: Seat, actor: Any, words: str, now: float) -> None:
