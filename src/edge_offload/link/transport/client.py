@@ -27,7 +27,7 @@ from edge_offload.link.security.keys import KeyStore, trust_remedy
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.attention import Attention
-from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
+from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Target, Terms, Timings
 from edge_offload.link.transport.fronts import DRAIN, Fronts
 from edge_offload.link.transport.incoming import Incoming, OnNotify
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
@@ -325,18 +325,10 @@ class Client:
     def _serve(self, context: zmq.Context[Any]) -> None:
         """One connection, from dialling to its end; returns only when the client is closed."""
         hello = self._hello() if callable(self._hello) else self._hello
-        dialled = Dialled(
-            context,
-            self.address,
-            self._fronts.endpoint,
-            pair=self._keys.ensure_pair("client"),
-            server_public=self._keys.server_public(self.address),
-            hello={"app": hello, "session": self.session},
-            epoch=self._epoch,
-            timings=self._timings,
-            limits=self._limits,
-            far=self._waits.far,
-        )
+        public, pair = self._keys.server_public(self.address), self._keys.ensure_pair("client")
+        target = Target(self.address, self._fronts.endpoint, public, pair)
+        body = {"app": hello, "session": self.session}
+        dialled = Dialled(context, target, body, self._epoch, self._timings, self._limits, self._waits.far)
         with dialled:
             self._waits.find()
             poller = zmq.Poller()
@@ -351,11 +343,10 @@ class Client:
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
                     self._incoming.take(message, received_s, size, self._epoch, self.clock)
-                attentions = self._attentions
-                dialled.attentive = bool(attentions)
-                dialled.check(self.busy)
+                attentions, pulse = self._attentions, dialled.pulse
+                dialled.check(self.busy, bool(attentions))
                 for attention in attentions:
-                    attention.note(time.monotonic(), dialled.quiet_since_s(), *dialled.progress())
+                    attention.note(time.monotonic(), pulse.quiet_since_s(), *pulse.progress())
                 self._measure(dialled)
                 if dialled.ready and self.state is not LinkState.READY:
                     self._ready(dialled)
@@ -373,10 +364,12 @@ class Client:
             self.clock = reading
             self.estimator.round_trip(now, reading.rtt_s)
         if dialled.ready:
-            self.estimator.progress(now, *dialled.progress(), self._waits.under_way)
+            self.estimator.progress(now, *dialled.pulse.progress(), self._waits.under_way)
 
     def _poll_s(self, dialled: Dialled) -> float:
-        return max(0.0, min(dialled.due_s(self.busy), self._requests.due_s()) - time.monotonic())
+        return max(
+            0.0, min(dialled.due_s(self.busy, bool(self._attentions)), self._requests.due_s()) - time.monotonic()
+        )
 
     def _ready(self, dialled: Dialled) -> None:
         with self._lock:
