@@ -173,7 +173,7 @@ def test_server_says_full_instead_of_gathering_requests(serve, connect):
     listener = serve(handle=lambda request: None, bounds=replace(PATIENT, open_requests=2, open_bytes=1000))
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
-    client._terms = Terms()  # a client that does not keep to what it was told
+    client._status.terms = Terms()  # a client that does not keep to what it was told
     client.request("slow")
     with pytest.raises(Refused, match="full"):
         client.request("slow", {}, [b"x" * 2000]).result(PATIENCE_S)
