@@ -36,8 +36,9 @@ def test_unreachable_server_is_missing(capsys, tmp_path, monkeypatch):
 def test_server_is_measured(capsys, tmp_path):
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.server.server import OffloadServer
+    from edge_offload.server.settings import Compute
 
-    with OffloadServer(keys=KeyStore(tmp_path), device="cpu", threads=torch.get_num_threads()) as server:
+    with OffloadServer(keys=KeyStore(tmp_path), compute=Compute("cpu", threads=torch.get_num_threads())) as server:
         code = cli.main(["doctor", "--server", server.address, "--keys", str(tmp_path)])
     out = capsys.readouterr().out
     assert code == 0, out

@@ -24,6 +24,7 @@ API: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("edge_offload.link.transport.client", ("Client",)),
     ("edge_offload.link.codecs", ("encode", "decode", "select", "SendStream", "ReceiveStream")),
     ("edge_offload.server.server", ("OffloadServer",)),
+    ("edge_offload.server.settings", ("Compute", "Models", "Limits")),
     ("edge_offload.models.registry", ("entries", "build_estimator", "state_hash")),
     ("edge_offload.models.entry", ("Entry",)),
     ("edge_offload.models.base", ("PersonEstimator", "PeopleModule")),

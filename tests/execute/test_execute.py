@@ -22,7 +22,8 @@ from edge_offload.execute.module import PAUSE_S, ModuleExecutor, Spare
 from edge_offload.execute.session import worker
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
 from edge_offload.execute.threads import parse_cores, pin
-from edge_offload.server.server import OffloadServer
+from edge_offload.server.device import ComputeDevice
+from edge_offload.server.settings import Compute
 
 
 def test_fingerprint_is_plain_and_equal_to_itself():
@@ -283,10 +284,10 @@ def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(fingerprints, "device_name", str)
     monkeypatch.setattr(devices, "facts", lambda device, most_bytes: {})
-    server = OffloadServer(device="cpu")
-    server._device_name = torch.device("cuda")
-    server._prepare_device()
-    told = dict(server._fingerprint["cudnn_flags"])
+    device = ComputeDevice(Compute("cpu"))
+    device.placed = torch.device("cuda")
+    device.prepare(0)
+    told = dict(device.fingerprint["cudnn_flags"])
     ModuleExecutor(torch.nn.Identity(), "cuda")
     assert told == fingerprint("cuda")["cudnn_flags"]
     assert (told["benchmark"], told["deterministic"]) == (False, True)

@@ -14,13 +14,14 @@ import zmq
 
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, LinkState, Timings
+from edge_offload.link.transport.gate import Bounds
 from edge_offload.link.transport.listener import Listener
 
 HERE = pathlib.Path(__file__).parent
 PATIENCE_S = 60.0  # for what should take milliseconds; the machine may be busy
 # for tests of anything but patience: a machine that stalls for a second breaks no connection
 UNHURRIED = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
-LEASE_S = 60.0
+PATIENT = Bounds(peer_timeout_s=60.0, hello_timeout_s=60.0)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def serve(keys):
 
         def start(**options):
             arguments = {"welcome": lambda peer, hello: {"you": hello}, "handle": echo, "keys": keys,
-                         "peer_timeout_s": LEASE_S, "hello_timeout_s": LEASE_S, **options}  # fmt: skip
+                         "bounds": PATIENT, **options}  # fmt: skip
             return stack.enter_context(Listener(arguments.pop("bind", "tcp://127.0.0.1:0"), **arguments))
 
         yield start

@@ -6,6 +6,7 @@ import sys
 import time
 
 from edge_offload.link.sockets.ports import lasting_port
+from edge_offload.link.transport.gate import Bounds
 from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.messages import Limits
 
@@ -30,9 +31,7 @@ def main():
         welcome=lambda peer, hello: {},
         handle=handle,
         limits=Limits(max_message_bytes=args.max_message_mib << 20),
-        max_connections=args.max_connections,
-        peer_timeout_s=60.0,
-        hello_timeout_s=args.hello_timeout_s,
+        bounds=Bounds(60.0, args.hello_timeout_s, args.max_connections),
         clock=lambda: time.monotonic() + args.clock_offset_s,
     )
     with listener:

@@ -174,8 +174,8 @@ def test_a_long_job_gives_way_to_what_waits():
 class Times:
     """A timetable that a test writes."""
 
-    def __init__(self, worker, *due):
-        self.worker, self.due, self.done = worker, list(due), []
+    def __init__(self, *due):
+        self.due, self.done = list(due), []
 
     def due_s(self):
         return self.due[0] if self.due else None
@@ -185,9 +185,9 @@ class Times:
 
 
 def test_what_is_due_goes_before_what_waits():
-    worker = Worker("test", FairQueue())
+    times = Times()
+    worker = Worker("test", FairQueue(), timetable=times)
     order, ended = [], threading.Event()
-    times = worker.timetable = Times(worker)
     times.run = lambda: (order.append(times.due.pop(0)), times.due or ended.set())
 
     def job():
@@ -205,9 +205,9 @@ def test_what_is_due_goes_before_what_waits():
 
 
 def test_a_timetable_that_changes_is_looked_at_when_it_nudges():
-    worker = Worker("test", FairQueue())
+    times = Times()
+    worker = Worker("test", FairQueue(), timetable=times)
     ended = threading.Event()
-    times = worker.timetable = Times(worker)
     times.run = lambda: (times.due.clear(), ended.set())
     worker.start()
     times.due = [0.0]
@@ -238,9 +238,9 @@ def test_of_a_flood_of_jobs_without_room_one_goes_in_a_while():
 
 
 def test_a_timetable_that_fails_ends_nothing(caplog):
-    worker = Worker("test", FairQueue())
+    times = Times(0.0)
+    worker = Worker("test", FairQueue(), timetable=times)
     ended = threading.Event()
-    times = worker.timetable = Times(worker, 0.0)
     times.run = lambda: times.due.pop() / 0
     worker.start()
     worker.submit("a", ended.set)

@@ -18,6 +18,7 @@ from edge_offload.server.services.device.service import DeviceService
 from edge_offload.server.services.device.session import Session
 from edge_offload.server.services.device.staging import ENTRY_BYTES
 from edge_offload.server.services.replica.service import Quota
+from edge_offload.server.settings import Compute, Limits, Models
 from tests.server.server_rig import TIMINGS
 
 NET = "tests.server.small_nets:net"
@@ -30,7 +31,9 @@ def two_robots(tmp_path):
     public = keys.new_pair("server").public
     with contextlib.ExitStack() as stack:
         quota = Quota(max_open=3, max_models=2)
-        server = stack.enter_context(OffloadServer(keys=keys, device="cpu", threads=1, allow=[NET], quota=quota))
+        server = stack.enter_context(OffloadServer(
+            keys=keys, compute=Compute("cpu", threads=1), models=Models([NET]), limits=Limits(robot=quota)
+        ))
 
         def connect(name):
             own = KeyStore(tmp_path / name)
@@ -119,8 +122,8 @@ def test_how_many_programs_one_robot_may_have_is_an_option(monkeypatch):
     class Made(Exception):
         """With these quotas."""
 
-    def make(*_, device_quota, **__):
-        raise Made(device_quota.sessions, device_quota.sessions_per_robot)
+    def make(*_, limits, **__):
+        raise Made(limits.devices.sessions, limits.devices.sessions_per_robot)
 
     monkeypatch.setattr("edge_offload.server.server.OffloadServer", make)
     monkeypatch.setattr(signal, "signal", lambda *_: None)

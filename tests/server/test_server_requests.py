@@ -256,9 +256,10 @@ def test_failed_bind_is_an_error_exit(server, keys, tmp_path):
 def test_results_reach_watchers_in_every_mode(keys, robot):
     from edge_offload.mode import Mode
     from edge_offload.server.server import OffloadServer
+    from edge_offload.server.settings import Compute, Models
 
     seen = []
-    with OffloadServer(allow=[f"{NETS}:slow"], keys=KeyStore(keys), device="cpu") as server:
+    with OffloadServer(models=Models([f"{NETS}:slow"]), keys=KeyStore(keys), compute=Compute("cpu")) as server:
         server.on_result(lambda _: 1 / 0)  # a broken watcher harms nobody
         server.on_result(seen.append)
         bot = robot(server.address, "slow", example=X, seconds=0.0, report_results=True)

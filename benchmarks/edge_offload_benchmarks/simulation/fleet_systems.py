@@ -8,8 +8,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from edge_offload.server.promises.board import FIXED_S, GRACE, SLACK, Board, PlannedBatch, Turn
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Pace, adjust, simulate
+from edge_offload.server.promises.robot import Rules
 from edge_offload.server.promises.settings import Wish, settle
-from edge_offload.server.services.promise.scheduler import SIGMAS
+from edge_offload.server.services.promise.register import SIGMAS
 from edge_offload_benchmarks.simulation.fleet import Robot, follow, react
 
 #: What a system is run on: robots, the device, the bound, seconds. Returns counts; results are with the robots.
@@ -61,7 +62,7 @@ class FixedBoard(Board):
             )
             for one in clients
         ]  # fmt: skip
-        requests = simulate(paces, begin + self._horizon_s)
+        requests = simulate(paces, begin + self._rules.horizon_s)
         for batch in adjust(paces, requests, self.latencies, begin, SLACK, wait=True):
             turns = tuple(Turn(paces[place].robot, frame) for place, frame in batch.members)
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace_of(len(turns)), turns))
@@ -75,7 +76,7 @@ class FixedBoard(Board):
 
 def _promised(sigmas: float, cautious: float = 1.0) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        board = Board(latencies, cautious=cautious)
+        board = Board(latencies, rules=Rules(cautious=cautious))
 
         def slope_of(robot: Robot, now: float) -> float:
             return robot.estimate(now, sigmas)
@@ -95,7 +96,7 @@ def _fixed(interval: int, batch: int) -> Run:
 
 def _as_written(margin: float) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        board = Board(latencies, horizon_s=1.0, most_spare=0.0, planned=1.0, whole=True)
+        board = Board(latencies, rules=Rules(horizon_s=1.0, most_spare=0.0, planned=1.0, whole=True))
         return _followed(board, robots, bound * margin, _single, seconds)
 
     return run

@@ -128,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.server.quota import DeviceQuota
     from edge_offload.server.server import OffloadServer
     from edge_offload.server.services.replica.service import Quota
+    from edge_offload.server.settings import Compute, Limits, Models
 
     overrides = parse_overrides(args.option)
     if args.tf32:
@@ -136,23 +137,25 @@ def run(args: argparse.Namespace) -> int:
     say(f"payload codecs: {codecs.prepare()}")
     server = OffloadServer(
         args.bind,
-        device=args.device,
-        engine=table.with_buffers(args.engine, args.engine_buffers),
-        threads=args.threads,
-        cores=parse_cores(args.cores) if args.cores else None,
-        allow=args.allow,
-        overrides=overrides,
-        keys=KeyStore(args.keys) if args.keys else None,
-        queue_per_peer=args.queue,
-        max_models=args.max_models,
-        quota=Quota(max_models=args.models_per_robot, max_input_bytes=args.max_input_mb << 20),
-        device_quota=DeviceQuota(
-            sessions=args.max_devices,
-            sessions_per_robot=args.devices_per_robot,
-            storage_bytes=args.device_memory_mb << 20,
-            message_s=args.device_seconds,
-            lease_s=args.lease,
+        compute=Compute(
+            args.device,
+            table.with_buffers(args.engine, args.engine_buffers),
+            args.threads,
+            parse_cores(args.cores) if args.cores else None,
         ),
+        models=Models(args.allow, overrides, args.max_models),
+        limits=Limits(
+            queue_per_peer=args.queue,
+            robot=Quota(max_models=args.models_per_robot, max_input_bytes=args.max_input_mb << 20),
+            devices=DeviceQuota(
+                sessions=args.max_devices,
+                sessions_per_robot=args.devices_per_robot,
+                storage_bytes=args.device_memory_mb << 20,
+                message_s=args.device_seconds,
+                lease_s=args.lease,
+            ),
+        ),
+        keys=KeyStore(args.keys) if args.keys else None,
         gpus=pool_settings(args) if args.pool else None,
         blobs=BlobStore(pathlib.Path(args.weights_cache) if args.weights_cache else None, args.weights_cache_mb << 20),
         promises=args.promises,

@@ -200,14 +200,18 @@ class Worker:
         name: of the thread.
         queue: where jobs wait.
         prepare: called once in the thread before the first job.
-
-    Attributes:
         timetable: goes before the queue: it waits for one job under way at most.
     """
 
-    def __init__(self, name: str, queue: FairQueue[Job], prepare: Optional[Callable[[], None]] = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        queue: FairQueue[Job],
+        prepare: Optional[Callable[[], None]] = None,
+        timetable: Optional[Timetable] = None,
+    ) -> None:
         self.queue = queue
-        self.timetable: Optional[Timetable] = None
+        self._timetable = timetable
         self._prepare = prepare
         self._ready = threading.Event()
         self._failure: Optional[BaseException] = None
@@ -261,14 +265,14 @@ class Worker:
 
     def _keep_time(self) -> Optional[float]:
         """Do what is due by the timetable; seconds to what is due next."""
-        while self.timetable is not None and not self.queue.closed:
-            due_s = self.timetable.due_s()
+        while self._timetable is not None and not self.queue.closed:
+            due_s = self._timetable.due_s()
             if due_s is None:
                 return None
             left_s = due_s - time.monotonic()
             if left_s > 0:
                 return left_s
-            self._guarded(self.timetable.run)
+            self._guarded(self._timetable.run)
         return None
 
     def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:

@@ -17,6 +17,7 @@ from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.server.server import OffloadServer
+from edge_offload.server.settings import Compute, Models
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +96,8 @@ def served(tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
 
         def serve(engine: str, *allow: str) -> Client:
-            server = stack.enter_context(OffloadServer(keys=keys, device="cpu", threads=1, allow=allow, engine=engine))
+            compute = Compute("cpu", engine, 1)
+            server = stack.enter_context(OffloadServer(keys=keys, compute=compute, models=Models(allow)))
             own.trust_server(server.address, public)
             client = stack.enter_context(Client(server.address, keys=own))
             client.wait_ready(60.0)

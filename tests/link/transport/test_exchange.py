@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from edge_offload.link.transport.client import LinkState
 from edge_offload.link.transport.connection import Terms
 from edge_offload.link.transport.gate import Gate
 from edge_offload.link.transport.messages import Limits, Message, unpack_header
+from tests.link.conftest import PATIENT
 
 PATIENCE_S = 60.0
 
@@ -168,10 +170,10 @@ def test_too_many_waiting_fails_at_once(serve, connect):
 
 
 def test_server_says_full_instead_of_gathering_requests(serve, connect):
-    listener = serve(handle=lambda request: None, max_open_requests=2, max_open_bytes=1000)
+    listener = serve(handle=lambda request: None, bounds=replace(PATIENT, open_requests=2, open_bytes=1000))
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
-    client._terms = Terms()  # a client that does not keep to what it was told
+    client._status.terms = Terms()  # a client that does not keep to what it was told
     client.request("slow")
     with pytest.raises(Refused, match="full"):
         client.request("slow", {}, [b"x" * 2000]).result(PATIENCE_S)
@@ -181,7 +183,8 @@ def test_server_says_full_instead_of_gathering_requests(serve, connect):
 
 
 def test_client_keeps_to_what_the_server_can_take(serve, connect):
-    listener = serve(handle=lambda request: None, max_open_requests=2, limits=Limits(max_message_bytes=10_000))
+    bounds, limits = replace(PATIENT, open_requests=2), Limits(max_message_bytes=10_000)
+    listener = serve(handle=lambda request: None, bounds=bounds, limits=limits)
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
     with pytest.raises(BadInput, match="in pieces"):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload.link.transport.client import LinkState, Timings
+from tests.link.conftest import PATIENT
 
 pytestmark = pytest.mark.process
 
@@ -110,7 +112,7 @@ def test_server_that_is_absent_at_start_is_found_later(server_process, connect, 
 
 @pytest.mark.parametrize("how", ["reset", "refuse", "blackhole", "half_open"])
 def test_cut_link_is_noticed_and_heals(serve, connect, emulate, until, until_state, how, gone):
-    listener = serve(peer_timeout_s=1.0, gone=gone)
+    listener = serve(bounds=replace(PATIENT, peer_timeout_s=1.0), gone=gone)
     emulator = emulate(listener.address)
     client = connect(emulator.address, timings=Timings())
     client.wait_ready(PATIENCE_S)

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -11,6 +12,7 @@ from edge_offload.errors import Refused
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.sockets.descriptors import Connection
 from edge_offload.link.transport.client import Client
+from tests.link.conftest import PATIENT
 
 pytestmark = pytest.mark.process
 
@@ -31,7 +33,7 @@ def robots(keys, tmp_path):
 
 
 def test_one_robot_does_not_take_all_connections(serve, robots, until):
-    listener = serve(max_connections_per_robot=3)
+    listener = serve(bounds=replace(PATIENT, connections_per_robot=3))
     greedy, other = (robots(name, listener.address) for name in ("greedy", "other"))
     with contextlib.ExitStack() as stack:
         connect = lambda own: stack.enter_context(Client(listener.address, keys=own))  # noqa: E731
@@ -48,7 +50,7 @@ def test_one_robot_does_not_take_all_connections(serve, robots, until):
 
 
 def test_handshakes_that_say_nothing_are_bounded_per_robot(serve, robots, raw_dealer, until):
-    listener = serve(max_connections_per_robot=2, hello_timeout_s=60.0)
+    listener = serve(bounds=replace(PATIENT, connections_per_robot=2))
     greedy, other = (robots(name, listener.address) for name in ("greedy", "other"))
     silent = [raw_dealer(listener.address, pair=greedy.pair("client")) for _ in range(30)]
     until(lambda: listener.counters["refused: too many of one key"] >= 5, "the server has enough of it")

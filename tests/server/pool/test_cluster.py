@@ -35,6 +35,7 @@ from edge_offload.server.pool import certificates, cluster, gateway, member, pro
 from edge_offload.server.pool.seats import DRIVER_S, Others, shared
 from edge_offload.server.pool.settings import Settings
 from edge_offload.server.server import OffloadServer
+from edge_offload.server.settings import Compute, Models
 from tests.server.pool.pool_nets import a_network
 from tests.server.pool.stage_nets import chain
 from tests.server.server_rig import until
@@ -286,9 +287,7 @@ class Bot:
 def test_without_its_driver_a_server_refuses_and_the_robot_computes(tmp_path):
     cluster.make_token(tmp_path / "pool")
     settings = Settings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
-    with OffloadServer(
-        device="cpu", threads=1, allow=[CHAIN], keys=KeyStore(tmp_path / "keys"), gpus=settings
-    ) as server:
+    with OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(tmp_path / "keys"), gpus=settings) as server:
         bot = Bot(server.address, tmp_path / "keys", opens=False)
         until(lambda: "driver is not there" in str(bot.run()[1].fallback_reason), 60)
         outputs, report = bot.run()
@@ -296,6 +295,15 @@ def test_without_its_driver_a_server_refuses_and_the_robot_computes(tmp_path):
         assert torch.equal(outputs[0], bot.run()[0][0])
         assert "driver is not there" in server.engine
         bot.client.close()
+
+
+CPU = Compute("cpu", threads=1)
+
+
+def test_a_server_has_one_way_to_share_a_gpu(tmp_path):
+    settings = Settings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
+    with pytest.raises(BadInput, match=r"a pool and promises are two ways to share a GPU; choose one"):
+        OffloadServer(compute=CPU, promises=True, gpus=settings)
 
 
 #: Of shared memory, for the object stores of a head and its members (MB).
@@ -364,7 +372,7 @@ def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch)
     settings = Settings(pool.address, "", CHAIN, 5.0, str(pool.profiles), str(pool.keys))
     keys = tmp_path / "keys"
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-    with OffloadServer(device="cpu", threads=1, allow=[CHAIN], keys=KeyStore(keys), gpus=settings) as server:
+    with OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(keys), gpus=settings) as server:
         bot = Bot(server.address, keys)
 
         def there() -> int:
@@ -453,7 +461,7 @@ def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(t
         settings = Settings(pool.address, "", CHAIN, 20.0, str(tmp_path / "profiles"), str(pool.keys))
         keys = tmp_path / "keys"
         server = stack.enter_context(
-            OffloadServer(device="cpu", threads=1, allow=[CHAIN], keys=KeyStore(keys), gpus=settings)
+            OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(keys), gpus=settings)
         )
         bot = Bot(server.address, keys, opens=False)
         stack.callback(bot.client.close)

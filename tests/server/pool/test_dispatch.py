@@ -133,8 +133,8 @@ def test_as_many_are_in_time_as_in_the_simulator(beyond: float, least: float) ->
     divided = 0
     for seed in range(100, 116):
         world = World(seed, 4, 0.9, beyond, 5.0)
-        world.dispatcher.links = True
-        world.dispatcher._slack_s = world.dispatcher._most_slack_s = 0.1 * world.slo_s * bool(beyond)
+        world.dispatcher = Dispatcher(world.start, world.answer, world.refuse, 0.1 * world.slo_s * bool(beyond))
+        world.dispatcher.use(world.routes, world.nodes, [], links=True)
         divided += any(len(route.stages) > 1 for route in world.routes)
         found = world.run(400.0 / world.rate)
         times = np.array([world.arrived[number] for number in sorted(found)])
@@ -172,7 +172,7 @@ def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None
     world.at(1.0, lambda: world.frozen.add(victim))
     seen: List[float] = []
     for tick in range(100, 500):
-        world.at(tick / 100, lambda: seen.append(world.now) if victim in world.dispatcher.out else None)
+        world.at(tick / 100, lambda: seen.append(world.now) if victim in world.dispatcher.members.out else None)
     world.at(3.0, lambda: world.thaw(victim))
     found = world.run(5.0)
     assert seen, "it is taken out"
@@ -202,7 +202,7 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
 
         def harm(world: World = world, victim: str = victim, able: List[int] = able) -> None:
             (world.dead if fault == "die" else world.frozen).add(victim)
-            for call in world.dispatcher._calls.values():
+            for call in world.dispatcher._calls:
                 if world.nodes[world.where(call)] != victim:
                     continue
                 first = 0 if call.track.at == victim else call.stage  # its tensors are gone, too: from the inputs
@@ -221,9 +221,10 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
         found = world.run(2.0)
         could += len(able)
         made += sum(found[number] == "answered" for number in able)
-        told = list(world.dispatcher.stranded)
-        assert world.dispatcher.moved == sum(each.requests for each in told) >= len(able), "who counts is told of each"
-        assert world.dispatcher.moved_in_time == sum(each.requests for each in told if each.answered <= each.deadline)
+        outcomes = world.dispatcher.outcomes
+        told = list(outcomes.stranded)
+        assert outcomes.moved == sum(each.requests for each in told) >= len(able), "who counts is told of each"
+        assert outcomes.moved_in_time == sum(each.requests for each in told if each.answered <= each.deadline)
         assert all(each.noticed >= 1.0 and each.answered > each.noticed for each in told)
     assert could >= 10
     assert made >= 0.95 * could
@@ -289,7 +290,7 @@ def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs
 def test_where_the_node_may_be_gone_the_tensors_and_the_inputs_are_both_tried() -> None:
     world = TwoStages()
     world.passes_a_stage()
-    world.dispatcher._doubted.add("A")  # as another call's failure there tells
+    world.dispatcher.members.doubted.add("A")  # as another call's failure there tells
     world.dispatcher.step(2.6)  # it is overdue on C, which waits for A
     assert sorted(world.began()) == [(0, 1, ["inputs"]), (1, 1, "kept on A")]
 
@@ -302,13 +303,13 @@ def test_a_node_whose_store_may_be_gone_is_trusted_again_by_an_answer_that_says_
     world.dispatcher.arrive(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (call,) = world.calls
-    world.dispatcher._doubted.add("A")
-    assert world.dispatcher.unsure == {"A"}
+    world.dispatcher.members.doubted.add("A")
+    assert world.dispatcher.members.unsure == {"A"}
     if answers == "ping":
-        world.dispatcher.heard("A", 0.5)
+        world.dispatcher.members.heard("A", 0.5)
     else:
         world.dispatcher.ended(call.number, "result", 1.0, stays=answers == "stored")
-    assert world.dispatcher.unsure == (set() if clear else {"A"})
+    assert world.dispatcher.members.unsure == (set() if clear else {"A"})
 
 
 def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
@@ -362,7 +363,7 @@ def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
     (first,) = world.calls
     assert first.use.next is not None
     assert first.use.next[1].worker == 0
-    world.dispatcher._strikes["C"] = 1  # as a call there that is overdue tells
+    world.dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
     world.began()
     world.dispatcher.ended(first.number, "kept on A", 1.0)
     world.dispatcher.step(1.0)
@@ -387,7 +388,7 @@ def test_a_next_stage_that_only_a_late_node_has_is_begun_from_the_inputs_besides
     dispatcher.use(routes, {(0, 0, 0): "A", (0, 1, 0): "C", (1, 0, 0): "D", (1, 1, 0): "E"}, [])
     dispatcher.arrive(1, ["inputs"], deadline)
     dispatcher.step(0.0)
-    dispatcher._strikes["C"] = 1  # as a call there that is overdue tells
+    dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
     dispatcher.ended(calls[0].number, "kept on A", 1.0)
     dispatcher.step(1.0)
     begun = [(routes.index(call.track.route), call.stage) for call in calls[1:]]

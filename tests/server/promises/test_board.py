@@ -12,6 +12,7 @@ import pytest
 from edge_offload.errors import BadInput, Refused
 from edge_offload.server.promises.board import FIXED_S, PERIOD_S, Board
 from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.robot import Rules
 from edge_offload.server.promises.settings import Wish
 from tests.server.promises.virtual_fleet import VirtualRobot, drive
 
@@ -53,7 +54,7 @@ def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int)
 def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_beside_the_noise() -> None:
     shares = []
     for bound, noise, cautious in ((0.05, 0.0, 1.0), (0.05, 0.06, 1.0), (0.02, 0.06, 1.0), (0.02, 0.06, 0.0)):
-        board = Board(GPU, cautious=cautious)
+        board = Board(GPU, rules=Rules(cautious=cautious))
         wish = Wish(bound, 0.002, 0.1, 0.012, 0.006, 1, noise=noise)
         for number in range(200):  # as many as there is room for, so that bounds are used up
             try:

@@ -18,7 +18,8 @@ from edge_offload.protocol.promises import ENDED, TURNS, Ask, Report
 from edge_offload.server.promises.board import PATIENCE, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
-from edge_offload.server.services.promise.scheduler import SILENT_S, SILENT_TURNS, Promises, Subject
+from edge_offload.server.services.promise.register import SILENT_S, SILENT_TURNS, Register, Subject
+from edge_offload.server.services.promise.scheduler import Promises
 from edge_offload.server.services.replica.replicas import Replica
 from edge_offload.server.services.replica.service import Inference, Opened
 from edge_offload.server.status import StatusBook
@@ -44,6 +45,18 @@ class Others:
         self.taken = [one for one in self.taken if one.request.peer is not peer]
 
 
+class Queue:
+    """Of a device that does so much other work."""
+
+    forced = 0.0
+
+    def forced_share(self) -> float:
+        return self.forced
+
+    def nudge(self) -> None:
+        pass
+
+
 class Rig:
     """A scheduler on a clock of its own, whose device takes no time of ours."""
 
@@ -55,12 +68,12 @@ class Rig:
         self.sizes: List[int] = []
         self.answers: List[Tuple[Peer, Message]] = []
         self.broken = False
-        self.forced = 0.0
+        self.queue = Queue()
         book = StatusBook(clock=lambda: self.now)
+        self.register = Register(lambda: self.now)
         self.promises = Promises(
-            self.others, book, self._fail, lambda *told: self.told.append(told), lambda: None, lambda: self.now,
-            lambda: self.forced,
-        )  # fmt: skip
+            self.others, self.register, self.queue, self._fail, lambda *told: self.told.append(told)
+        )
         module = torch.nn.Identity()
         self.opened = Opened(Replica("net", {}, ModuleExecutor(module), "hash"), (TensorSpec("float32", (4,)),))
         self.subject = Subject(self.opened, self._run, GPU)
@@ -97,7 +110,7 @@ class Robot:
 
     def join(self) -> None:
         arrived = self.phase + self.ask.frame * FRAME_S + 0.012
-        self.rig.promises.join(self.peer, self.ask, self.rig.subject, 8, arrived)
+        self.rig.register.join(self.peer, self.ask, self.rig.subject, 8, arrived)
 
     def turns(self) -> List[Tuple[int, float]]:
         for peer, kind, body in reversed(self.rig.told):
@@ -294,12 +307,12 @@ def test_promises_are_made_for_one_model_and_shape_at_a_time() -> None:
     other = Subject(Opened(rig.opened.replica, (TensorSpec("float32", (5,)),)), rig._run, GPU)
     newcomer = rig.robot(1)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
-        rig.promises.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
+        rig.register.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
-        rig.promises.check(other.opened)
+        rig.register.check(other.opened)
     rig.promises.leave(robot.peer)
-    rig.promises.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
-    rig.promises.check(other.opened)
+    rig.register.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
+    rig.register.check(other.opened)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +389,7 @@ def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None
     rig = Rig()
     robots = joined(rig, 64)
     rig.promises.tick()
-    rig.forced = 0.3
+    rig.queue.forced = 0.3
     for _ in range(PATIENCE + 1):
         rig.promises.tick()
     gone = [body["reason"] for _, kind, body in rig.told if kind == ENDED]

@@ -19,26 +19,160 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import zmq
 
-from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost
 from edge_offload.link.estimate.clock import ClockReading
 from edge_offload.link.estimate.estimator import LinkEstimator
 from edge_offload.link.estimate.scheduling import BothEnds
-from edge_offload.link.security.keys import KeyStore, trust_remedy
+from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.attention import Attention
-from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
+from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Target, Timings
 from edge_offload.link.transport.fronts import DRAIN, Fronts
 from edge_offload.link.transport.incoming import Incoming, OnNotify
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
+from edge_offload.link.transport.redial import Dialling, Redial
 from edge_offload.link.transport.replies import Item, LinkState, LinkStatus, OnPart, WaitingRequests
 
-#: Between the end of one attempt to connect and the next (seconds).
-LEAST_PAUSE_S = 0.05
 #: How long answers are waited for before a server is left for another one.
 LEAVE_S = 1.0
-#: A connection that stood for so long is dialled once more before another server is.
-STOOD_S = 1.0
+
+
+class Keeper:
+    """Keeps a connection up, on a thread of its own, which owns the sockets.
+
+    Args:
+        fronts: the servers.
+        dialling: how they are dialled.
+        status: where the link stands; kept up here.
+        incoming: completes what waits.
+
+    Attributes:
+        clock: the server's.
+        wakeup: has the thread look at what there is to do.
+    """
+
+    def __init__(self, fronts: Fronts, dialling: Dialling, status: LinkStatus, incoming: Incoming) -> None:
+        self.clock = ClockReading()
+        self.wakeup = Wakeup()
+        self._fronts, self._dialling, self._status, self._incoming = fronts, dialling, status, incoming
+        self._redial = Redial(fronts, dialling.timings.backoff_cap_s)
+        self._attentions: List[Attention] = []
+        self._stop = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread = threading.Thread(target=self._run, name="edge_offload-client", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self._stop.set()
+        self.wakeup.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def attend(self) -> Iterator[Attention]:
+        """See :meth:`Client.attend`."""
+        attention = Attention()
+        with self._status.lock:
+            self._attentions = [*self._attentions, attention]
+        self.wakeup.wake()
+        try:
+            yield attention
+        finally:
+            with self._status.lock:
+                self._attentions = [each for each in self._attentions if each is not attention]
+
+    def _run(self) -> None:
+        status, context = self._status, zmq.Context()
+        try:
+            while not self._stop.is_set():
+                status.epoch = random.SystemRandom().getrandbits(62) + 1
+                dialled_s = time.monotonic()
+                try:
+                    self._serve(context)
+                except (ConnectionLost, EdgeOffloadError) as error:
+                    ready = isinstance(error, ConnectionLost) and status.state is LinkState.READY
+                    over = self._redial.over(error, ready, dialled_s)
+                else:
+                    break
+                status.leaving = None
+                self._incoming.estimator.lost()
+                state = LinkState.REFUSED if over.refused is not None else LinkState.LOST
+                status.change(state, over.reason, over.refused)
+                self._incoming.fail_all(LinkLost(f"the connection to {status.address} was lost: {over.reason}"))
+                status.address = self._fronts.current
+                self._stop.wait(over.pause_s)
+        finally:
+            status.change(LinkState.CLOSED, "closed")
+            self._incoming.fail_all(LinkLost(f"the connection to {status.address} was closed"))
+            context.destroy(linger=0)
+
+    def _serve(self, context: zmq.Context[Any]) -> None:
+        """One connection, from dialling to its end; returns only when the client is closed."""
+        how, status, waits = self._dialling, self._status, self._incoming.waits
+        body = {"app": how.hello() if callable(how.hello) else how.hello, "session": how.session}
+        public, pair = how.keys.server_public(status.address), how.keys.ensure_pair("client")
+        target = Target(status.address, self._fronts.endpoint, public, pair)
+        dialled = Dialled(context, target, body, status.epoch, how.timings, how.limits, waits.far)
+        with dialled:
+            waits.find()
+            poller = zmq.Poller()
+            poller.register(self.wakeup.descriptor, zmq.POLLIN)
+            for socket in dialled.sockets:
+                poller.register(socket, zmq.POLLIN)
+            while not self._stop.is_set():
+                poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
+                self.wakeup.clear()
+                if waits.look(time.monotonic()):
+                    self._incoming.estimator.late_s = sum(waits.typical_s)
+                # what has arrived is looked at before any timeout: this thread may itself have been late
+                for message, received_s, size in dialled.receive():
+                    self._incoming.take(message, received_s, size, status.epoch, self.clock)
+                attentions, pulse = self._attentions, dialled.pulse
+                dialled.check(self._incoming.busy, bool(attentions))
+                for attention in attentions:
+                    attention.note(time.monotonic(), pulse.quiet_since_s(), *pulse.progress())
+                self._measure(dialled)
+                if dialled.ready and status.state is not LinkState.READY:
+                    self._ready(dialled)
+                if dialled.ready:
+                    self._send(dialled)
+                self._incoming.expire()
+                leaving = status.leaving
+                if leaving is not None and (not self._incoming.busy or time.monotonic() > leaving[0]):
+                    raise ConnectionLost(leaving[1], over=True)
+
+    def _measure(self, dialled: Dialled) -> None:
+        now, estimator = time.monotonic(), self._incoming.estimator
+        reading = dialled.clock.reading
+        if reading is not self.clock:
+            self.clock = reading
+            estimator.round_trip(now, reading.rtt_s)
+        if dialled.ready:
+            estimator.progress(now, *dialled.pulse.progress(), self._incoming.waits.under_way)
+
+    def _poll_s(self, dialled: Dialled) -> float:
+        due_s = dialled.due_s(self._incoming.busy, bool(self._attentions))
+        return max(0.0, min(due_s, self._incoming.requests.due_s()) - time.monotonic())
+
+    def _ready(self, dialled: Dialled) -> None:
+        status = self._status
+        with status.lock:
+            status.welcome, status.terms, status.leaving = dialled.welcome, dialled.terms, None
+        self._fronts.connected()
+        self._incoming.counters["connections"] += 1
+        status.change(LinkState.READY, f"connected to {status.address}")
+
+    def _send(self, dialled: Dialled) -> None:
+        while True:
+            item = self._incoming.requests.next()
+            if item is None:
+                return
+            dialled.send(item.header, item.message.buffers)
 
 
 class Client:
@@ -59,11 +193,9 @@ class Client:
             bytes that wait are kept, too.
 
     Attributes:
-        address: of the server that is connected, or dialled.
+        session: of this client, over all its connections.
         estimator: what the link carries, learnt from every transfer.
         counters: what has happened, by name.
-        welcome: what the server's ``welcome`` callable returned for the latest connection.
-        clock: the server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``.
     """
 
     def __init__(
@@ -80,32 +212,32 @@ class Client:
     ) -> None:
         self.counters: Counter[Any] = Counter()
         self.session = os.urandom(16).hex()
-        self._fronts = Fronts(address, begin=int(self.session, 16))
-        self.address = self._fronts.current
-        self._leaving: Optional[Tuple[float, str]] = None
         self.estimator = LinkEstimator()
+        self._fronts = Fronts(address, begin=int(self.session, 16))
         self._keys = keys if keys is not None else KeyStore()
-        self._hello = hello if hello is not None else {}
-        self._timings = timings
-        self._limits = limits
-        self._max_pending = max_pending
-        self._lock = threading.Lock()
-        self._status = LinkStatus(self._lock, on_state)
-        self.welcome: Dict[str, Any] = {}
-        self._terms = Terms()
-        self.clock = ClockReading()
-        self._epoch = 0
+        self._limits, self._max_pending = limits, max_pending
         self._ids = itertools.count(1)
-        self._requests = WaitingRequests()
-        self._waits = BothEnds()
         self._on_notify = on_notify
-        self._incoming = Incoming(
-            self.address, self._requests, self.estimator, self._waits, self.counters, self._notified
-        )
-        self._attentions: List[Attention] = []
-        self._stop = threading.Event()
-        self._wakeup = Wakeup()
-        self._thread: Optional[threading.Thread] = None
+        self._status = LinkStatus(self._fronts.current, on_state)
+        self._requests, self._waits = WaitingRequests(), BothEnds()
+        incoming = Incoming(self._status, self._requests, self.estimator, self._waits, self.counters, self._notified)
+        dialling = Dialling(self._keys, hello if hello is not None else {}, self.session, timings, limits)
+        self._keeper = Keeper(self._fronts, dialling, self._status, incoming)
+
+    @property
+    def address(self) -> str:
+        """Of the server that is connected, or dialled."""
+        return self._status.address
+
+    @property
+    def welcome(self) -> Dict[str, Any]:
+        """What the server's ``welcome`` callable returned for the latest connection."""
+        return self._status.welcome
+
+    @property
+    def clock(self) -> ClockReading:
+        """The server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``."""
+        return self._keeper.clock
 
     @property
     def state(self) -> LinkState:
@@ -136,24 +268,20 @@ class Client:
         for address in self._fronts.all:
             self._keys.server_public(address)
         self._keys.ensure_pair("client")
-        self._thread = threading.Thread(target=self._run, name="edge_offload-client", daemon=True)
-        self._thread.start()
+        self._keeper.start()
         return self
 
     def close(self) -> None:
         """Disconnect for good; what is pending fails with LinkLost."""
-        self._stop.set()
-        self._wakeup.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._keeper.close()
 
     def leave(self, reason: str) -> bool:
         """Go on with another server once what has been asked is answered; False where there is no other."""
         if not self._fronts.several:
             return False
-        if self._leaving is None and self.state is LinkState.READY:
-            self._leaving = (time.monotonic() + LEAVE_S, reason)
-            self._wakeup.wake()
+        if self._status.leaving is None and self.state is LinkState.READY:
+            self._status.leaving = (time.monotonic() + LEAVE_S, reason)
+            self._keeper.wakeup.wake()
         return True
 
     def __enter__(self) -> Client:
@@ -201,15 +329,8 @@ class Client:
     @contextlib.contextmanager
     def attend(self) -> Iterator[Attention]:
         """Watch the link closely meanwhile; see :mod:`edge_offload.link.transport.attention`."""
-        attention = Attention()
-        with self._lock:
-            self._attentions = [*self._attentions, attention]
-        self._wakeup.wake()
-        try:
+        with self._keeper.attend() as attention:
             yield attention
-        finally:
-            with self._lock:
-                self._attentions = [each for each in self._attentions if each is not attention]
 
     def let_go(self, timeout_s: float) -> None:
         """Wait until what was asked for has been given to ZeroMQ, but no longer than ``timeout_s``.
@@ -241,19 +362,21 @@ class Client:
         on_part: Optional[OnPart] = None,
     ) -> Optional[LinkLost]:
         now = time.monotonic()
-        message = Message(type_, self._epoch, next(self._ids), messages.check_name(kind), body or {}, (), buffers)
+        message = Message(
+            type_, self._status.epoch, next(self._ids), messages.check_name(kind), body or {}, (), buffers
+        )
         header = messages.pack_header(message, self._limits)
         sizes = [len(header), *(view.nbytes for view in buffers)]
         problem = messages.first_over(sizes, self._limits)
         if problem:
             raise BadInput(problem, remedy="send it in pieces")
         size = messages.wire_bytes(sizes)
-        with self._lock:
-            if self.state is not LinkState.READY or message.epoch != self._epoch:
+        with self._status.lock:
+            if self.state is not LinkState.READY or message.epoch != self._status.epoch:
                 return LinkLost(f"no connection to {self.address}: {self.cause}")
-            if self._leaving is not None:
-                return LinkLost(f"no connection to {self.address}: {self._leaving[1]}")
-            terms = self._terms
+            if self._status.leaving is not None:
+                return LinkLost(f"no connection to {self.address}: {self._status.leaving[1]}")
+            terms = self._status.terms
             problem = messages.first_over(sizes, terms.message) if terms.message else None
             if problem:
                 raise BadInput(f"{problem} of the server", remedy="send it in pieces")
@@ -261,140 +384,11 @@ class Client:
             in_the_way = self._requests.admit(item, min(self._max_pending, terms.requests), terms.bytes)
             if in_the_way:
                 return LinkLost(f"{in_the_way} for {self.address} already")
-        self._wakeup.wake()
+        self._keeper.wakeup.wake()
         return None
-
-    # the link's thread
-
-    def _run(self) -> None:
-        pause_s = 0.0
-        hang_ups: Counter[str] = Counter()
-        context = zmq.Context()
-        try:
-            while not self._stop.is_set():
-                refused: Optional[EdgeOffloadError] = None
-                self._epoch = random.SystemRandom().getrandbits(62) + 1
-                was_ready = broke = False
-                dialled_s = time.monotonic()
-                try:
-                    self._serve(context)
-                except ConnectionLost as lost:
-                    was_ready = self.state is LinkState.READY
-                    hang_ups[self.address] = hang_ups[self.address] + 1 if lost.hung_up else 0
-                    refused = lost.refused if hang_ups[self.address] < 2 else self._other_key()
-                    broke = was_ready and not lost.over and time.monotonic() - dialled_s > STOOD_S
-                    reason = str(refused) if refused is not None else lost.reason
-                except EdgeOffloadError as error:
-                    refused, reason = error, str(error)
-                else:
-                    break
-                if self._go_on(reason, refused, broke):
-                    continue
-                pause_s = LEAST_PAUSE_S if was_ready else min(self._timings.backoff_cap_s, max(0.05, pause_s * 2))
-                # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
-                left_s = pause_s if was_ready else pause_s - (time.monotonic() - dialled_s)
-                # half of the pause is random, so that many robots do not come back in step
-                self._stop.wait(max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0))
-        finally:
-            self._status.change(LinkState.CLOSED, "closed")
-            self._incoming.fail_all(LinkLost(f"the connection to {self.address} was closed"))
-            context.destroy(linger=0)
-
-    def _go_on(self, reason: str, refused: Optional[EdgeOffloadError], broke: bool) -> bool:
-        """Say what happened, and turn to the next server; returns whether it may be dialled at once."""
-        if not self._fronts.several:
-            self._lost(reason, refused)
-            return False
-        at_once = self._fronts.lost(refused, again=broke)
-        self._lost(f"{self.address}: {reason}", refused if self._fronts.all_refuse() else None)
-        self.address = self._incoming.address = self._fronts.current
-        return at_once and not self._stop.is_set()
 
     def _notified(self, kind: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
         if kind == DRAIN:
             self.leave("it is being taken away")
         elif self._on_notify is not None:
             self._on_notify(kind, body, buffers)
-
-    def _other_key(self) -> Refused:
-        return Refused(
-            f"{self.address} hangs up in the key exchange: it is not the server whose key is known here",
-            remedy=trust_remedy(self.address),
-        )
-
-    def _serve(self, context: zmq.Context[Any]) -> None:
-        """One connection, from dialling to its end; returns only when the client is closed."""
-        hello = self._hello() if callable(self._hello) else self._hello
-        dialled = Dialled(
-            context,
-            self.address,
-            self._fronts.endpoint,
-            pair=self._keys.ensure_pair("client"),
-            server_public=self._keys.server_public(self.address),
-            hello={"app": hello, "session": self.session},
-            epoch=self._epoch,
-            timings=self._timings,
-            limits=self._limits,
-            far=self._waits.far,
-        )
-        with dialled:
-            self._waits.find()
-            poller = zmq.Poller()
-            poller.register(self._wakeup.descriptor, zmq.POLLIN)
-            for socket in dialled.sockets:
-                poller.register(socket, zmq.POLLIN)
-            while not self._stop.is_set():
-                poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
-                self._wakeup.clear()
-                if self._waits.look(time.monotonic()):
-                    self.estimator.late_s = sum(self._waits.typical_s)
-                # what has arrived is looked at before any timeout: this thread may itself have been late
-                for message, received_s, size in dialled.receive():
-                    self._incoming.take(message, received_s, size, self._epoch, self.clock)
-                attentions = self._attentions
-                dialled.attentive = bool(attentions)
-                dialled.check(self.busy)
-                for attention in attentions:
-                    attention.note(time.monotonic(), dialled.quiet_since_s(), *dialled.progress())
-                self._measure(dialled)
-                if dialled.ready and self.state is not LinkState.READY:
-                    self._ready(dialled)
-                if dialled.ready:
-                    self._send(dialled)
-                self._incoming.expire()
-                leaving = self._leaving
-                if leaving is not None and (not self.busy or time.monotonic() > leaving[0]):
-                    raise ConnectionLost(leaving[1], over=True)
-
-    def _measure(self, dialled: Dialled) -> None:
-        now = time.monotonic()
-        reading = dialled.clock.reading
-        if reading is not self.clock:
-            self.clock = reading
-            self.estimator.round_trip(now, reading.rtt_s)
-        if dialled.ready:
-            self.estimator.progress(now, *dialled.progress(), self._waits.under_way)
-
-    def _poll_s(self, dialled: Dialled) -> float:
-        return max(0.0, min(dialled.due_s(self.busy), self._requests.due_s()) - time.monotonic())
-
-    def _ready(self, dialled: Dialled) -> None:
-        with self._lock:
-            self.welcome, self._terms = dialled.welcome, dialled.terms
-            self._leaving = None
-        self._fronts.connected()
-        self.counters["connections"] += 1
-        self._status.change(LinkState.READY, f"connected to {self.address}")
-
-    def _send(self, dialled: Dialled) -> None:
-        while True:
-            item = self._requests.next()
-            if item is None:
-                return
-            dialled.send(item.header, item.message.buffers)
-
-    def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
-        self._leaving = None
-        self.estimator.lost()
-        self._status.change(LinkState.REFUSED if refused is not None else LinkState.LOST, reason, refused)
-        self._incoming.fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))

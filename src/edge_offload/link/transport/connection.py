@@ -12,86 +12,30 @@ import math
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import zmq
 import zmq.utils.garbage  # its exit handler must be the older one, which runs later than those that close links
 
-from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
+from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
-from edge_offload.link.security.keys import KeyPair, trust_command
+from edge_offload.link.security.keys import trust_command
 from edge_offload.link.sockets import descriptors
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
+from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, Target, Terms, Timings
+
+__all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "Timings"]
 
 rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
 # what a ZMTP 3 peer sends before anything else
 GREETING_BYTES = 64
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Patience, in seconds.
-
-    Attributes:
-        connect_s: for the TCP connection.
-        handshake_s: from there to the server's welcome (four round trips).
-        heartbeat_s: between pings; they also measure the clock offset and the round trip.
-        idle_s: the same while no request waits; longer than ``heartbeat_s``, it spares a robot that computes by itself.
-        silence_s: without a sign of life before the connection is given up.
-        backoff_cap_s: longest pause between two attempts.
-    """
-
-    connect_s: float = 0.5
-    handshake_s: float = 1.5
-    heartbeat_s: float = 0.25
-    idle_s: float = 0.25
-    silence_s: float = 1.0
-    backoff_cap_s: float = 0.5
-
-
-DEFAULT_TIMINGS = Timings()
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the server takes: the bounds on one message, and on requests that wait for an answer (count and bytes)."""
-
-    message: Optional[Limits] = None
-    requests: int = 1 << 30
-    bytes: int = 1 << 62
-
-    @staticmethod
-    def of(body: Dict[str, Any]) -> Terms:
-        """From the body of a welcome; what is absent or absurd is taken as no bound."""
-        told = {name: value for name, value in body.items() if type(value) is int and value > 0}
-        message = Limits(told.get("max_message_bytes", 1 << 62), max_parts=told.get("max_parts", 1 << 30))
-        return Terms(message, told.get("max_open_requests", 1 << 30), told.get("max_open_bytes", 1 << 62))
-
-
-class ConnectionLost(Exception):
-    """The connection is over; ``refused`` is set if the server said so.
-
-    ``hung_up``: the server greeted, read our side of the key exchange and hung up without a word. That is what a server
-    with another key does; but also one that was killed at that moment, so once is no proof.
-
-    ``over``: the server is silent or was left on purpose, so that another one is to be dialled first.
-    """
-
-    def __init__(
-        self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False, over: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.over = over
-        self.hung_up = hung_up
-        self.reason = reason
-        self.refused = refused
 
 
 @dataclass
@@ -108,50 +52,135 @@ class _Ping:
     acked_s: Optional[float] = None
 
 
+class Heartbeat:
+    """Signs of life of one connection: answers to pings, and bytes that the kernel says have come or were acknowledged.
+
+    Args:
+        timings: patience.
+        now: when the connection began.
+
+    Attributes:
+        heard_s: when the peer was heard last.
+    """
+
+    def __init__(self, timings: Timings, now: float) -> None:
+        self._timings = timings
+        self.heard_s = now
+        self._beaten_s = self._pinged_s = -math.inf
+        self._pings: Dict[int, _Ping] = {}
+        self._ping_id = self._heartbeats = 0
+        self._given = self._acked_base = self._acked = self._received = 0
+        self._acked_s = 0.0
+
+    def welcomed(self, counters: Optional[descriptors.Counters]) -> None:
+        """The welcome answers all that was sent before it: what is acknowledged now is where counting begins."""
+        if counters is not None:
+            self._acked_base = self._acked = counters.acked
+            self._received = counters.received
+
+    def gave(self, size: int) -> None:
+        """So many bytes were given to ZeroMQ."""
+        self._given += size
+
+    def progress(self) -> Tuple[int, int]:
+        """Bytes given to ZeroMQ, and bytes that the next hop has acknowledged, since the welcome."""
+        acked = self._acked - self._acked_base
+        # on a kernel that does not count, nothing is ever under way
+        return (self._given, acked) if self._acked else (0, 0)
+
+    def quiet_since_s(self) -> float:
+        """Since when a sign of life has been overdue (monotonic); inf if none is."""
+        if not self._pings:
+            return math.inf
+        oldest = next(iter(self._pings.values()))
+        return max(self.heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
+
+    def due_s(self, now: float, busy: bool, attentive: bool) -> float:
+        """When something is to be done, at the latest."""
+        look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
+        return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, look_s)
+
+    def check(self, now: float, counters: Optional[descriptors.Counters]) -> None:
+        """Progress that the kernel reports counts as a sign of life of what is under way.
+
+        Raises:
+            ConnectionLost: one has been overdue for too long.
+        """
+        if counters is not None:
+            if counters.received != self._received:
+                self._received, self.heard_s = counters.received, now
+            if counters.acked != self._acked or self._acked_s == 0.0:
+                self._acked, self._acked_s = counters.acked, now
+            for ping in self._pings.values():
+                if ping.acked_s is None and self._acked - self._acked_base >= ping.given:
+                    ping.acked_s = now
+        if now - self.quiet_since_s() > self._timings.silence_s:
+            raise ConnectionLost(f"nothing heard for {now - self.heard_s:.1f} s", over=True)
+
+    def ping(self, now: float, busy: bool, attentive: bool) -> int:
+        """The number of a ping to be sent now; 0: there is none."""
+        if now < self._beat_due_s(busy) and not (attentive and now >= self._pinged_s + ATTENTIVE_S):
+            return 0
+        self._ping_id += 1
+        return self._ping_id
+
+    def pinged(self, now: float, busy: bool) -> None:
+        """It has been sent."""
+        heartbeat = now >= self._beat_due_s(busy)
+        self._pings[self._ping_id] = _Ping(now, self._given, heartbeat)
+        self._pinged_s = now
+        if heartbeat:
+            self._heartbeats += 1
+            self._beaten_s = now
+
+    def ponged(self, number: int) -> bool:
+        """It was answered; whether the answer tells the clock: others would only make its proofs many."""
+        ping = self._pings.pop(number, None)
+        return ping is None or ping.heartbeat
+
+    def _beat_due_s(self, busy: bool) -> float:
+        if self._heartbeats < 5:  # the first few come quickly: the clock offset is wanted for the first replies
+            return self._beaten_s + 0.02
+        return self._beaten_s + (self._timings.heartbeat_s if busy else self._timings.idle_s)
+
+
 class Dialled:
     """A fresh DEALER socket on its way to, or in conversation with, a server. Used by one thread only.
 
-    ``endpoint`` looks up the numeric address of the server at ``address``.
+    Args:
+        context: ZeroMQ's.
+        target: the server.
+        hello: what it is told first.
+        epoch: of the connection.
+        timings: patience.
+        limits: bounds on one message.
+        far: what the server's threads wait for a processor; pongs tell.
+
+    Attributes:
+        ready: whether the server has said welcome.
+        welcome, terms: what it said then.
+        clock: the server's.
+        pulse: signs of life.
     """
 
     def __init__(
-        self,
-        context: zmq.Context[Any],
-        address: str,
-        endpoint: Callable[[], str],
-        *,
-        pair: KeyPair,
-        server_public: str,
-        hello: Dict[str, Any],
-        epoch: int,
-        timings: Timings,
-        limits: Limits,
-        far: Waits,
-    ) -> None:
-        self.address, self._endpoint = address, endpoint
+        self, context: zmq.Context[Any], target: Target, hello: Dict[str, Any], epoch: int, timings: Timings,
+        limits: Limits, far: Waits,
+    ) -> None:  # fmt: skip
+        self._target = target
         self.ready = False
         self.welcome: Dict[str, Any] = {}
         self.terms = Terms()
         self.clock = PeerClock()
-        #: Whether somebody wants to know at once when the peer falls silent.
-        self.attentive = False
+        self._began_s = time.monotonic()
+        self.pulse = Heartbeat(timings, self._began_s)
         self._epoch = epoch
         self._timings = timings
         self._limits = limits
         self._far = far
-        self._pair = pair
         self._tcp: Optional[descriptors.Connection] = None
-        self._began_s = self._heard_s = time.monotonic()
-        self._beaten_s = self._pinged_s = -math.inf
-        self._pings: Dict[int, _Ping] = {}
-        self._ping_id = self._heartbeats = 0
-        self._given = 0
-        self._acked_base = 0
-        self._acked = 0
-        self._received = 0
-        self._acked_s = 0.0
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
-        greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
+        self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
         socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.reconnect_ivl = -1
@@ -159,17 +188,15 @@ class Dialled:
         socket.maxmsgsize = limits.max_message_bytes
         socket.handshake_ivl = max(1, int(timings.handshake_s * 1e3))
         socket.connect_timeout = max(1, int(timings.connect_s * 1e3))
-        socket.curve_serverkey = server_public.encode("ascii")
-        socket.curve_publickey = pair.public.encode("ascii")
-        socket.curve_secretkey = pair.secret.encode("ascii")
+        socket.curve_serverkey = target.public.encode("ascii")
+        socket.curve_publickey = target.pair.public.encode("ascii")
+        socket.curve_secretkey = target.pair.secret.encode("ascii")
         self._socket = socket
         self._monitor: zmq.Socket[Any] = socket.get_monitor_socket()
-        self.sockets = [self._socket, self._monitor]
-        self._greeting = greeting
 
     def __enter__(self) -> Dialled:
         try:
-            endpoint = self._endpoint()
+            endpoint = self._target.endpoint()
             self._socket.ipv6 = "[" in endpoint
             self._socket.connect(endpoint)
             # fits the empty queue and leaves as soon as the handshake is through; NOBLOCK, because an attempt that has
@@ -187,13 +214,37 @@ class Dialled:
         if self._tcp is not None:
             self._tcp.release()
 
-    def due_s(self, busy: bool) -> float:
-        """When :meth:`check` must be called next, at the latest; ``busy``: answers are awaited."""
+    @property
+    def sockets(self) -> List[zmq.Socket[Any]]:
+        """Where something comes."""
+        return [self._socket, self._monitor]
+
+    def due_s(self, busy: bool, attentive: bool) -> float:
+        """When :meth:`check` must be called next, at the latest; arguments as there."""
+        now = time.monotonic()
+        return self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
+
+    def check(self, busy: bool, attentive: bool) -> None:
+        """Send heartbeats and look at the timeouts.
+
+        Args:
+            busy: answers are awaited.
+            attentive: somebody wants to know at once when the peer falls silent.
+
+        Raises:
+            ConnectionLost: one ran out.
+        """
         now = time.monotonic()
         if not self.ready:
-            return min(self._deadline_s(), now + 0.1)
-        look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
-        return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if self.attentive else math.inf, look_s)
+            if now > self._deadline_s():
+                what = "no connection" if self._tcp is None else "no welcome"
+                raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
+            return
+        self.pulse.check(now, self._counters())
+        number = self.pulse.ping(now, busy, attentive)
+        if number:
+            self.send(messages.pack_header(Message("ping", self._epoch, number, "", {}, (time.monotonic(),))), [])
+            self.pulse.pinged(now, busy)
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.
@@ -210,14 +261,8 @@ class Dialled:
         except zmq.Again:
             raise ConnectionLost("the connection broke") from None
         size = messages.wire_bytes([len(part) for part in parts])
-        self._given += size
+        self.pulse.gave(size)
         return size
-
-    def progress(self) -> Tuple[int, int]:
-        """Bytes given to ZeroMQ, and bytes that the next hop has acknowledged, since the welcome."""
-        acked = self._acked - self._acked_base
-        # on a kernel that does not count, nothing is ever under way
-        return (self._given, acked) if self._acked else (0, 0)
 
     def receive(self) -> Iterator[Tuple[Message, float, int]]:
         """Messages for the application (replies, errors, notifications), with time of arrival and bytes on the wire.
@@ -233,38 +278,6 @@ class Dialled:
             yield from self._messages()
             raise
 
-    def check(self, busy: bool) -> None:
-        """Send heartbeats and look at the timeouts; ``busy``: answers are awaited.
-
-        Raises:
-            ConnectionLost: one ran out.
-        """
-        now = time.monotonic()
-        if not self.ready:
-            if now > self._deadline_s():
-                what = "no connection" if self._tcp is None else "no welcome"
-                raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
-            return
-        self._probe(now)
-        if now - self.quiet_since_s() > self._timings.silence_s:
-            raise ConnectionLost(f"nothing heard for {now - self._heard_s:.1f} s", over=True)
-        if now >= self._beat_due_s(busy):
-            self._ping(now, heartbeat=True)
-        elif self.attentive and now >= self._pinged_s + ATTENTIVE_S:
-            self._ping(now, heartbeat=False)
-
-    def quiet_since_s(self) -> float:
-        """Since when a sign of life has been overdue (monotonic); inf if none is."""
-        if not self._pings:
-            return math.inf
-        oldest = next(iter(self._pings.values()))
-        return max(self._heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
-
-    def _beat_due_s(self, busy: bool) -> float:
-        if self._heartbeats < 5:  # the first few come quickly: the clock offset is wanted for the first replies
-            return self._beaten_s + 0.02
-        return self._beaten_s + (self._timings.heartbeat_s if busy else self._timings.idle_s)
-
     def _deadline_s(self) -> float:
         return self._began_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
 
@@ -275,7 +288,7 @@ class Dialled:
             except zmq.Again:
                 return
             now = time.monotonic()
-            self._heard_s = now
+            self.pulse.heard_s = now
             sizes = [len(frame) for frame in frames]
             try:
                 problem = messages.first_over(sizes, self._limits)
@@ -285,7 +298,7 @@ class Dialled:
             except (ProtocolError, VersionMismatch) as error:
                 if isinstance(error, VersionMismatch) and not self.ready:
                     raise ConnectionLost(str(error), refused=error) from error
-                rare.warning("link: dropped a message of %s: %s", self.address, error)
+                rare.warning("link: dropped a message of %s: %s", self._target.address, error)
                 continue
             message.buffers = [frame.buffer for frame in frames[1:]]
             if message.type == "welcome" and message.epoch == self._epoch and not self.ready:
@@ -305,46 +318,21 @@ class Dialled:
         if len(message.times) == 4:
             self._learn(message.times, now)
         self.ready = True
-        counters = self._tcp.counters() if self._tcp is not None else None
-        if counters is not None:
-            # the welcome answers all that was sent before it: what is acknowledged now is where counting begins
-            self._acked_base = self._acked = counters.acked
-            self._received = counters.received
-
-    def _ping(self, now: float, heartbeat: bool) -> None:
-        self._ping_id += 1
-        header = messages.pack_header(Message("ping", self._epoch, self._ping_id, "", {}, (time.monotonic(),)))
-        self.send(header, [])
-        self._pings[self._ping_id] = _Ping(now, self._given, heartbeat)
-        self._pinged_s = now
-        if heartbeat:
-            self._heartbeats += 1
-            self._beaten_s = now
+        self.pulse.welcomed(self._counters())
 
     def _ponged(self, message: Message, now: float) -> None:
-        ping = self._pings.pop(message.id, None)
+        tells = self.pulse.ponged(message.id)
         if message.epoch == self._epoch and len(message.times) == 4:
             self._far.told(self.clock.reading.to_local(message.times[2]), message.body)
-        # those in between would only make the proofs of the clock many
-        if message.epoch == self._epoch and len(message.times) == 4 and (ping is None or ping.heartbeat):
-            self._learn(message.times, now)
+            if tells:
+                self._learn(message.times, now)
+
+    def _counters(self) -> Optional[descriptors.Counters]:
+        return self._tcp.counters() if self._tcp is not None else None
 
     def _learn(self, times: Tuple[float, ...], now: float) -> None:
         sent_s, there_s, answered_s, wall = times
         self.clock.sample(sent_s, there_s, answered_s, now, wall - (time.time() - time.monotonic()))
-
-    def _probe(self, now: float) -> None:
-        """Progress that the kernel reports counts as a sign of life of what is under way."""
-        counters = self._tcp.counters() if self._tcp is not None else None
-        if counters is None:
-            return
-        if counters.received != self._received:
-            self._received, self._heard_s = counters.received, now
-        if counters.acked != self._acked or self._acked_s == 0.0:
-            self._acked, self._acked_s = counters.acked, now
-        for ping in self._pings.values():
-            if ping.acked_s is None and self._acked - self._acked_base >= ping.given:
-                ping.acked_s = now
 
     def _events(self) -> None:
         while True:
@@ -364,12 +352,12 @@ class Dialled:
                 raise ConnectionLost(
                     "key refused",
                     refused=Refused(
-                        f"the server at {self.address} does not know this robot's key",
-                        remedy=f"on the server run: {trust_command('NAME', self._pair.public)}",
+                        f"the server at {self._target.address} does not know this robot's key",
+                        remedy=f"on the server run: {trust_command('NAME', self._target.pair.public)}",
                     ),
                 )
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-                counters = self._tcp.counters() if self._tcp is not None else None
+                counters = self._counters()
                 greeted = counters is not None and counters.received >= GREETING_BYTES
                 raise ConnectionLost("the handshake broke off", hung_up=greeted)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._tcp is not None:

@@ -40,6 +40,32 @@ PRELUDE_BYTES = 256 << 10
 SLACK_BYTES = 8 << 20
 
 
+# more handshakes of one robot than it may have connections, so that one too many is told why
+HANDSHAKES_MORE = 8
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What peers may take.
+
+    Attributes:
+        peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
+        hello_timeout_s: it says hello in so long.
+        connections: TCP connections at once, of robots and of strangers.
+        connections_per_robot: of which one robot may have so many, told by its key; more are refused with "full".
+        open_requests: requests of one peer that may wait for an answer; more are refused with "full".
+        open_bytes: bytes of such requests; None: a little more than the largest message. The client is told and keeps
+            to it, so that only a hostile one is ever cut for having too much under way.
+    """
+
+    peer_timeout_s: float = 3.0
+    hello_timeout_s: float = 5.0
+    connections: int = 128
+    connections_per_robot: int = 32
+    open_requests: int = 64
+    open_bytes: Optional[int] = None
+
+
 @dataclass
 class _Door:
     """One accepted connection."""
@@ -75,45 +101,61 @@ class _Entrant:
     delivered: int = 0
 
 
+class AllowList:
+    """Names of robots by their public keys. Changes on disk are seen without a restart.
+
+    Args:
+        keys: where it is.
+        loopback: also let in the client pair of the same directory.
+    """
+
+    def __init__(self, keys: KeyStore, loopback: bool) -> None:
+        self._keys, self._loopback = keys, loopback
+        self.names: Dict[str, str] = {}
+        self._stamp: Optional[Tuple[object, ...]] = None
+
+    def refresh(self) -> None:
+        """Read it again if it has changed."""
+        stamp = self._keys.allow_list_stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            allowed = self._keys.clients()
+            own = self._keys.pair("client") if self._loopback else None
+        except BadInput as error:
+            # half-edited by hand: keep what was valid, say so once per change
+            log.error("link: allow-list not re-read: %s", error)
+            self._stamp = stamp
+            return
+        if own is not None:
+            allowed.setdefault(own.public, "this machine")
+        self._stamp, self.names = stamp, allowed
+
+
 class Gate:
     """Answers ZAP requests from the allow-list and bounds connections (see the module).
 
     Args:
         context: the listener's own context (ZAP has one handler per context).
         router: the bound ROUTER socket; its monitor is opened here, before bind.
-        keys: where the allow-list is; changes are seen without a restart, and revoked peers are cut.
-        loopback: also let in the client pair of the same directory.
+        allow: who may come in; revoked peers are cut.
+        bounds: on connections.
         max_undelivered_bytes: bound on bytes received from one peer and not yet delivered.
-        max_handshakes_per_key: handshakes of one key that are or may become connections.
         counters: what happened, by reason; shared with the listener.
     """
 
     def __init__(
-        self,
-        context: zmq.Context[Any],
-        router: zmq.Socket[Any],
-        keys: KeyStore,
-        *,
-        loopback: bool,
-        max_undelivered_bytes: int,
-        max_connections: int,
-        max_handshakes_per_key: int,
-        hello_timeout_s: float,
-        counters: Counter[Any],
-    ) -> None:
-        self._keys = keys
-        self._loopback = loopback
-        self._bound = max_undelivered_bytes + SLACK_BYTES
-        self._max_connections = max_connections
-        self._max_handshakes_per_key = max_handshakes_per_key
-        self._hello_timeout_s = hello_timeout_s
+        self, context: zmq.Context[Any], router: zmq.Socket[Any], allow: AllowList, bounds: Bounds,
+        max_undelivered_bytes: int, counters: Counter[Any],
+    ) -> None:  # fmt: skip
+        self._allow = allow
+        self._bounds = bounds
+        self._most_bytes = max_undelivered_bytes + SLACK_BYTES
         self._counters = counters
         self._lock = threading.Lock()
         self._doors: Dict[int, _Door] = {}
         self._entrants: Dict[str, _Entrant] = {}
         self._serial = itertools.count(1)
-        self._allowed: Dict[str, str] = {}
-        self._stamp: Optional[Tuple[object, ...]] = None
         self._monitor: zmq.Socket[Any] = router.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )
@@ -125,7 +167,7 @@ class Gate:
 
     def start(self) -> None:
         """Begin to answer; nobody gets in before."""
-        self._refresh_allow_list()
+        self._allow.refresh()
         self._thread.start()
 
     def close(self) -> None:
@@ -201,7 +243,7 @@ class Gate:
                     wait_s = self._look(now)
                     if now - refreshed_s >= REFRESH_S:
                         refreshed_s = now
-                        self._refresh_allow_list()
+                        self._allow.refresh()
                         self._turn_out(now)
 
     def _read_events(self) -> None:
@@ -225,7 +267,7 @@ class Gate:
             return  # came and went
         self._doors[descriptor] = door
         self._counters["connections"] += 1
-        if len(self._doors) > self._max_connections:
+        if len(self._doors) > self._bounds.connections:
             self._break(door, "too many connections")
             return
         for user, entrant in self._entrants.items():
@@ -264,11 +306,11 @@ class Gate:
             if door.user is None:
                 if counters.received > PRELUDE_BYTES:
                     self._break(door, "too many bytes before hello")
-                elif now - door.opened_s > self._hello_timeout_s:
+                elif now - door.opened_s > self._bounds.hello_timeout_s:
                     self._break(door, "no hello in time")
                 wait_s = TICK_S
             else:
-                left = self._bound - (counters.received - self._entrants[door.user].delivered)
+                left = self._most_bytes - (counters.received - self._entrants[door.user].delivered)
                 if left < 0:
                     self._break(door, "message over the size limit")
                 wait_s = min(wait_s, max(TICK_S, left / FASTEST_BYTES_PER_S))
@@ -278,26 +320,10 @@ class Gate:
         """Cut peers whose key was revoked; forget handshakes that led to nothing."""
         for user, entrant in list(self._entrants.items()):
             if entrant.door is None:
-                if now - entrant.entered_s > 2 * self._hello_timeout_s:
+                if now - entrant.entered_s > 2 * self._bounds.hello_timeout_s:
                     del self._entrants[user]
-            elif entrant.key not in self._allowed:
+            elif entrant.key not in self._allow.names:
                 self._break(entrant.door, "key revoked")
-
-    def _refresh_allow_list(self) -> None:
-        stamp = self._keys.allow_list_stamp()
-        if stamp == self._stamp:
-            return
-        try:
-            allowed = self._keys.clients()
-            own = self._keys.pair("client") if self._loopback else None
-        except BadInput as error:
-            # half-edited by hand: keep what was valid, say so once per change
-            log.error("link: allow-list not re-read: %s", error)
-            self._stamp = stamp
-            return
-        if own is not None:
-            allowed.setdefault(own.public, "this machine")
-        self._stamp, self._allowed = stamp, allowed
 
     def _answer(self) -> None:
         """Answer one ZAP request."""
@@ -306,15 +332,15 @@ class Gate:
         status, text, user = b"400", b"not understood", ""
         request = _ZapRequest(*frames) if len(frames) == len(_ZapRequest._fields) else None
         if request and request.version == b"1.0" and request.mechanism == b"CURVE" and len(request.key) == 32:
-            self._refresh_allow_list()
+            self._allow.refresh()
             key = z85.encode(request.key).decode("ascii")
-            name = self._allowed.get(key)
+            name = self._allow.names.get(key)
             if name is None:
                 text = b"key not on the allow-list"
                 self._counters["refused: unknown key"] += 1
                 where = request.address.decode("ascii", "replace")
                 rare.warning("link: refused a peer at %s with unknown key %s", where, key)
-            elif self._handshakes_of(key) >= self._max_handshakes_per_key:
+            elif self._handshakes_of(key) >= self._bounds.connections_per_robot + HANDSHAKES_MORE:
                 status, text = b"300", b"too many connections"  # RFC 27: try again later
                 self._counters["refused: too many of one key"] += 1
                 rare.warning("link: %s connects too often", name)

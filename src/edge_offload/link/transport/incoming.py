@@ -13,7 +13,7 @@ from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, SAMPLE_BYTES, 
 from edge_offload.link.estimate.scheduling import BothEnds
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import PROBE, Message
-from edge_offload.link.transport.replies import Item, Reply, WaitingRequests
+from edge_offload.link.transport.replies import Item, LinkStatus, Reply, WaitingRequests
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Incoming:
     """Completes what waits for the server. Used by the link's thread.
 
     Args:
-        address: of the server, for what is told; changes with it.
+        status: of the link, for what is told.
         requests: what waits for an answer.
         estimator: learns from every transfer.
         waits: of threads for a processor, here and at the server.
@@ -35,19 +35,21 @@ class Incoming:
 
     def __init__(
         self,
-        address: str,
+        status: LinkStatus,
         requests: WaitingRequests,
         estimator: LinkEstimator,
         waits: BothEnds,
         counters: Counter[Any],
         on_notify: Optional[OnNotify],
     ) -> None:
-        self.address = address
-        self._requests = requests
-        self._estimator = estimator
-        self._waits = waits
-        self._counters = counters
+        self._status = status
+        self.requests, self.estimator, self.waits, self.counters = requests, estimator, waits, counters
         self._on_notify = on_notify
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self.requests.count > 0
 
     def take(self, message: Message, received_s: float, size: int, epoch: int, reading: ClockReading) -> None:
         """One message that arrived at ``received_s`` with ``size`` bytes.
@@ -60,25 +62,25 @@ class Incoming:
             reading: the server's clock.
         """
         if message.epoch != epoch:
-            self._counters["dropped: other epoch"] += 1
+            self.counters["dropped: other epoch"] += 1
         elif message.type == "notify":
             self._notified(message)
         elif message.type == "part":
             self._part(message, size)
         elif message.type == "error" and message.id == 0:
-            self._counters["told: malformed"] += 1
-            log.warning("link: %s says: %s", self.address, messages.error_from(message.body))
+            self.counters["told: malformed"] += 1
+            log.warning("link: %s says: %s", self._status.address, messages.error_from(message.body))
         elif message.type in ("reply", "error"):
-            item = self._requests.answered(message.id)
+            item = self.requests.answered(message.id)
             if item is None:
-                self._counters["dropped: late"] += 1
+                self.counters["dropped: late"] += 1
             elif message.type == "error":
                 self._finish(item, messages.error_from(message.body))
             elif len(message.times) != 2:
                 self._finish(item, ProtocolError("reply without times"))
             else:
                 there_s, answered_s = (reading.to_local(seconds) for seconds in message.times)
-                self._waits.far.told(answered_s, message.body)
+                self.waits.far.told(answered_s, message.body)
                 tells = max(item.bytes_up, size) >= SAMPLE_BYTES
                 transfer = Transfer(
                     item.queued_s,
@@ -89,18 +91,18 @@ class Incoming:
                     reading.error_s,
                     item.bytes_up,
                     size,
-                    self._waits.between(item.sent_s, there_s) if tells else 0.0,
-                    self._waits.between(answered_s, received_s) if tells else 0.0,
+                    self.waits.between(item.sent_s, there_s) if tells else 0.0,
+                    self.waits.between(answered_s, received_s) if tells else 0.0,
                 )
-                self._estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
+                self.estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
                 self._finish(item, Reply(message.body, message.buffers, transfer))
         else:
-            self._counters["malformed"] += 1
+            self.counters["malformed"] += 1
 
     def _part(self, message: Message, size: int) -> None:
-        item = self._requests.asked(message.id)
+        item = self.requests.asked(message.id)
         if item is None or item.on_part is None:
-            self._counters["dropped: late"] += 1
+            self.counters["dropped: late"] += 1
             return
         try:
             item.on_part(message.body, message.buffers, size)
@@ -120,17 +122,19 @@ class Incoming:
     def expire(self) -> None:
         """Give up what has waited for too long."""
         now = time.monotonic()
-        for item in self._requests.expired(now):
-            self._counters["timeouts"] += 1
+        for item in self.requests.expired(now):
+            self.counters["timeouts"] += 1
             waited_s = now - item.queued_s
-            self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
+            self._finish(
+                item, LinkLost(f"{self._status.address} did not answer {item.message.name} in {waited_s:.2f} s")
+            )
 
     def fail_all(self, error: LinkLost) -> None:
         """The connection is over: nothing is answered any more."""
         # the state is not READY any more, so nothing is added to the outbox behind our back
-        for item in self._requests.all():
+        for item in self.requests.all():
             self._finish(item, error)
 
     def _finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> None:
-        if not self._requests.finish(item, outcome):
-            self._counters["dropped: cancelled"] += 1
+        if not self.requests.finish(item, outcome):
+            self.counters["dropped: cancelled"] += 1

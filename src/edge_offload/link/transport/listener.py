@@ -24,7 +24,7 @@ from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.sockets.lookup import endpoints
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.fronts import DRAIN
-from edge_offload.link.transport.gate import Gate
+from edge_offload.link.transport.gate import AllowList, Bounds, Gate
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, PROBE, Limits, Message, VersionMismatch
 from edge_offload.link.transport.outgoing import Outgoing
 from edge_offload.link.transport.peers import Peer, Request, Roster
@@ -33,7 +33,149 @@ from edge_offload.link.transport.prober import answer_probe
 log = logging.getLogger(__name__)
 
 OPEN_SLACK = 4 << 20
-HANDSHAKES_MORE = 8
+DEFAULT_BOUNDS = Bounds()
+Welcome = Callable[[Peer, Dict[str, Any]], Dict[str, Any]]
+
+
+def open_bytes(limits: Limits, bounds: Bounds) -> int:
+    """Bytes of requests of one peer that may wait for an answer."""
+    return limits.max_message_bytes + OPEN_SLACK if bounds.open_bytes is None else bounds.open_bytes
+
+
+class Reception:
+    """Takes what peers say: hello, heartbeats, requests. Used by the listener's thread.
+
+    Args:
+        welcome, handle: as :class:`Listener`.
+        limits: bounds on one message.
+        bounds: what peers may take.
+        clock: monotonic seconds.
+        outgoing: the way to peers.
+        counts: what threads here have waited for a processor.
+        counters: what happened, by reason; shared with the listener.
+    """
+
+    def __init__(
+        self, welcome: Welcome, handle: Callable[[Request], None], limits: Limits, bounds: Bounds,
+        clock: Callable[[], float], outgoing: Outgoing, counts: ThreadCounts, counters: Counter[Any],
+    ) -> None:  # fmt: skip
+        self._welcome, self._handle = welcome, handle
+        self._limits, self._bounds = limits, bounds
+        self._most_open_bytes = open_bytes(limits, bounds)
+        self._clock = clock
+        self._outgoing = outgoing
+        self._counts, self._counters = counts, counters
+        self._instance = os.urandom(8).hex()
+
+    def begin(self) -> None:
+        """This is the listener's thread."""
+        self._counts.find()
+
+    def take(self, peer: Peer, frames: List[zmq.Frame]) -> None:
+        """One message of a peer: routing id, header, payload."""
+        received_s = self._clock()
+        peer.heard_s = time.monotonic()
+        sizes = [len(frame) for frame in frames[1:]]
+        try:
+            problem = messages.first_over(sizes, self._limits)
+            if problem:
+                raise ProtocolError(problem)
+            message = messages.unpack_header(frames[1].buffer, self._limits)
+        except VersionMismatch as error:
+            if peer.ready:  # it spoke our version before
+                self._outgoing.complain(peer, 0, ProtocolError(error.cause))
+            else:
+                self._counters["refused: version"] += 1
+                self._outgoing.refuse(peer, error)
+            return
+        except ProtocolError as error:
+            self._outgoing.complain(peer, 0, error)
+            return
+        message.buffers = [frame.buffer for frame in frames[2:]]
+        if message.type == "hello":
+            self._hello(peer, message, received_s)
+        elif message.type not in ("request", "notify", "ping"):
+            self._outgoing.complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
+        elif not peer.ready or message.epoch != peer.epoch:
+            self._outgoing.complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
+        elif message.type == "ping":
+            self._pong(peer, message, received_s)
+        else:
+            self._dispatch(peer, message, received_s, messages.wire_bytes(sizes))
+
+    def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
+        app, session = message.body.get("app"), message.body.get("session")
+        if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
+            self._outgoing.complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
+            return
+        peer.hello, peer.session, peer.epoch = app, session, message.epoch
+        try:
+            if sum(other.key == peer.key for other in self._outgoing.peers()) >= self._bounds.connections_per_robot:
+                raise Refused(
+                    f"full: this robot has {self._bounds.connections_per_robot} connections", remedy="close one of them"
+                )
+            answer = self._welcome(peer, app)
+        except EdgeOffloadError as error:
+            self._counters["refused: by the server"] += 1
+            self._outgoing.refuse(peer, error)
+            return
+        except Exception as error:
+            # the application's bug must not take the link down with it
+            log.exception("link: welcome() failed")
+            self._outgoing.refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
+            return
+        peer.ready = True
+        body = {
+            "app": answer,
+            "server": self._instance,
+            "lease_s": self._bounds.peer_timeout_s,
+            "max_message_bytes": self._limits.max_message_bytes,
+            "max_parts": self._limits.max_parts,
+            "max_open_requests": self._bounds.open_requests,
+            "max_open_bytes": self._most_open_bytes,
+        }
+        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
+
+    def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
+        if len(message.times) != 1:
+            self._outgoing.complain(peer, message.id, ProtocolError("malformed ping"))
+            return
+        times = self._times(message, received_s)
+        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.body(received_s), times))
+
+    def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
+        """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""
+        if len(message.times) != 1:
+            return ()
+        now = self._clock()
+        return message.times[0], received_s, now, time.time() - now
+
+    def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
+        request = Request(peer, message, received_s, bytes_up, self._outgoing.post)
+        if message.type == "request":
+            if message.id in peer.open_requests:
+                self._outgoing.complain(peer, 0, ProtocolError("request id used twice"))
+                return
+            held = sum(peer.open_requests.values()) + bytes_up
+            if len(peer.open_requests) >= self._bounds.open_requests or held > self._most_open_bytes:
+                self._counters["refused: full"] += 1
+                full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
+                self._outgoing.send(
+                    peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,))
+                )
+                return
+            peer.open_requests[message.id] = bytes_up
+        self._counters[message.type] += 1
+        if request.kind == PROBE:
+            answer_probe(request)
+            return
+        try:
+            self._handle(request)
+        except Exception as error:
+            # the request failed, the server lives
+            log.exception("link: handling %s of %s failed", request.kind, peer.name)
+            if not request.answered:
+                request.fail(error)
 
 
 class Listener:
@@ -47,12 +189,7 @@ class Listener:
         gone: called with (peer, reason) when a welcomed peer's connection is over.
         keys: key directory; the default one if None.
         limits: bounds on one message.
-        max_connections: TCP connections at once, of robots and of strangers.
-        max_connections_per_robot: of which one robot may have so many, told by its key; more are refused with "full".
-        peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
-        max_open_requests: requests of one peer that may wait for an answer; more are refused with "full".
-        max_open_bytes: bytes of such requests; default a little more than the largest message. The client is told and
-            keeps to it, so that only a hostile one is ever cut for having too much under way.
+        bounds: what peers may take.
         clock: monotonic seconds (tests shift it).
     """
 
@@ -60,41 +197,26 @@ class Listener:
         self,
         bind: str = "tcp://127.0.0.1:0",
         *,
-        welcome: Callable[[Peer, Dict[str, Any]], Dict[str, Any]],
+        welcome: Welcome,
         handle: Callable[[Request], None],
         gone: Optional[Callable[[Peer, str], None]] = None,
         keys: Optional[KeyStore] = None,
         limits: Limits = DEFAULT_LIMITS,
-        peer_timeout_s: float = 3.0,
-        hello_timeout_s: float = 5.0,
-        max_connections: int = 128,
-        max_connections_per_robot: int = 32,
-        max_open_requests: int = 64,
-        max_open_bytes: Optional[int] = None,
+        bounds: Bounds = DEFAULT_BOUNDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[Any] = Counter()
         self._bind = bind
-        self._welcome = welcome
-        self._handle = handle
         self._gone = gone
         self._keys = keys if keys is not None else KeyStore()
-        self._limits = limits
-        self._peer_timeout_s = peer_timeout_s
-        self._hello_timeout_s = hello_timeout_s
-        self._max_connections = max_connections
-        self._max_connections_per_robot = max_connections_per_robot
-        self._max_open_requests = max_open_requests
-        self._max_open_bytes = limits.max_message_bytes + OPEN_SLACK if max_open_bytes is None else max_open_bytes
-        self._clock = clock
-        self._instance = os.urandom(8).hex()
+        self._limits, self._bounds = limits, bounds
         self._stop = threading.Event()
         self._wakeup = Wakeup()
-        self._counts = ThreadCounts()
-        self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters, self._counts)
+        counts = ThreadCounts()
+        self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters, counts)
+        self._reception = Reception(welcome, handle, limits, bounds, clock, self._outgoing, counts, self.counters)
         self._address = ""
         self._thread: Optional[threading.Thread] = None
-        self._context: Optional[zmq.Context[Any]] = None
 
     @property
     def address(self) -> str:
@@ -112,8 +234,8 @@ class Listener:
         loopback = is_loopback(host)
         if loopback:
             self._keys.ensure_pair("client")
-        self._context = zmq.Context(io_threads=2)
-        self._socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
+        context: zmq.Context[Any] = zmq.Context(io_threads=2)
+        self._socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.curve_server = True
         self._socket.curve_secretkey = pair.secret.encode("ascii")
@@ -121,37 +243,28 @@ class Listener:
         self._socket.zap_domain = b"edge_offload"
         self._socket.router_mandatory = True
         self._socket.maxmsgsize = self._limits.max_message_bytes
-        self._socket.handshake_ivl = int(self._hello_timeout_s * 1e3)
+        self._socket.handshake_ivl = int(self._bounds.hello_timeout_s * 1e3)
         self._socket.backlog = 128
         where = _endpoint(host, port)
         self._socket.ipv6 = "[" in where
-        self._gate = Gate(
-            self._context,
-            self._socket,
-            self._keys,
-            loopback=loopback,
-            max_undelivered_bytes=max(self._limits.max_message_bytes, self._max_open_bytes),
-            max_connections=self._max_connections,
-            # some more than are welcomed, so that one too many is told why
-            max_handshakes_per_key=self._max_connections_per_robot + HANDSHAKES_MORE,
-            hello_timeout_s=self._hello_timeout_s,
-            counters=self.counters,
-        )
-        self._roster = Roster(self._gate, self._gone, self._peer_timeout_s, self._hello_timeout_s, self.counters)
+        most_bytes = max(self._limits.max_message_bytes, open_bytes(self._limits, self._bounds))
+        allow = AllowList(self._keys, loopback)
+        self._gate = Gate(context, self._socket, allow, self._bounds, most_bytes, self.counters)
+        self._roster = Roster(self._gate, self._gone, self._bounds, self.counters)
         self._outgoing.open(self._socket, self._roster)
         try:
             self._socket.bind(where)
         except zmq.ZMQError as error:
             self._socket.disable_monitor()
             self._gate.close()
-            self._context.destroy(linger=0)
+            context.destroy(linger=0)
             here = error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL)
             remedy = "give an address of this machine" if here else "choose another port, or stop who uses it"
             raise BadInput(f"cannot listen on {self._bind}: {error.strerror}", remedy=remedy) from error
         endpoint = self._socket.last_endpoint
         self._address = endpoint.decode("ascii") if isinstance(endpoint, bytes) else str(endpoint)
         self._gate.start()
-        self._thread = threading.Thread(target=self._run, name="edge_offload-listener", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(context,), name="edge_offload-listener", daemon=True)
         self._thread.start()
         return self
 
@@ -195,8 +308,8 @@ class Listener:
 
     # ------------------------------------------------------------------ the listener's thread
 
-    def _run(self) -> None:
-        self._counts.find()
+    def _run(self, context: zmq.Context[Any]) -> None:
+        self._reception.begin()
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
@@ -217,8 +330,7 @@ class Listener:
             self._socket.disable_monitor()
             self._gate.close()
             self._socket.close(0)
-            if self._context is not None:
-                self._context.destroy(linger=0)
+            context.destroy(linger=0)
 
     def _drain(self) -> None:
         for _ in range(256):  # come back to replies and timeouts even under a flood
@@ -227,7 +339,9 @@ class Listener:
             except zmq.Again:
                 return
             if frames is not None:
-                self._take(frames)
+                peer = self._roster.sender(frames[0].bytes, _property(frames[1], "User-Id"))
+                if peer is not None:
+                    self._reception.take(peer, frames)
                 self._outgoing.flush()
 
     def _receive(self) -> Optional[List[zmq.Frame]]:
@@ -251,114 +365,6 @@ class Listener:
                 self._outgoing.complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
             return None
         return frames
-
-    def _take(self, frames: List[zmq.Frame]) -> None:
-        received_s = self._clock()
-        peer = self._roster.sender(frames[0].bytes, _property(frames[1], "User-Id"))
-        if peer is None:
-            return
-        peer.heard_s = time.monotonic()
-        sizes = [len(frame) for frame in frames[1:]]
-        try:
-            problem = messages.first_over(sizes, self._limits)
-            if problem:
-                raise ProtocolError(problem)
-            message = messages.unpack_header(frames[1].buffer, self._limits)
-        except VersionMismatch as error:
-            if peer.ready:  # it spoke our version before
-                self._outgoing.complain(peer, 0, ProtocolError(error.cause))
-            else:
-                self.counters["refused: version"] += 1
-                self._outgoing.refuse(peer, error)
-            return
-        except ProtocolError as error:
-            self._outgoing.complain(peer, 0, error)
-            return
-        message.buffers = [frame.buffer for frame in frames[2:]]
-        if message.type == "hello":
-            self._hello(peer, message, received_s)
-        elif message.type not in ("request", "notify", "ping"):
-            self._outgoing.complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
-        elif not peer.ready or message.epoch != peer.epoch:
-            self._outgoing.complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
-        elif message.type == "ping":
-            self._pong(peer, message, received_s)
-        else:
-            self._dispatch(peer, message, received_s, messages.wire_bytes(sizes))
-
-    def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
-        app, session = message.body.get("app"), message.body.get("session")
-        if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
-            self._outgoing.complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
-            return
-        peer.hello, peer.session, peer.epoch = app, session, message.epoch
-        try:
-            if sum(other.key == peer.key for other in self.peers()) >= self._max_connections_per_robot:
-                raise Refused(
-                    f"full: this robot has {self._max_connections_per_robot} connections", remedy="close one of them"
-                )
-            answer = self._welcome(peer, app)
-        except EdgeOffloadError as error:
-            self.counters["refused: by the server"] += 1
-            self._outgoing.refuse(peer, error)
-            return
-        except Exception as error:
-            # the application's bug must not take the link down with it
-            log.exception("link: welcome() failed")
-            self._outgoing.refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
-            return
-        peer.ready = True
-        body = {
-            "app": answer,
-            "server": self._instance,
-            "lease_s": self._peer_timeout_s,
-            "max_message_bytes": self._limits.max_message_bytes,
-            "max_parts": self._limits.max_parts,
-            "max_open_requests": self._max_open_requests,
-            "max_open_bytes": self._max_open_bytes,
-        }
-        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
-
-    def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
-        if len(message.times) != 1:
-            self._outgoing.complain(peer, message.id, ProtocolError("malformed ping"))
-            return
-        times = self._times(message, received_s)
-        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.body(received_s), times))
-
-    def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
-        """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""
-        if len(message.times) != 1:
-            return ()
-        now = self._clock()
-        return message.times[0], received_s, now, time.time() - now
-
-    def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
-        request = Request(peer, message, received_s, bytes_up, self._outgoing.post)
-        if message.type == "request":
-            if message.id in peer.open_requests:
-                self._outgoing.complain(peer, 0, ProtocolError("request id used twice"))
-                return
-            held = sum(peer.open_requests.values()) + bytes_up
-            if len(peer.open_requests) >= self._max_open_requests or held > self._max_open_bytes:
-                self.counters["refused: full"] += 1
-                full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
-                self._outgoing.send(
-                    peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,))
-                )
-                return
-            peer.open_requests[message.id] = bytes_up
-        self.counters[message.type] += 1
-        if request.kind == PROBE:
-            answer_probe(request)
-            return
-        try:
-            self._handle(request)
-        except Exception as error:
-            # the request failed, the server lives
-            log.exception("link: handling %s of %s failed", request.kind, peer.name)
-            if not request.answered:
-                request.fail(error)
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

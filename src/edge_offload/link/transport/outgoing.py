@@ -49,6 +49,10 @@ class Outgoing:
         self._socket = socket
         self._roster = roster
 
+    def peers(self) -> List[Peer]:
+        """Welcomed peers, now."""
+        return self._roster.ready()
+
     def post(self, peer: Peer, message: Message) -> None:
         """From any thread: have ``message`` sent.
 

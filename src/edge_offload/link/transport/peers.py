@@ -13,7 +13,7 @@ import zmq
 
 from edge_offload.errors import BadInput
 from edge_offload.link.transport import messages
-from edge_offload.link.transport.gate import Gate
+from edge_offload.link.transport.gate import Bounds, Gate
 from edge_offload.link.transport.messages import Message
 
 # how often a peer is told that it sends rubbish
@@ -125,22 +125,16 @@ class Roster:
     Args:
         gate: knows the key behind a handshake, and whether its connection lives.
         gone: called with (peer, reason) when a welcomed peer's connection is over.
-        peer_timeout_s, hello_timeout_s: as :class:`~edge_offload.link.transport.listener.Listener`.
+        bounds: when a peer is gone.
         counters: what happened, by reason; shared with the listener.
     """
 
     def __init__(
-        self,
-        gate: Gate,
-        gone: Optional[Callable[[Peer, str], None]],
-        peer_timeout_s: float,
-        hello_timeout_s: float,
-        counters: Counter[Any],
+        self, gate: Gate, gone: Optional[Callable[[Peer, str], None]], bounds: Bounds, counters: Counter[Any]
     ) -> None:
         self._gate = gate
         self._gone = gone
-        self._peer_timeout_s = peer_timeout_s
-        self._hello_timeout_s = hello_timeout_s
+        self._bounds = bounds
         self._counters = counters
         self._peers: Dict[str, Peer] = {}
         self._by_identity: Dict[bytes, Peer] = {}
@@ -179,10 +173,10 @@ class Roster:
             quiet_s = self._gate.quiet_s(peer.user)
             if quiet_s is None:
                 self.lose(peer, "disconnected")
-            elif not peer.ready and now - peer.since_s > self._hello_timeout_s:
+            elif not peer.ready and now - peer.since_s > self._bounds.hello_timeout_s:
                 self.cut(peer, "no hello in time")
-            elif peer.ready and min(quiet_s, now - peer.heard_s) > self._peer_timeout_s:
-                self.cut(peer, "lease ran out", f"nothing heard for {self._peer_timeout_s:g} s")
+            elif peer.ready and min(quiet_s, now - peer.heard_s) > self._bounds.peer_timeout_s:
+                self.cut(peer, "lease ran out", f"nothing heard for {self._bounds.peer_timeout_s:g} s")
 
     def cut(self, peer: Peer, reason: str, told: str = "") -> None:
         """Break the connection of a peer; ``gone`` is told the second reason, where it is another."""

@@ -16,6 +16,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.messages import Message
+from edge_offload.link.transport.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +35,31 @@ class LinkStatus:
     """Where the link stands and why, for those who look and those who wait. Thread-safe.
 
     Args:
-        lock: held while it changes, so that whoever holds it can count on the state.
+        address: of the server that is dialled first.
         tell: called with (state, cause) on every change, in the thread that makes it.
 
     Attributes:
         state: where the link stands.
         cause: why, in words.
+        lock: held while it changes, so that whoever holds it can count on the state.
+        address: of the server that is connected, or dialled.
+        epoch: of the connection.
+        terms, welcome: what the server said when it was connected last.
+        leaving: until when answers are waited for before it is left, and why; None: it is not.
     """
 
-    def __init__(self, lock: threading.Lock, tell: Optional[Callable[[LinkState, str], None]] = None) -> None:
+    def __init__(self, address: str, tell: Optional[Callable[[LinkState, str], None]] = None) -> None:
         self.state = LinkState.CONNECTING
         self.cause = "not started"
         self._tell = tell
         self._error: Optional[EdgeOffloadError] = None
-        self._changed = threading.Condition(lock)
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self.address = address
+        self.epoch = 0
+        self.terms = Terms()
+        self.welcome: Dict[str, Any] = {}
+        self.leaving: Optional[Tuple[float, str]] = None
 
     def change(self, state: LinkState, cause: str, error: Optional[EdgeOffloadError] = None) -> None:
         """It stands there from now on; ``error``: what those who wait are told of a refusal."""

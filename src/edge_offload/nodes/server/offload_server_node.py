@@ -42,6 +42,7 @@ from edge_offload.power.nvml import GpuLoad
 from edge_offload.server import status as server_status
 from edge_offload.server.results import FrameResult
 from edge_offload.server.server import OffloadServer
+from edge_offload.server.settings import Compute, Models
 from edge_offload.timing import STAGES, InferenceReport
 from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, PromiseStatus, SemanticGrid, ServerStatus
 
@@ -88,12 +89,8 @@ class OffloadServerNode(Node):
             pool = settings_of(*of, "", params["threads"] or 1)
         self._server = OffloadServer(
             params["bind"],
-            device=params["device"],
-            engine=params["engine"],
-            threads=params["threads"] or None,
-            cores=resolve(params["cores"]),
-            allow=params["allow"],
-            overrides=params["options"],
+            compute=Compute(params["device"], params["engine"], params["threads"] or None, resolve(params["cores"])),
+            models=Models(params["allow"], params["options"]),
             keys=KeyStore(params["keys"]) if params["keys"] else None,
             promises=params["promises"],
             gpus=pool,

@@ -1,8 +1,8 @@
 """The promises of one device: who was admitted, whose turn is when, and what is due. No clock, no thread.
 
-Every :data:`PERIOD_S` a plan for :data:`HORIZON_S` ahead replaces the last one, but for the batches of the next
-:data:`FIXED_S`: robots have been told of these, and may be sending for them already. Times are seconds on the server's
-clock.
+Every :data:`PERIOD_S` a plan (for some seconds ahead: :class:`~.robot.Rules`) replaces the last one, but for the
+batches of the next :data:`FIXED_S`: robots have been told of these, and may be sending for them already. Times are
+seconds on the server's clock.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from edge_offload.errors import BadInput, Refused
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch
 from edge_offload.server.promises.planner import Client, Moment, Schedule, admit, hold, load, schedule
-from edge_offload.server.promises.settings import Wish, settle
+from edge_offload.server.promises.robot import Robot, Rules
+from edge_offload.server.promises.settings import Wish
 
-# the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
-PERIOD_S, HORIZON_S, FIXED_S = 0.2, 2.0, 0.3
+PERIOD_S, FIXED_S = 0.2, 0.3
 #: Share of a batch's time that is waited for members that come late. Few do, so that plans set less aside for it: what
 #: a batch begins late is known when the next plan is made. What batches take longer than the table says is added.
 GRACE, SLACK = 0.1, 0.03
@@ -27,26 +27,9 @@ GRACE, SLACK = 0.1, 0.03
 _LONGER, _MOST_SLACK = 0.05, 0.25
 #: Robots that one device makes promises to.
 MAX_ROBOTS = 256
-#: A promise is kept on average over about this many seconds: who had less may have so many times the rest, but a single
-#: plan costs at most half a bound more, or less.
-MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
-#: Plans keep to this share of what was promised: links are uneven.
-PLANNED = 0.965
-#: Where single results are noisy sessions differ: their means over 20 s are within this share of the noise. What a plan
-#: keeps to is that much less, and at least this share of what was promised.
-SESSION, LEAST = 0.21, 0.71
-#: Nor may the mean over 5 s exceed so many bounds in more than one case of twenty: it is within so much of the noise.
-BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.5, 0.51
 #: Plans that do not hold, though nobody made up for what it had before, may cost robots so much of their bounds while
 #: all have what they were promised; else so many in a row. One that costs so many bounds is the last.
 NEARLY, PATIENCE, BY_FAR = 1.1, 10, 2.0
-#: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
-#: frames are expected when nearly all of them have come.
-_LATER, _EARLIER = 0.3, 0.01
-#: Share of a frame in what is known of how far from that belief they are.
-_APART = 0.05
-#: Share of a plan in what is known of how much less plans cost than they say, and the most that is believed of it.
-_LESS, _MOST_LESS = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -77,71 +60,41 @@ class PlannedBatch:
     turns: Tuple[Turn, ...]
 
 
-@dataclass
-class _Robot:
-    client: Client
-    #: Newest frame that is in a batch, and when that arrives if it is sent as soon as it is taken.
-    frame: int
-    arrival: float
-    #: Share of the device that it was admitted with.
-    claim: float = 0.0
-    #: Mean drop of what it was given so far, what is long ago counting less; None before its first turn.
-    mean: Optional[float] = None
-    #: How much less plans cost than they say, on average: batches begin as soon as all members have come.
-    less: float = 0.0
-    #: How much earlier or later frames come than believed, on average; None before the first.
-    apart: Optional[float] = None
-    #: Frames from turn to turn in the last plan in windows; 0: there was none.
-    interval: float = 0.0
-    #: Newest frame whose result it has, and the first frame it is used for.
-    result: Optional[Tuple[int, int]] = None
+class Occupancy:
+    """When the device is free, and by how much batches take longer than its table says.
 
-    def at(self, begin: float, latencies: Latencies, most_spare: float, planned: float, cautious: float) -> Client:
-        """On the clock of a plan that begins then, with what earlier plans have left of its bound.
+    Args:
+        latencies: seconds that a batch takes on this device.
+        whole: nothing is learnt, as in the text.
+    """
 
-        Who has had no plan yet does without until then; its first turn is due at once.
-        """
-        wish = self.client.wish
-        left = planned * wish.bound
-        if most_spare:
-            left = max(LEAST * wish.bound, left - SESSION * wish.noise)
-            left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
-            left = wish.bound - cautious * (wish.bound - left)
-        wish, interval = replace(wish, bound=left), self.interval
-        if self.mean is None:
-            frames = math.floor((begin - self.arrival) / wish.frame_interval) - math.ceil(
-                settle(wish, latencies).interval
-            )
-            arrival = self.arrival + frames * wish.frame_interval
-            return replace(
-                self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True, interval=interval
-            )
-        most = most_spare * wish.bound
-        spare = min(max((wish.bound - self.mean) * GAIN, -most), most)
-        return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare, interval=interval)
+    def __init__(self, latencies: Latencies, whole: bool) -> None:
+        self._latencies = latencies
+        self._whole = whole
+        self.until = 0.0
+        #: Share of a batch's time that plans set aside.
+        self.slack = GRACE if whole else SLACK
+        #: When the last batch began, what it should take, and has taken until its last answer.
+        self._began, self._takes, self._took = 0.0, 0.0, 0.0
+        #: Share by which batches take longer than they should.
+        self._longer = 0.0
 
-    @property
-    def kept(self) -> bool:
-        """Whether it had what it was promised of late."""
-        return self.mean is None or self.mean <= self.client.wish.bound
+    def begin(self, now: float, size: int) -> None:
+        """A batch of so many frames begins."""
+        if self._took and self._takes and not self._whole:
+            self._longer += _LONGER * (self._took / self._takes - 1 - self._longer)
+            self.slack = min(_MOST_SLACK, SLACK + max(0.0, self._longer))
+        self._began, self._took = now, 0.0
+        self._takes = self._latencies.batch(size) if size else 0.0
+        self.until = now + self._takes
 
-    @property
-    def usual_spare(self) -> float:
-        """What a plan may cost it beyond its bound, in the long run."""
-        return min(max(self.less, 0.0), _MOST_LESS * self.client.wish.bound)
+    def answered(self, when: float) -> None:
+        """One of its results was sent."""
+        self._took = max(self._took, when - self._began)
 
-    def used(self, frame: int, begin: int, latencies: Latencies) -> None:
-        """A result for ``frame`` is used from the frame ``begin`` on."""
-        before, wish = self.result, self.client.wish
-        if before is not None and frame <= before[0]:
-            return
-        self.result = frame, begin
-        if before is None or begin <= before[1]:
-            return
-        count = begin - before[1]
-        drop = wish.lost(before[1] - before[0], count) / count - wish.reference(latencies)
-        kept = math.exp(-count * wish.frame_interval / MEMORY_S)
-        self.mean = drop if self.mean is None else drop + kept * (self.mean - drop)
+    def after(self, batch: PlannedBatch, free: float) -> float:
+        """When the device is free after a planned batch, if it was at ``free``."""
+        return max(free, batch.start) + self._latencies.batch(len(batch.turns)) * (1 + self.slack)
 
 
 class Board:
@@ -150,36 +103,17 @@ class Board:
     Args:
         latencies: seconds that a batch takes on this device.
         other: share of the device's time that is kept for robots without a promise, 0 to below 1.
-        horizon_s: that is planned ahead (seconds).
-        most_spare: share of a bound by which a plan may exceed it, if plans of before cost less.
-        planned: share of a bound that plans keep to.
-        cautious: so much of what is usually kept back is; 1: all.
-        whole: intervals as in the text.
+        rules: how plans are made.
     """
 
-    def __init__(
-        self,
-        latencies: Latencies,
-        other: float = 0.0,
-        horizon_s: float = HORIZON_S,
-        most_spare: float = MOST_SPARE,
-        planned: float = PLANNED,
-        whole: bool = False,
-        cautious: float = 1.0,
-    ) -> None:
+    def __init__(self, latencies: Latencies, other: float = 0.0, rules: Rules = Rules()) -> None:  # noqa: B008
         self.latencies = latencies
         self.other = other
-        self._horizon_s, self._most_spare, self._planned, self._whole = horizon_s, most_spare, planned, whole
-        self._cautious = cautious
-        self._slack = GRACE if whole else SLACK
         self.drops: Dict[str, float] = {}
-        self._robots: Dict[str, _Robot] = {}
+        self._rules = rules
+        self._robots: Dict[str, Robot] = {}
         self._plan: List[PlannedBatch] = []
-        self._busy_until = 0.0
-        #: When the last batch began, what it should take, and has taken until its last answer.
-        self._began, self._takes, self._took = 0.0, 0.0, 0.0
-        #: Share by which batches take longer than they should.
-        self._longer = 0.0
+        self._device = Occupancy(latencies, rules.whole)
         #: Plans in a row that did not hold.
         self._strained = 0
 
@@ -210,7 +144,7 @@ class Board:
 
         def at(bound: float) -> Client:
             asked = replace(newcomer, wish=replace(wish, bound=bound))
-            return replace(self._at(_Robot(asked, frame, arrival), begin), spare=bound * usual_share)
+            return replace(self._at(Robot(asked, frame, arrival), begin), spare=bound * usual_share)
 
         plan, bound = admit(at, wish.bound, others, self.latencies, self._moment(begin))
         if plan is None:
@@ -218,7 +152,7 @@ class Board:
                 f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; {_offer(bound)}",
                 remedy="ask for a looser bound, or use another server" if bound < math.inf else "use another server",
             )
-        self._robots[robot] = _Robot(newcomer, frame, arrival, load(newcomer, self.latencies))
+        self._robots[robot] = Robot(newcomer, frame, arrival, load(newcomer, self.latencies))
 
     def leave(self, robot: str) -> None:
         """Its promise ends; batches go on without it."""
@@ -237,17 +171,8 @@ class Board:
     def arrived(self, robot: str, frame: int, arrival: float) -> None:
         """A frame has come: what is believed of the robot's clock follows, slowly, since links are uneven."""
         found = self._robots.get(robot)
-        if found is None:
-            return
-        expected = found.arrival + (frame - found.frame) * found.client.wish.frame_interval
-        late = arrival - expected
-        if abs(late) > 10 * found.client.wish.frame_interval:
-            found.frame, found.arrival = max(found.frame, frame), arrival  # the robot counts anew, or its clock stepped
-            found.apart = None
-        else:
-            before = late if found.apart is None else found.apart
-            found.apart = before + _APART * (late - before)
-            found.arrival += (_LATER if late > 0 else _EARLIER) * late
+        if found is not None:
+            found.came(frame, arrival)
 
     def replan(self, now: float) -> List[Tuple[str, str]]:
         """Make the plan from ``now`` on anew. Robots that it cannot hold any more lose their promise.
@@ -265,7 +190,7 @@ class Board:
             found = self._robots[client.robot]
             self.leave(client.robot)
 
-            def at(bound: float, found: _Robot = found) -> Client:
+            def at(bound: float, found: Robot = found) -> Client:
                 asked = replace(found.client, wish=replace(found.client.wish, bound=bound))
                 return replace(self._at(replace(found, client=asked), begin), spare=0.0)
 
@@ -283,14 +208,9 @@ class Board:
                 client = plan.clients[place]
                 turns.append(Turn(client.robot, frame))
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace(batch), tuple(turns)))
-        for client, interval in zip(plan.clients, plan.intervals):
-            self._robots[client.robot].interval = interval
         self.drops = {client.robot: drop for client, drop in zip(plan.clients, plan.drops)}
-        for robot, drop in self.drops.items():
-            found = self._robots[robot]
-            if found.mean is None:
-                found.mean = drop
-            found.less += _LESS * (drop - found.mean - found.less)
+        for (robot, drop), interval in zip(self.drops.items(), plan.intervals):
+            self._robots[robot].planned(drop, interval)
         return reasons
 
     def _held(self, clients: Sequence[Client], moment: Moment) -> Tuple[Schedule, List[Client]]:
@@ -303,7 +223,7 @@ class Board:
         if plan.holds:
             self._strained = 0
             return plan, []
-        if self._whole:
+        if self._rules.whole:
             return hold(clients, self.latencies, moment)
         claims = [one.claim for one in self._robots.values()]
         lasting = [replace(one, spare=self._robots[one.robot].usual_spare, fresh=True) for one in clients]
@@ -328,21 +248,15 @@ class Board:
     def captured(self, robot: str, frame: int) -> Optional[float]:
         """When a frame was captured, as believed; None: the robot has no promise."""
         found = self._robots.get(robot)
-        if found is None:
-            return None
-        wish = found.client.wish
-        believed = found.arrival + (frame - found.frame) * wish.frame_interval
-        if found.apart is None or wish.usual is None:
-            return believed - wish.up
-        return believed + found.apart - wish.usual
+        return None if found is None else found.captured(frame)
 
     def done(self, robot: str, frame: int, when: float) -> None:
         """The result for a robot's frame was sent: what its turns cost is what they were, not what was planned."""
-        self._took = max(self._took, when - self._began)
-        found, captured = self._robots.get(robot), self.captured(robot, frame)
-        if found is not None and captured is not None:
+        self._device.answered(when)
+        found = self._robots.get(robot)
+        if found is not None:
             wish = found.client.wish
-            begin = frame + max(1, math.ceil((when + wish.down - captured) / wish.frame_interval - 1e-9))
+            begin = frame + max(1, math.ceil((when + wish.down - found.captured(frame)) / wish.frame_interval - 1e-9))
             found.used(frame, begin, self.latencies)
 
     def due(self) -> Optional[PlannedBatch]:
@@ -363,13 +277,7 @@ class Board:
         """
         batch = self._plan.pop(0)
         self._note(batch)
-        size = len(batch.turns) if there is None else there
-        if self._took and self._takes and not self._whole:
-            self._longer += _LONGER * (self._took / self._takes - 1 - self._longer)
-            self._slack = min(_MOST_SLACK, SLACK + max(0.0, self._longer))
-        self._began, self._took = now, 0.0
-        self._takes = self.latencies.batch(size) if size else 0.0
-        self._busy_until = now + self._takes
+        self._device.begin(now, len(batch.turns) if there is None else there)
         return batch
 
     def _begin(self, now: float) -> float:
@@ -377,28 +285,27 @@ class Board:
 
         Where the device is behind its plan, what is fixed ends later than was planned.
         """
-        free = max(now, self._busy_until)
+        free = max(now, self._device.until)
         for batch in self._plan:
             if batch.start < now + FIXED_S and batch.turns:
                 self._note(batch)
-                free = max(free, batch.start) + self.latencies.batch(len(batch.turns)) * (1 + self._slack)
+                free = self._device.after(batch, free)
         return max(now + FIXED_S, free)
 
-    def _at(self, robot: _Robot, begin: float) -> Client:
-        return robot.at(begin, self.latencies, self._most_spare, self._planned, self._cautious)
+    def _at(self, robot: Robot, begin: float) -> Client:
+        return robot.at(begin, self.latencies, self._rules)
 
     def _note(self, batch: PlannedBatch) -> None:
         for turn in batch.turns:
             found = self._robots.get(turn.robot)
-            if found is not None and turn.frame > found.frame:
-                found.arrival += (turn.frame - found.frame) * found.client.wish.frame_interval
-                found.frame = turn.frame
+            if found is not None:
+                found.take(turn.frame)
 
     def _grace(self, batch: Batch) -> float:
         return GRACE * self.latencies.batch(len(batch.members))
 
     def _moment(self, begin: float) -> Moment:
-        return Moment(begin, self._horizon_s, self._slack, self.other, self._whole)
+        return Moment(begin, self._rules.horizon_s, self._device.slack, self.other, self._rules.whole)
 
 
 def _offer(bound: float) -> str:

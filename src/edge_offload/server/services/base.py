@@ -98,7 +98,16 @@ class Service:
         Raises:
             Refused: too much waits.
         """
-        worker.submit(request.peer, lambda: self._guarded(request, work), cost_s)
+        worker.submit(request.peer, lambda: self.answer(request, work), cost_s)
+
+    def answer(self, request: Request, work: Callable[[], None]) -> None:
+        """Do ``work``, which answers ``request``; so does whatever it raises."""
+        try:
+            work()
+        except Exception as error:
+            self.failed(request, error)
+        except SystemExit as error:
+            self.failed(request, RemoteError(f"the model called sys.exit({error.code!r})"))
 
     def failed(self, request: Request, error: BaseException) -> None:
         """Answer ``request`` with ``error`` and count it."""
@@ -107,11 +116,3 @@ class Service:
             _log.error("%s of %s failed", request.kind, request.peer.name, exc_info=error)
         if not request.answered:
             request.fail(error)
-
-    def _guarded(self, request: Request, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self.failed(request, error)
-        except SystemExit as error:
-            self.failed(request, RemoteError(f"the model called sys.exit({error.code!r})"))

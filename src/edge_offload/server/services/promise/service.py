@@ -1,18 +1,17 @@
-"""Answers robots that ask for a promise of accuracy, and keeps the plan going."""
+"""Answers robots that ask for a promise of accuracy."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Callable, Dict, Tuple
 
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.transport.peers import Request
 from edge_offload.protocol.promises import Ask
-from edge_offload.server.promises.board import PERIOD_S
 from edge_offload.server.services.base import Service
 from edge_offload.server.services.promise.batches import Batches, Table
-from edge_offload.server.services.promise.scheduler import Notify, Promises, Subject
+from edge_offload.server.services.promise.register import Subject
+from edge_offload.server.services.promise.scheduler import Promises
 from edge_offload.server.services.replica.replicas import Key
 from edge_offload.server.services.replica.service import Opened, ReplicaService
 from edge_offload.server.status import StatusBook
@@ -24,41 +23,26 @@ _log = logging.getLogger(__name__)
 
 
 class PromiseService(Service):
-    """Answers ``promise`` and ``give_back``; the replica service's inferences go through :attr:`promises`.
+    """Answers ``promise`` and ``give_back``.
 
     Args:
+        promises: the server's scheduler.
         replicas: has the models open.
         device: worker that owns the device.
         book: counts.
-        notify: tells a robot its turns.
     """
 
-    def __init__(self, replicas: ReplicaService, device: Worker, book: StatusBook, notify: Notify) -> None:
+    def __init__(self, promises: Promises, replicas: ReplicaService, device: Worker, book: StatusBook) -> None:
         super().__init__(book)
+        self._promises = promises
         self._replicas = replicas
         self._device = device
-        self.promises = Promises(
-            replicas.scheduler, book, self.failed, notify, device.queue.nudge, forced=device.queue.forced_share
-        )
         self._known: Dict[Tuple[Key, Tuple[TensorSpec, ...]], Tuple[Batches, Table]] = {}
-        replicas.scheduler = device.timetable = self.promises
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="edge-offload-promises", daemon=True)
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
         """What it answers, by the request's kind."""
         return {"promise": self.promise, "give_back": self.give_back}
-
-    def start(self) -> None:
-        """Plan from now on."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Plan no more."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def promise(self, request: Request) -> None:
         """:class:`~edge_offload.protocol.promises.Ask` → ``{bound, batch, note}``.
@@ -72,15 +56,15 @@ class PromiseService(Service):
 
     def give_back(self, request: Request) -> None:
         """``{}`` → ``{had}``: whether there was a promise to give back."""
-        request.reply({"had": self.promises.leave(request.peer)})
+        request.reply({"had": self._promises.leave(request.peer)})
 
     def _promise(self, request: Request, ask: Ask, opened: Opened) -> None:
         """On the device's thread: batches that are not known yet are measured first."""
-        self.promises.check(opened)  # before seconds of the device's time are spent
+        self._promises.register.check(opened)  # before seconds of the device's time are spent
         batches, table = self._table(opened)
         largest = len(table.median_s) if ask.batched else table.equal
         subject = Subject(opened, batches.run, table.latencies, judges=not batches.emulated)
-        self.promises.join(request.peer, ask, subject, largest, request.received_s)
+        self._promises.register.join(request.peer, ask, subject, largest, request.received_s)
         note = table.reason
         if largest < len(table.median_s):
             note = f"batches of more than {largest} differ in the last digits, and it did not say batched:=true"
@@ -97,10 +81,3 @@ class PromiseService(Service):
                 self._known.clear()
             self._known[key] = found
         return found
-
-    def _tick(self) -> None:
-        while not self._stop.wait(PERIOD_S):
-            try:
-                self.promises.tick()
-            except Exception:  # a plan that fails must not end all plans
-                _log.exception("planning failed")

@@ -25,7 +25,7 @@ import torch
 import zmq
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
-from edge_offload.execute.engines.base import EAGER, ENGINE
+from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.module import Execution
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.sockets.descriptors import Wakeup
@@ -50,8 +50,8 @@ BEAT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Pooled:
-    """A scheduler that has one model computed by a pool, and leaves others to another scheduler.
+class Pooled(Scheduler):
+    """Has one model computed by a pool, and leaves others to another scheduler.
 
     Args:
         settings: of the pool; the endpoint is chosen here.
@@ -73,7 +73,7 @@ class Pooled:
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._driver = b""
         #: What the driver said last.
-        self.status: Dict[str, Any] = {}
+        self._said: Dict[str, Any] = {}
         self._heard_s = 0.0
         self._thread = threading.Thread(target=self._run, name="edge-offload-pool", daemon=True)
 
@@ -89,18 +89,19 @@ class Pooled:
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def words(self) -> str:
-        """How the pool stands, in one line."""
-        status = self.status
+    def pool(self) -> Tuple[str, Dict[str, Any]]:
+        """See :class:`~.service.Scheduler`."""
+        status = self._said
         if not self._driver:
-            return f"pool {self._settings.address}: its driver is not there (yet)"
+            return f"pool {self._settings.address}: its driver is not there (yet)", status
         members: Dict[str, int] = {}
         for node in status.get("nodes", []):
             if not node["problem"]:
                 members[node["class"]] = members.get(node["class"], 0) + node["gpus"]
         have = ", ".join(f"{count} {gpu}" for gpu, count in members.items()) or "no members"
         emulated = "emulated " if any(node["emulated"] for node in status.get("nodes", [])) else ""
-        return f"{emulated}pool {self._settings.address}: {have}; {status.get('rate', 0.0):.1f} /s; {status.get('why')}"
+        rate = f"{status.get('rate', 0.0):.1f} /s"
+        return f"{emulated}pool {self._settings.address}: {have}; {rate}; {status.get('why')}", status
 
     def submit(self, inference: Inference) -> None:
         """See :class:`~.service.Scheduler`."""
@@ -122,7 +123,7 @@ class Pooled:
         """What computes a replica: the pool's bits are those of its members, which need not be this machine's."""
         if replica.name == self._settings.model:
             return f"{EAGER} pool"
-        return replica.executor.engine_facts().get(ENGINE, EAGER)
+        return super().engine_of(replica)
 
     def drop(self, peer: Peer) -> None:
         """See :class:`~.service.Scheduler`."""
@@ -226,7 +227,7 @@ class Pooled:
         self._heard_s = time.monotonic()
         message = messages.unpack_header(frames[1].buffer)
         if message.type == "notify":
-            self._driver, self.status = frames[0].bytes, message.body
+            self._driver, self._said = frames[0].bytes, message.body
             return
         with self._lock:
             inference, _ = self._waiting.pop(message.id, (None, 0.0))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -17,8 +18,8 @@ from edge_offload.mode import Mode
 from edge_offload.server.results import FrameResult, ResultFeed
 from edge_offload.server.services.base import OpenHandles, Service
 from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
-from edge_offload.server.status import StatusBook
-from edge_offload.server.worker import Worker
+from edge_offload.server.status import PromiseStatus, StatusBook
+from edge_offload.server.worker import FairQueue, Job, Worker
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,20 @@ class Inference:
         )
 
 
-class Scheduler(Protocol):
-    """Decides when an inference is computed, and with which others."""
+class Scheduler(ABC):
+    """Decides who computes an inference, when, and with which others. A server has one; nothing else decides that.
 
+    It is the timetable of the device's worker (:class:`~edge_offload.server.worker.Timetable`): by default, nothing is
+    due at a time of its own.
+    """
+
+    def start(self) -> None:  # noqa: B027
+        """Begin to decide."""
+
+    def close(self) -> None:  # noqa: B027
+        """Decide no more."""
+
+    @abstractmethod
     def submit(self, inference: Inference) -> None:
         """Have it computed and answered; returns at once.
 
@@ -134,38 +146,59 @@ class Scheduler(Protocol):
             Refused: it cannot be, or not in time.
         """
 
+    @abstractmethod
     def drop(self, peer: Peer) -> None:
         """The peer has gone: what waits for it is not computed."""
 
+    def due_s(self) -> Optional[float]:
+        """When the next of what is due begins (monotonic seconds); None while there is none."""
+        return None
 
-class OneByOne:
+    def run(self) -> None:  # noqa: B027
+        """Do what is due."""
+
+    def engine_of(self, replica: Replica) -> str:
+        """What computes a replica, as robots are told when they open it."""
+        return replica.executor.engine_facts().get(ENGINE, EAGER)
+
+    def status(self) -> Tuple[int, List[PromiseStatus]]:
+        """Batches so far, and how each robot with a promise is served."""
+        return 0, []
+
+    def pool(self) -> Tuple[str, Dict[str, Any]]:
+        """How the pool of GPUs stands, in one line and as it says itself; empty where there is none."""
+        return "", {}
+
+
+class OneByOne(Scheduler):
     """One inference at a time, each robot in turn.
 
     Args:
-        device: worker that owns the device.
+        queue: of the worker that owns the device.
         book: knows how long a model takes.
-        run: does a job on the worker; whatever it raises is the answer (:meth:`~..base.Service.submit`).
+        service: answers what fails.
     """
 
-    def __init__(self, device: Worker, book: StatusBook, run: Any) -> None:
-        self._device = device
+    def __init__(self, queue: FairQueue[Job], book: StatusBook, service: Service) -> None:
+        self._queue = queue
         self._book = book
-        self._run = run
+        self._service = service
 
     def submit(self, inference: Inference) -> None:
         """See :class:`Scheduler`."""
-        own_s = self._book.expected_s(inference.opened.replica.name)
-        self._admit(inference.request.peer, own_s, inference.wait_s)
-        self._run(self._device, inference.request, lambda: compute(inference), own_s)
+        peer, own_s = inference.request.peer, self._book.expected_s(inference.opened.replica.name)
+        self._admit(peer, own_s, inference.wait_s)
+        work = lambda: compute(inference)  # noqa: E731
+        self._queue.put(peer, lambda: self._service.answer(inference.request, work), own_s)
 
     def drop(self, peer: Peer) -> None:
         """See :class:`Scheduler`."""
-        self._device.queue.drop(peer)
+        self._queue.drop(peer)
 
     def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
         if wait_s is None:
             return
-        ahead_s = self._device.queue.ahead_s(peer)
+        ahead_s = self._queue.ahead_s(peer)
         if ahead_s > 0 and ahead_s + own_s > wait_s:
             raise Refused(
                 f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",
@@ -192,34 +225,31 @@ class ReplicaService(Service):
 
     Args:
         pool: builds the models.
+        scheduler: decides when what robots ask for is computed.
         device: worker that owns the device.
         loader: worker that builds models meanwhile.
         book: counts.
         feed: gets every result.
         quota: of one robot.
-
-    Attributes:
-        scheduler: decides when what robots ask for is computed.
-        engine_of: what computes a replica, as robots are told when they open it.
     """
 
     def __init__(
         self,
         pool: ReplicaPool,
+        scheduler: Scheduler,
         device: Worker,
         loader: Worker,
         book: StatusBook,
         feed: ResultFeed,
-        quota: Optional[Quota] = None,
+        quota: Quota,
     ) -> None:
         super().__init__(book)
         self._pool = pool
         self._device = device
         self._loader = loader
         self._feed = feed
-        self._quota = quota or Quota()
-        self.scheduler: Scheduler = OneByOne(device, book, self.submit)
-        self.engine_of: Callable[[Replica], str] = _engine_of
+        self._quota = quota
+        self._scheduler = scheduler
         self._opened: OpenHandles[Opened] = OpenHandles("model", lambda item: pool.release(item.replica))
 
     @property
@@ -268,7 +298,7 @@ class ReplicaService(Service):
         if wait_s is not None and (not isinstance(wait_s, (int, float)) or not 0 <= wait_s < 1e6):
             raise ProtocolError("wait_s is a number of seconds")
         inference = Inference(request, opened, wait_s, self._quota.max_input_bytes, self._book, self._feed)
-        self.scheduler.submit(inference)
+        self._scheduler.submit(inference)
 
     def opened(self, request: Request) -> Opened:
         """The model that a request's handle stands for.
@@ -280,7 +310,7 @@ class ReplicaService(Service):
 
     def forget(self, peer: Peer) -> None:
         """The peer has gone: what it had open ends, and what waits for it is not computed."""
-        self.scheduler.drop(peer)
+        self._scheduler.drop(peer)
         self._loader.queue.drop(peer)
         self._opened.forget(peer)
 
@@ -310,11 +340,7 @@ class ReplicaService(Service):
             raise
         handle = self._opened.add(request, Opened(replica, specs))
         if handle:
-            engine = self.engine_of(replica)
+            engine = self._scheduler.engine_of(replica)
             request.reply(
                 {"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s, "engine": engine}
             )
-
-
-def _engine_of(replica: Replica) -> str:
-    return replica.executor.engine_facts().get(ENGINE, EAGER)

@@ -1,0 +1,84 @@
+"""What follows the end of a client's connection: words for who waits, another server, a pause."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Union
+
+from edge_offload.errors import EdgeOffloadError, Refused
+from edge_offload.link.security.keys import KeyStore, trust_remedy
+from edge_offload.link.transport.fronts import Fronts
+from edge_offload.link.transport.messages import Limits
+from edge_offload.link.transport.terms import ConnectionLost, Timings
+
+#: Between the end of one attempt to connect and the next (seconds).
+LEAST_PAUSE_S = 0.05
+#: A connection that stood for so long is dialled once more before another server is.
+STOOD_S = 1.0
+
+
+@dataclass(frozen=True)
+class Dialling:
+    """How servers are dialled; see :class:`~edge_offload.link.transport.client.Client`."""
+
+    keys: KeyStore
+    hello: Union[Dict[str, Any], Callable[[], Dict[str, Any]]]
+    session: str
+    timings: Timings
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Over:
+    """A connection is over: why, whether the server (or each of several) refused, and the pause before the next."""
+
+    reason: str
+    refused: Optional[EdgeOffloadError]
+    pause_s: float
+
+
+class Redial:
+    """Of one client.
+
+    Args:
+        fronts: its servers; turned to the next one here.
+        cap_s: the longest pause.
+    """
+
+    def __init__(self, fronts: Fronts, cap_s: float) -> None:
+        self._fronts, self._cap_s = fronts, cap_s
+        self._pause_s = 0.0
+        self._hang_ups: Counter[str] = Counter()
+
+    def over(self, error: Union[ConnectionLost, EdgeOffloadError], ready: bool, dialled_s: float) -> Over:
+        """A connection that was dialled then, and was ready or not, has ended."""
+        address, broke, at_once = self._fronts.current, False, False
+        if isinstance(error, ConnectionLost):
+            self._hang_ups[address] = self._hang_ups[address] + 1 if error.hung_up else 0
+            refused = error.refused if self._hang_ups[address] < 2 else _other_key(address)
+            broke = ready and not error.over and time.monotonic() - dialled_s > STOOD_S
+            reason = str(refused) if refused is not None else error.reason
+        else:
+            refused, reason = error, str(error)
+        if self._fronts.several:
+            at_once = self._fronts.lost(refused, again=broke)
+            reason = f"{address}: {reason}"
+            refused = refused if self._fronts.all_refuse() else None
+        return Over(reason, refused, 0.0 if at_once else self._pause(ready, dialled_s))
+
+    def _pause(self, ready: bool, dialled_s: float) -> float:
+        self._pause_s = LEAST_PAUSE_S if ready else min(self._cap_s, max(0.05, self._pause_s * 2))
+        # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
+        left_s = self._pause_s if ready else self._pause_s - (time.monotonic() - dialled_s)
+        # half of the pause is random, so that many robots do not come back in step
+        return max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0)
+
+
+def _other_key(address: str) -> Refused:
+    return Refused(
+        f"{address} hangs up in the key exchange: it is not the server whose key is known here",
+        remedy=trust_remedy(address),
+    )

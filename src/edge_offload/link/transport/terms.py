@@ -1,0 +1,86 @@
+"""Of a connection of the client: with whom, how patiently, on whose terms, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional
+
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.link.security.keys import KeyPair
+from edge_offload.link.transport.messages import Limits
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server.
+
+    Attributes:
+        address: as the user gave it.
+        endpoint: looks up the numeric address.
+        public: its key.
+        pair: ours.
+    """
+
+    address: str
+    endpoint: Callable[[], str]
+    public: str
+    pair: KeyPair
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Patience, in seconds.
+
+    Attributes:
+        connect_s: for the TCP connection.
+        handshake_s: from there to the server's welcome (four round trips).
+        heartbeat_s: between pings; they also measure the clock offset and the round trip.
+        idle_s: the same while no request waits; longer than ``heartbeat_s``, it spares a robot that computes by itself.
+        silence_s: without a sign of life before the connection is given up.
+        backoff_cap_s: longest pause between two attempts.
+    """
+
+    connect_s: float = 0.5
+    handshake_s: float = 1.5
+    heartbeat_s: float = 0.25
+    idle_s: float = 0.25
+    silence_s: float = 1.0
+    backoff_cap_s: float = 0.5
+
+
+DEFAULT_TIMINGS = Timings()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the server takes: the bounds on one message, and on requests that wait for an answer (count and bytes)."""
+
+    message: Optional[Limits] = None
+    requests: int = 1 << 30
+    bytes: int = 1 << 62
+
+    @staticmethod
+    def of(body: Dict[str, Any]) -> Terms:
+        """From the body of a welcome; what is absent or absurd is taken as no bound."""
+        told = {name: value for name, value in body.items() if type(value) is int and value > 0}
+        message = Limits(told.get("max_message_bytes", 1 << 62), max_parts=told.get("max_parts", 1 << 30))
+        return Terms(message, told.get("max_open_requests", 1 << 30), told.get("max_open_bytes", 1 << 62))
+
+
+class ConnectionLost(Exception):
+    """The connection is over; ``refused`` is set if the server said so.
+
+    ``hung_up``: the server greeted, read our side of the key exchange and hung up without a word. That is what a server
+    with another key does; but also one that was killed at that moment, so once is no proof.
+
+    ``over``: the server is silent or was left on purpose, so that another one is to be dialled first.
+    """
+
+    def __init__(
+        self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False, over: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.over = over
+        self.hung_up = hung_up
+        self.reason = reason
+        self.refused = refused

@@ -1,0 +1,58 @@
+"""The device that a server computes on: its name, its engine by default, and what robots are told of it."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Dict
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute import devices
+from edge_offload.execute.emulated import EMULATED, Emulation
+from edge_offload.execute.engines import table
+from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, facts, stated
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.threads import pin
+from edge_offload.server.promises.tables import load_csv
+from edge_offload.server.settings import Compute
+
+
+class ComputeDevice:
+    """Picked at once, prepared on the thread that owns it.
+
+    Args:
+        compute: what was asked for.
+
+    Raises:
+        BadInput, Unsupported: the device is unknown or absent, or the engine unknown.
+
+    Attributes:
+        placed: torch's device.
+        emulated: the device that is emulated on it; None: it is the real one.
+        name: ``cpu`` or ``cuda``, or the emulated one by name.
+        engine: what computes models that are not named, for people.
+        fingerprint, facts: what robots are told; empty before :meth:`prepare`.
+    """
+
+    def __init__(self, compute: Compute) -> None:
+        kind, _, path = compute.device.partition(":")
+        self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).of) if kind == EMULATED else None
+        self.placed = devices.pick("cpu" if self.emulated else compute.device)
+        self.name = self.emulated.name if self.emulated else str(self.placed)
+        self._compute = compute
+        self.fingerprint: Dict[str, Any] = {}
+        self.facts: Dict[str, Any] = {}
+        try:
+            backend = table.pick(table.chosen(compute.engine, "", FASTEST_EXACT), self.placed.type)
+        except Unsupported as error:
+            self.engine, self._stated = f"{EAGER}: {error}", ""
+        else:
+            self.engine, self._stated = EAGER if backend is None else str(facts(backend)), stated(backend)
+
+    def prepare(self, storage_bytes: int) -> None:
+        """Pin this thread and look at the device; ``storage_bytes``: what one virtual device may hold."""
+        pin(self._compute.threads, self._compute.cores)
+        self.fingerprint = fingerprint(devices.settle(self.placed))
+        engine = self.emulated.name if self.emulated else self._stated
+        if engine:
+            self.fingerprint[ENGINE] = engine
+        self.facts = devices.facts(self.placed, storage_bytes)

@@ -1,0 +1,250 @@
+"""Who has a promise of accuracy, what for, and how each of them is served."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from edge_offload.errors import BadInput, Refused
+from edge_offload.execute.module import Execution
+from edge_offload.link.transport.peers import Peer
+from edge_offload.protocol.promises import SETTLE_S, Ask, Report
+from edge_offload.server.promises.board import Board, PlannedBatch
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.settings import Wish
+from edge_offload.server.services.promise.ages import Ages
+from edge_offload.server.services.promise.evidence import Evidence
+from edge_offload.server.services.replica.service import Inference, Opened
+from edge_offload.server.status import PromiseStatus
+
+#: A robot that sends nothing for so long, and none of so many turns, loses its promise.
+SILENT_S, SILENT_TURNS = 3.0, 4
+#: What is planned with is the slope that a robot tells and so many of its standard deviations.
+SIGMAS = 0.25
+
+_log = logging.getLogger(__name__)
+Run = Callable[[Sequence[Sequence[torch.Tensor]]], List[Execution]]
+
+
+@dataclass
+class Promised:
+    """A robot with a promise.
+
+    Attributes:
+        peer: its connection.
+        opened: the model and shape that it was made for.
+        largest: batch that is exact enough for it.
+        heard: when a frame of it came last.
+        missed: turns since then whose frame did not come in time.
+        ages, evidence: how it was served, and what its results bear out.
+    """
+
+    peer: Peer
+    opened: Opened
+    largest: int
+    heard: float
+    missed: int = 0
+    ages: Ages = field(default_factory=Ages)
+    evidence: Evidence = field(default_factory=Evidence)
+
+    def believed(self, report: Report, promised: Wish) -> Wish:
+        """What to plan with after it has said this of itself."""
+        before = self.evidence.note
+        wish = _wish(report, promised.bound, promised.frame_interval, self.largest)
+        believed = self.evidence.believed(wish)
+        if self.evidence.note and not before:
+            _log.warning("robot %s %s", self.peer.name, self.evidence.note)
+        return believed
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What promises are made for: a model and a shape.
+
+    Attributes:
+        opened: both.
+        run: computes a batch, on the device's thread.
+        latencies: of its batches.
+        judges: whether outputs are those of the frames, so that robots are judged by them.
+    """
+
+    opened: Opened
+    run: Run
+    latencies: Latencies
+    judges: bool = True
+
+
+class Register:
+    """The robots with a promise and the board that has their turns. Thread-safe.
+
+    Args:
+        clock: monotonic seconds.
+
+    Attributes:
+        lock: held while anything changes; so does who looks at several things.
+        board: plans turns.
+        subject: what promises are made for; None before the first.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lock = threading.RLock()
+        self.clock = clock
+        self.board = Board(Latencies((1.0,)))
+        self.subject: Optional[Subject] = None
+        self._robots: Dict[str, Promised] = {}
+
+    def of(self, peer: Peer) -> Optional[Promised]:
+        """The promise of the robot at this connection; None: it has none, or on another one."""
+        found = self._robots.get(str(peer.key))
+        return found if found is not None and found.peer is peer else None
+
+    def check(self, opened: Opened) -> None:
+        """Promises can be made for this model and shape.
+
+        Raises:
+            Refused: they are made for another one now.
+        """
+        with self.lock:
+            now = self.subject
+            if self._robots and now is not None and _what(now.opened) != _what(opened):
+                raise Refused(
+                    f"full: promises are made for model {now.opened.replica.name!r} at "
+                    f"{', '.join(map(str, now.opened.specs))} here",
+                    remedy="use the same model and shape as the other robots, or another server",
+                )
+
+    def join(self, peer: Peer, ask: Ask, subject: Subject, largest: int, received: float) -> None:
+        """Make a robot a promise; its first turns are told with the next plan.
+
+        Args:
+            peer: the connection of the robot.
+            ask: what it asked for.
+            subject: what it is about.
+            largest: batch that is exact enough for it.
+            received: when its request came.
+
+        Raises:
+            BadInput: the robot has one, on another connection.
+            Refused: there is no room, or promises are made for something else.
+        """
+        name = str(peer.key)
+        with self.lock:
+            found = self._robots.get(name)
+            if found is not None:
+                if found.peer is not peer and not found.peer.gone and found.peer.session != peer.session:
+                    raise BadInput("this robot has a promise already", remedy="give it back there first")
+                self.end(name)
+            now = self.clock()
+            if not self._robots:
+                self.subject, self.board = subject, Board(subject.latencies)
+            self.check(subject.opened)
+            wish = _wish(ask, ask.bound, ask.frame_interval, largest)
+            self.board.join(now, name, wish, ask.frame, received - ask.age)
+            self._robots[name] = Promised(peer, subject.opened, largest, now)
+
+    def end(self, name: str) -> None:
+        """The promise of a robot ends, if it has one."""
+        with self.lock:
+            self._robots.pop(name, None)
+            self.board.leave(name)
+
+    def status(self) -> List[PromiseStatus]:
+        """How each robot with a promise is served."""
+        with self.lock:
+            now, found = self.clock(), []
+            for name, robot in self._robots.items():
+                wish = self.board.wish(name)
+                if wish is not None:
+                    ages = robot.ages
+                    found.append(
+                        PromiseStatus(
+                            robot.peer.name, robot.opened.replica.name, wish.bound,
+                            ages.drop(now, self.board.latencies), ages.interval(now), ages.batch(now),
+                            ages.late(now), ages.turns, robot.evidence.note,
+                        )
+                    )  # fmt: skip
+            return found
+
+    def plan(self, other: float) -> Tuple[List[Tuple[Peer, str]], List[Tuple[Peer, List[Tuple[int, float]]]]]:
+        """Plan anew, with a share ``other`` of the device's time for other work.
+
+        Returns:
+            Those whose promise has ended, and why; and of all others (frame, seconds until its turn).
+        """
+        with self.lock:
+            now, ended = self.clock(), []
+            for name, robot in list(self._robots.items()):
+                silent = now - robot.heard
+                if silent > SILENT_S and robot.missed >= SILENT_TURNS:
+                    ended.append((robot.peer, f"none of its frames came for {silent:.1f} s"))
+                    self.end(name)
+            self.board.other = other
+            ended += [(self._robots.pop(name).peer, why) for name, why in self.board.replan(now)]
+            return ended, [
+                (robot.peer, [(frame, start - now) for frame, start in self.board.turns(name)])
+                for name, robot in self._robots.items()
+            ]
+
+    def came(self, inference: Inference, report: Report) -> bool:
+        """A frame has come with what its robot says of itself; whether it has a turn."""
+        name = str(inference.request.peer.key)
+        with self.lock:
+            robot, wish = self.of(inference.request.peer), self.board.wish(name)
+            if robot is None or wish is None or _what(robot.opened) != _what(inference.opened):
+                return False
+            robot.heard, robot.missed = self.clock(), 0
+            self.board.told(name, robot.believed(report, wish))
+            self.board.arrived(name, report.frame, robot.heard)  # from then on a batch can have it
+            return any(frame == report.frame for frame, _ in self.board.turns(name))
+
+    def begin(self, batch: PlannedBatch, there: Sequence[bool]) -> None:
+        """A batch begins now, without the members that are not there."""
+        with self.lock:
+            now = self.clock()
+            for turn, came in zip(batch.turns, there):
+                robot = self._robots[turn.robot]
+                robot.ages.turn(now, late=not came)
+                robot.missed += not came
+            self.board.take(now, sum(there))
+
+    def computed(self, name: str, frame: int, batch: int) -> None:
+        """The result for a robot's frame is to be sent now, which so many frames were computed for."""
+        with self.lock:
+            robot, wish = self._robots.get(name), self.board.wish(name)
+            captured = self.board.captured(name, frame)
+            if robot is not None and wish is not None and captured is not None:
+                robot.ages.result(self.clock(), frame, captured, wish, batch)
+                self.board.done(name, frame, self.clock())
+
+    def judge(self, name: str, frame: int, outputs: Sequence[torch.Tensor]) -> None:
+        """What a robot says of itself is held against its results."""
+        with self.lock:
+            robot = self._robots.get(name)
+            if robot is not None:
+                robot.evidence.result(frame, outputs)
+
+
+def _wish(told: Union[Ask, Report], bound: float, frame_interval: float, batch: int) -> Wish:
+    """What to plan with."""
+    slope = told.slope + SIGMAS * told.slope_error
+    return Wish(
+        bound,
+        slope,
+        frame_interval,
+        told.up,
+        told.down,
+        batch,
+        told.usual,
+        told.flicker,
+        SETTLE_S / frame_interval,
+        told.noise,
+    )
+
+
+def _what(opened: Opened) -> Tuple[object, ...]:
+    return opened.replica.key, opened.specs
