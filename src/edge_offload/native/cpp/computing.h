@@ -4,8 +4,6 @@
 #include "memory.h"
 #include "results.h"
 
-#include <optional>
-
 namespace edge_offload {
 
 struct Facts {  // of an operator, worked out once
@@ -179,8 +177,8 @@ class Computing {
       v = std::move(list);
     }
     else if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
-      c10::List<std::optional<Tensor>> list;
-      for (const IValue& item : v.toListRef()) list.push_back(item.isTensor() ? std::optional<Tensor>(take(item.toTensor())) : std::nullopt);
+      c10::List<optional<Tensor>> list;
+      for (const IValue& item : v.toListRef()) list.push_back(item.isTensor() ? optional<Tensor>(take(item.toTensor())) : nullopt);
       v = std::move(list);
     }
   }

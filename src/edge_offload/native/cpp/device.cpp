@@ -47,10 +47,10 @@ class Quiet final : public c10::WarningHandler {
 };
 
 // Up to torch 2.6 page-locked memory is made by kernels of the CUDA key.
-bool is_pinned(const Tensor& self, std::optional<at::Device>) {
+bool is_pinned(const Tensor& self, optional<at::Device>) {
   return self.device().is_cpu() && self.defined() && self.has_storage() && at::detail::getCUDAHooks().isPinnedPtr(self.storage().data());
 }
-Tensor pin_memory(const Tensor& self, std::optional<at::Device>) {
+Tensor pin_memory(const Tensor& self, optional<at::Device>) {
   TORCH_CHECK(self.device().is_cpu(), "cannot pin '", self.toString(), "' only dense CPU tensors can be pinned");
   const auto bytes = at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize());
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::detail::getCUDAHooks().getPinnedMemoryAllocator(), false);

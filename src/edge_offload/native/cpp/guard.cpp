@@ -4,6 +4,8 @@
 // libraries, if it has them: guard and hooks registered here take the place of theirs. It links no CUDA library and no
 // Python. Overrides carry no `override` keyword on purpose: the set of virtual functions differs between versions
 // of torch, and a function that a version lacks is then merely unused.
+#include "torch_versions.h"
+
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -55,7 +57,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 // What a profiler asks of the device: when something runs there is not known here, so events stay empty, which means no time.
 struct Stubs final : public torch::profiler::impl::ProfilerStubs {
   using Event = torch::profiler::impl::ProfilerVoidEventStub;
-  void record(c10::DeviceIndex* device, Event*, int64_t* cpu_ns) const {
+  void record(edge_offload::since_2_3::DeviceIndexOfProfiler* device, Event*, int64_t* cpu_ns) const {
     if (device) *device = 0;
     if (cpu_ns) *cpu_ns = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   }
@@ -111,7 +113,7 @@ struct PinnedRanges {
 };
 PinnedRanges& pinned() { static auto* ranges = new PinnedRanges; return *ranges; }
 
-struct PinnedAllocator final : public c10::Allocator {
+struct PinnedAllocator final : public edge_offload::since_2_3::Allocator {
   struct Block { c10::DataPtr memory; };
   static void release(void* context) {
     auto* block = static_cast<Block*>(context);
