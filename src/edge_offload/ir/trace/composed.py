@@ -32,8 +32,9 @@ _UNCHECKED = {
 }  # fmt: skip
 NONE, TENSOR, COO, COMPRESSED, NESTED, LIST = range(6)
 
-_library = torch.library.Library("edge_offload", "DEF")
-_library.define("composed(Tensor[] parts, int[] integers, str call) -> Tensor[]")
+#: The one library of this package's operators: torch up to 2.0 knows no second one (a fragment) of a name.
+LIBRARY = torch.library.Library("edge_offload", "DEF")
+LIBRARY.define("composed(Tensor[] parts, int[] integers, str call) -> Tensor[]")
 
 
 def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) -> List[torch.Tensor]:
@@ -83,7 +84,7 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     return answer.tensors()
 
 
-_library.impl("composed", composed, "CompositeExplicitAutograd")
+LIBRARY.impl("composed", composed, "CompositeExplicitAutograd")
 #: The one operator that is not torch's: it runs those of :mod:`.allowlist` on tensors of parts.
 NAME = "edge_offload::composed"
 OVERLOAD = torch.ops.edge_offload.composed.default

@@ -201,7 +201,7 @@ class Computing {
     if (v.isNone()) { v = generator_of(0); return; }
     auto generator = v.toGenerator();
     TORCH_CHECK(generator.device().type() == kDevice, "Expected a 'cuda' device type for generator but found '", generator.device().type(), "'");
-    v = generator_of(static_cast<int64_t>(generator.unsafeGetGeneratorImpl()->get_offset()));
+    v = generator_of(edge_offload_number(generator.unsafeGetGeneratorImpl()));
   }
 
   // What became of the size and memory of an operand.

@@ -56,7 +56,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
 // What a profiler asks of the device: when something runs there is not known here, so events stay empty, which means no time.
 struct Stubs final : public torch::profiler::impl::ProfilerStubs {
-  using Event = torch::profiler::impl::ProfilerVoidEventStub;
+  using Event = edge_offload::since_2_1::ProfilerEvent;
   void record(edge_offload::since_2_3::DeviceIndexOfProfiler* device, Event*, int64_t* cpu_ns) const {
     if (device) *device = 0;
     if (cpu_ns) *cpu_ns = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -85,7 +85,7 @@ struct RemoteGenerator final : public c10::GeneratorImpl {
       : c10::GeneratorImpl(c10::Device(kDevice, 0), c10::DispatchKeySet(c10::DispatchKey::CUDA)), number(next_generator++) {}
   void set_current_seed(uint64_t seed) { seed_ = seed; if (callbacks.seed) callbacks.seed(number, seed); }
   void set_offset(uint64_t) { TORCH_CHECK(false, "offsets of a remote generator cannot be set"); }
-  uint64_t get_offset() const { return static_cast<uint64_t>(number); }  // the recorder reads the number through this
+  uint64_t get_offset() const { return 0; }
   uint64_t current_seed() const { return seed_; }
   uint64_t seed() { set_current_seed(c10::detail::getNonDeterministicRandom()); return seed_; }
   void set_state(const c10::TensorImpl& state) {
@@ -138,6 +138,12 @@ extern "C" __attribute__((visibility("default"))) void edge_offload_generator(at
   *made = at::Generator(c10::make_intrusive<RemoteGenerator>());
 }
 
+extern "C" __attribute__((visibility("default"))) int64_t edge_offload_number(const c10::GeneratorImpl* generator) {
+  const auto* ours = dynamic_cast<const RemoteGenerator*>(generator);
+  TORCH_CHECK(ours, "edge_offload: a CUDA generator that the virtual device did not make");
+  return ours->number;
+}
+
 extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
     void (*seed)(int64_t, uint64_t), at::Tensor (*state)(int64_t), void (*restore)(int64_t, const at::Tensor&)) {
   callbacks = {seed, state, restore};
@@ -164,7 +170,7 @@ struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
   int getNumGPUs() const { return 1; }
   void deviceSynchronize(DeviceIndex) const {}
   DeviceIndex getCurrentDevice() const { return 0; }
-  DeviceIndex current_device() const { return 0; }
+  edge_offload::since_2_1::CurrentDevice current_device() const { return 0; }
   void setCurrentDevice(DeviceIndex) const {}
   Device getDeviceFromPtr(void*) const { return Device(kDevice, 0); }
   bool isPinnedPtr(const void* data) const {

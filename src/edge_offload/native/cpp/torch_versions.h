@@ -8,6 +8,7 @@
 #include <torch/version.h>
 
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #define EDGE_OFFLOAD_TORCH(major, minor) (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= (major) * 100 + (minor))
@@ -16,7 +17,23 @@
 #include <c10/util/Optional.h>
 #endif
 
+struct CUevent_st;
+
 namespace edge_offload {
+
+namespace since_2_1 {  // events of a profiler, the number of the device, const pointers, sizes of nested tensors
+#if EDGE_OFFLOAD_TORCH(2, 1)
+using ProfilerEvent = std::shared_ptr<void>;
+using CurrentDevice = c10::DeviceIndex;
+template <typename T> const void* data_of(const T& t) { return t.const_data_ptr(); }
+template <typename T> auto nested_sizes(T* nested) { return nested->get_nested_sizes(); }
+#else
+using ProfilerEvent = std::shared_ptr<CUevent_st>;
+using CurrentDevice = int64_t;
+template <typename T> const void* data_of(const T& t) { return t.data_ptr(); }
+template <typename T> auto nested_sizes(T* nested) { return nested->get_nested_size_tensor(); }
+#endif
+}  // namespace since_2_1
 
 namespace since_2_2 {  // torch's optional is the standard library's; a convolution takes strides and dilations as symbols
 #if EDGE_OFFLOAD_TORCH(2, 2)
