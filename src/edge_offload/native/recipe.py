@@ -270,9 +270,7 @@ def _locked(path: pathlib.Path, stop: Optional[threading.Event]) -> Iterator[Non
         yield
 
 
-def _run(
-    command: Sequence[str], limit_s: float = COMPILE_S, stop: Optional[threading.Event] = None
-) -> Tuple[int, str]:
+def _run(command: Sequence[str], limit_s: float = COMPILE_S, stop: Optional[threading.Event] = None) -> Tuple[int, str]:
     """Exit status and standard error of a compiler; it is ended with whoever called it.
 
     Raises:

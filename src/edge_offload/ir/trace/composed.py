@@ -55,6 +55,10 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     if name in _UNCHECKED:
         _check_operands(arguments[0], arguments[1], _UNCHECKED[name])
     schema = overload._schema
+    for argument in schema.arguments[len(arguments) :]:  # appended since the robot's torch, which knows of it
+        if not argument.has_default_value():
+            break
+        arguments.append(argument.default_value)
     if len(arguments) != len(schema.arguments):
         raise ProtocolError(f"{name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
     for position, named, kind in enumerated(overload):
@@ -180,7 +184,10 @@ class _Arguments:
         for axis in range(dims - 2, -1, -1):
             strides[:, axis] = strides[:, axis + 1] * sizes[:, axis + 1]
         ends = sizes.prod(1).cumsum(0)
-        return torch._nested_view_from_buffer(buffer.contiguous(), sizes, strides, ends - sizes.prod(1))
+        view, begins = torch.ops.aten._nested_view_from_buffer.default, ends - sizes.prod(1)
+        as_list = str(view._schema.arguments[3].type) == "List[int]"  # up to torch 2.0
+        made: torch.Tensor = view(buffer.contiguous(), sizes, strides, begins.tolist() if as_list else begins)
+        return made
 
 
 class _Answer:
