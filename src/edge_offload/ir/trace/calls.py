@@ -15,7 +15,7 @@ from edge_offload.ir.schemas import enumerated
 from edge_offload.ir.trace import composed
 from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
 from edge_offload.ir.trace.checksums import appended
-from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, decode, integers_of
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, ITEM_BYTES, decode, integers_of
 
 Buffer = Union[bytes, bytearray, memoryview]
 #: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
@@ -99,7 +99,7 @@ class StorageBuffer:
         dtype = DTYPES[layout.dtype]
         last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
         held = self.storage.nbytes()
-        if 0 not in layout.sizes and (last + 1) * dtype.itemsize > held:
+        if 0 not in layout.sizes and (last + 1) * ITEM_BYTES[dtype] > held:
             raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
         try:
             if (
@@ -383,7 +383,7 @@ def host_tensor(hosts: Sequence[Buffer], spec: HostTensor) -> torch.Tensor:
     count = 1
     for size in sizes:
         count *= size
-    if not hosts or memoryview(hosts[0]).nbytes != count * dtype.itemsize:
+    if not hosts or memoryview(hosts[0]).nbytes != count * ITEM_BYTES[dtype]:
         raise ProtocolError(f"a host tensor of {sizes} {dtype} came with the wrong number of bytes")
     if not count:
         return torch.empty(sizes, dtype=dtype)

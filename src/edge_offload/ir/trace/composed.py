@@ -30,6 +30,8 @@ _UNCHECKED = {
     "aten::_log_softmax_backward_data": 0, "aten::_adaptive_avg_pool2d_backward": 2,
     "aten::_adaptive_avg_pool3d_backward": 3,
 }  # fmt: skip
+#: Not up to torch 2.0.
+_SAYS_COALESCED = "is_coalesced" in str(torch.ops.aten.sparse_coo_tensor.indices_size._schema)
 NONE, TENSOR, COO, COMPRESSED, NESTED, LIST = range(6)
 
 #: The one library of this package's operators: torch up to 2.0 knows no second one (a fragment) of a name.
@@ -165,6 +167,9 @@ class _Arguments:
         indices, values = next(self._parts), next(self._parts)
         if indices.dim() != 2 or indices.size(0) != sparse:
             raise ValueError(f"indices of {tuple(indices.shape)} for {sparse} dimensions")
+        if not _SAYS_COALESCED:
+            made = torch.sparse_coo_tensor(indices, values, sizes, check_invariants=True)
+            return made.coalesce() if coalesced else made
         return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=bool(coalesced), check_invariants=True)
 
     def _compressed(self, layout: int, dims: int) -> torch.Tensor:

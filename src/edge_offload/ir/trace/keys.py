@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Pro
 
 import torch
 
+import edge_offload.older_torch  # noqa: F401
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.operators import (
     OFFSET,
@@ -45,6 +46,8 @@ _NEWER = {
 }  # fmt: skip
 DTYPES.update({number: getattr(torch, name) for number, name in _NEWER.items() if hasattr(torch, name)})
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+#: Bytes of an element; torch up to 2.0 says that of tensors alone.
+ITEM_BYTES = {dtype: torch.empty(0, dtype=dtype).element_size() for dtype in DTYPE_NUMBERS}
 
 
 _NOTHING_VARIES: Mapping[int, int] = {}

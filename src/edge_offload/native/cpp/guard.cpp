@@ -151,6 +151,7 @@ extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
 
 namespace at {  // the registry looks for the class in at::
 struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
+  using Number = edge_offload::since_2_1::DeviceNumber;
   static inline std::atomic<int64_t> plans{4096};  // of Fourier transforms, that a program lets a GPU keep
   explicit EdgeOffloadHooks(at::CUDAHooksArgs) {}
   void init() const {}
@@ -159,21 +160,21 @@ struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
   bool hasCuDNN() const { return false; }
   bool hasMAGMA() const { return false; }
   std::string showConfig() const { return "  - CUDA: the virtual device of edge_offload\n"; }
-  int64_t cuFFTGetPlanCacheMaxSize(DeviceIndex) const { return plans; }
-  void cuFFTSetPlanCacheMaxSize(DeviceIndex, int64_t most) const { plans = most; }
-  int64_t cuFFTGetPlanCacheSize(DeviceIndex) const { return 0; }
-  void cuFFTClearPlanCache(DeviceIndex) const {}
+  int64_t cuFFTGetPlanCacheMaxSize(Number) const { return plans; }
+  void cuFFTSetPlanCacheMaxSize(Number, int64_t most) const { plans = most; }
+  int64_t cuFFTGetPlanCacheSize(Number) const { return 0; }
+  void cuFFTClearPlanCache(Number) const {}
   bool isBuilt() const { return true; }
   bool isAvailable() const { return true; }
-  bool hasPrimaryContext(DeviceIndex) const { return true; }
+  bool hasPrimaryContext(Number) const { return true; }
   DeviceIndex deviceCount() const { return 1; }
   int getNumGPUs() const { return 1; }
-  void deviceSynchronize(DeviceIndex) const {}
+  void deviceSynchronize(Number) const {}
   DeviceIndex getCurrentDevice() const { return 0; }
-  edge_offload::since_2_1::CurrentDevice current_device() const { return 0; }
+  Number current_device() const { return 0; }
   void setCurrentDevice(DeviceIndex) const {}
   Device getDeviceFromPtr(void*) const { return Device(kDevice, 0); }
-  bool isPinnedPtr(const void* data) const {
+  bool isPinnedPtr(edge_offload::since_2_1::Pointer data) const {
     std::lock_guard<std::mutex> hold(pinned().lock);
     auto after = pinned().ranges.upper_bound(static_cast<const char*>(data));
     if (after == pinned().ranges.begin()) return false;

@@ -21,15 +21,17 @@ struct CUevent_st;
 
 namespace edge_offload {
 
-namespace since_2_1 {  // events of a profiler, the number of the device, const pointers, sizes of nested tensors
+namespace since_2_1 {  // events of a profiler; numbers of devices and pointers of CUDA hooks; const data; sizes of nested tensors
 #if EDGE_OFFLOAD_TORCH(2, 1)
 using ProfilerEvent = std::shared_ptr<void>;
-using CurrentDevice = c10::DeviceIndex;
+using DeviceNumber = c10::DeviceIndex;
+using Pointer = const void*;
 template <typename T> const void* data_of(const T& t) { return t.const_data_ptr(); }
 template <typename T> auto nested_sizes(T* nested) { return nested->get_nested_sizes(); }
 #else
 using ProfilerEvent = std::shared_ptr<CUevent_st>;
-using CurrentDevice = int64_t;
+using DeviceNumber = int64_t;
+using Pointer = void*;
 template <typename T> const void* data_of(const T& t) { return t.data_ptr(); }
 template <typename T> auto nested_sizes(T* nested) { return nested->get_nested_size_tensor(); }
 #endif

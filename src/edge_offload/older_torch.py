@@ -1,0 +1,11 @@
+"""What the package uses of torch's tensors that torch up to 2.0 lacks: imported by those who use it.
+
+Interfaces of C++ that changed are in ``native/cpp/torch_versions.h``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+if not hasattr(torch.Tensor, "nbytes"):
+    torch.Tensor.nbytes = property(lambda tensor: tensor.numel() * tensor.element_size())  # type: ignore[assignment]
