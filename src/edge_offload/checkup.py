@@ -64,6 +64,11 @@ def _torch() -> Iterator[Finding]:
 
     facts = fingerprint("cpu")
     yield Finding(OK, "torch", f"{torch.__version__}, {facts['threads']} threads, {facts['cpu_capability']}")
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError as error:  # torch up to 2.2 is built for numpy 1
+        detail = f"torch {torch.__version__} cannot use numpy {importlib.metadata.version('numpy')}: {error}"
+        yield Finding(MISSING, "numpy", detail, f"{shlex.quote(sys.executable)} -m pip install 'numpy<2'")
 
 
 def _packages() -> Iterator[Finding]:

@@ -61,7 +61,7 @@ ANSWERED = [
     (lambda: cuda.amp.autocast().fast_dtype, torch.float16),
     (lambda: torch.autocast("cuda")(lambda: 1)(), 1),
     (lambda: cuda.amp.GradScaler(enabled=False).scale(x) is x, True),
-    (lambda: cuda.tunable.is_enabled(), False),
+    (lambda: hasattr(cuda, "tunable") and cuda.tunable.is_enabled(), False),
     (lambda: torch.backends.cuda.is_built(), True),
     (lambda: torch.backends.cuda.cufft_plan_cache.size, 0),
     (lambda: torch.backends.cuda.cufft_plan_cache.clear(), None),

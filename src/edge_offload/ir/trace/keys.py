@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Pro
 
 import torch
 
-import edge_offload.older_torch  # noqa: F401
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.operators import (
     OFFSET,
@@ -30,6 +29,7 @@ from edge_offload.ir.operators import (
     Varying,
     View,
 )
+from edge_offload.older_torch import item_bytes
 
 MAX_KEY_BYTES = 1 << 20
 MAX_DIMS = 64
@@ -46,8 +46,7 @@ _NEWER = {
 }  # fmt: skip
 DTYPES.update({number: getattr(torch, name) for number, name in _NEWER.items() if hasattr(torch, name)})
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-#: Bytes of an element; torch up to 2.0 says that of tensors alone.
-ITEM_BYTES = {dtype: torch.empty(0, dtype=dtype).element_size() for dtype in DTYPE_NUMBERS}
+ITEM_BYTES = {dtype: item_bytes(dtype) for dtype in DTYPE_NUMBERS}
 
 
 _NOTHING_VARIES: Mapping[int, int] = {}
