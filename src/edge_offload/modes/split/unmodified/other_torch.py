@@ -43,6 +43,11 @@ class AnyTorchSource(ModelSource):
         if not two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint")):
             return super().ask_to_open(client, examples, sequence, progress)
         network = self.trace(examples, progress)
+        if network.readout is not None:
+            raise Unsupported(
+                f"{self.name} ends in a part whose sizes depend on data: it is not split between two releases of torch",
+                remedy="use the same torch on both, or mode server or replay",
+            )
         self._traced[specs_of(examples)] = network
         refused = other_operators(client)
         for operator in network.program.sequence.operators:
