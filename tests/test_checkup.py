@@ -126,3 +126,29 @@ def test_what_installs_an_extra_is_of_this_python_and_leaves_the_numpy_of_ros(mo
     monkeypatch.setattr(importlib.metadata, "version", lambda name: numpy)
     monkeypatch.setattr(sys, "executable", "/opt/a venv/bin/python3")
     assert requirements.install("engines") == (f"'/opt/a venv/bin/python3' -m pip install 'edge_offload[engines]'{pin}")
+
+
+def test_the_modes_that_work_are_named(monkeypatch):
+    from edge_offload import checkup
+    from edge_offload.ir import build
+    from edge_offload.native import libraries
+    from edge_offload.native.recipe import BuildFailed
+    from edge_offload.split.runtime import tracing
+
+    monkeypatch.setattr(build, "exports", lambda: False)
+    monkeypatch.setattr(libraries, "built_device", lambda: None)
+    monkeypatch.setattr(libraries, "device_problem", lambda: None)
+    (finding,) = checkup._modes()
+    assert finding.level == "ok"
+    assert "replay" in finding.detail
+    assert "split (traced by make_fx)" in finding.detail
+
+    def refuse(*_args):
+        raise Unsupported("this torch traces nothing")
+
+    monkeypatch.setattr(libraries, "device_problem", lambda: BuildFailed("no"))
+    monkeypatch.setattr(tracing, "trace", refuse)
+    (finding,) = checkup._modes()
+    assert (finding.level, bool(finding.remedy)) == ("warn", True)
+    assert "(exec): none" in finding.detail
+    assert "local, server; no split: this torch traces nothing" in finding.detail

@@ -142,7 +142,10 @@ def _modes() -> Iterator[Finding]:
     except EdgeOffloadError as error:
         untraced = f"; no split: {error.cause}"
     detail = f"of programs (exec): {programs}; of nodes and OffloadedModule: {', '.join(modules)}{untraced}"
-    yield Finding(OK if device and not untraced else WARN, "modes", detail)
+    if device and not untraced:
+        yield Finding(OK, "modes", detail)
+    else:
+        yield Finding(WARN, "modes", detail, "do what is said of the virtual GPU" if not device else "use another mode")
 
 
 def _executor() -> Iterator[Finding]:
