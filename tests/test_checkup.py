@@ -64,6 +64,7 @@ def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("EDGE_OFFLOAD_DEVICE", raising=False)
     monkeypatch.setattr(torch_facts, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(libraries, "device_problem", lambda: None)  # compiling takes half a minute
     (finding,) = checkup._virtual_device()
     assert finding.level == "ok"
     assert "not built yet" in finding.detail
@@ -113,9 +114,9 @@ def test_packages_that_do_not_fit_are_named_with_the_versions(monkeypatch):
     (finding,) = checkup._packages()
     assert finding.level == "missing"
     assert finding.detail == (
-        "torch>=2.0 (1.13.1 is installed), pyzmq>=25 (22.3.0 is installed), lz4>=4 (not installed)"
+        "torch>=2.0.1 (1.13.1 is installed), pyzmq>=25 (22.3.0 is installed), lz4>=4 (not installed)"
     )
-    assert finding.remedy.endswith("-m pip install 'torch>=2.0' 'pyzmq>=25' 'lz4>=4'")
+    assert finding.remedy.endswith("-m pip install 'torch>=2.0.1' 'pyzmq>=25' 'lz4>=4'")
 
 
 @pytest.mark.parametrize(("numpy", "pin"), [("1.26.4", " 'numpy<2'"), ("2.4.6", "")])
@@ -126,3 +127,29 @@ def test_what_installs_an_extra_is_of_this_python_and_leaves_the_numpy_of_ros(mo
     monkeypatch.setattr(importlib.metadata, "version", lambda name: numpy)
     monkeypatch.setattr(sys, "executable", "/opt/a venv/bin/python3")
     assert requirements.install("engines") == (f"'/opt/a venv/bin/python3' -m pip install 'edge_offload[engines]'{pin}")
+
+
+def test_the_modes_that_work_are_named(monkeypatch):
+    from edge_offload import checkup
+    from edge_offload.ir import build
+    from edge_offload.native import libraries
+    from edge_offload.native.recipe import BuildFailed
+    from edge_offload.split.runtime import tracing
+
+    monkeypatch.setattr(build, "exports", lambda: False)
+    monkeypatch.setattr(libraries, "built_device", lambda: None)
+    monkeypatch.setattr(libraries, "device_problem", lambda: None)
+    (finding,) = checkup._modes()
+    assert finding.level == "ok"
+    assert "replay" in finding.detail
+    assert "split (traced by make_fx)" in finding.detail
+
+    def refuse(*_args):
+        raise Unsupported("this torch traces nothing")
+
+    monkeypatch.setattr(libraries, "device_problem", lambda: BuildFailed("no"))
+    monkeypatch.setattr(tracing, "trace", refuse)
+    (finding,) = checkup._modes()
+    assert (finding.level, bool(finding.remedy)) == ("warn", True)
+    assert "(exec): none" in finding.detail
+    assert "local, server; no split: this torch traces nothing" in finding.detail

@@ -38,8 +38,8 @@ def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool 
     Never raises for what it finds.
     """
     checks: Tuple[Callable[[], Iterator[Finding]], ...] = (
-        *((_built,) if build else ()), _python, _torch, _packages, _devices, _compiler, _virtual_device, _executor,
-        _codecs, _engines, _pool, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
+        *((_built,) if build else ()), _python, _torch, _packages, _devices, _compiler, _virtual_device, _modes,
+        _executor, _codecs, _engines, _pool, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
     )  # fmt: skip
     findings: List[Finding] = []
     for one in checks:
@@ -64,6 +64,11 @@ def _torch() -> Iterator[Finding]:
 
     facts = fingerprint("cpu")
     yield Finding(OK, "torch", f"{torch.__version__}, {facts['threads']} threads, {facts['cpu_capability']}")
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError as error:  # torch up to 2.2 is built for numpy 1
+        detail = f"torch {torch.__version__} cannot use numpy {importlib.metadata.version('numpy')}: {error}"
+        yield Finding(MISSING, "numpy", detail, f"{shlex.quote(sys.executable)} -m pip install 'numpy<2'")
 
 
 def _packages() -> Iterator[Finding]:
@@ -109,12 +114,38 @@ def _virtual_device() -> Iterator[Finding]:
     if recipe.compiler() is None:
         yield Finding(WARN, what, f"cannot be built (no C++ compiler): {lost}", "apt install g++")
         return
-    wrong = libraries.DEVICE.problem()
+    wrong = libraries.device_problem()
     if wrong is not None:
         yield Finding(WARN, what, f"{wrong.cause}: {lost}", wrong.remedy)
         return
-    detail = f"not built yet for torch {version}{kernels}, a test compile works"
+    detail = f"not built yet for torch {version}{kernels}, its sources compile"
     yield Finding(OK, what, f"{detail}; the first 'edge-offload exec' builds it, or 'edge-offload doctor --build'")
+
+
+def _modes() -> Iterator[Finding]:
+    """Which modes work here: those on the virtual GPU, if it compiles, and ``split``, if a network can be traced."""
+    import torch
+
+    from edge_offload.ir.build import exports
+    from edge_offload.native import libraries
+    from edge_offload.split.runtime import tracing
+
+    device = libraries.built_device() is not None or (
+        recipe.compiler() is not None and libraries.device_problem() is None
+    )
+    programs = "local, per_op, cached, lazy, replay, split" if device else "none"
+    modules, untraced = ["local", "server", *(["replay"] if device else [])], ""
+    try:
+        network = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3), torch.nn.ReLU()).eval()
+        tracing.trace("a small network", network, [torch.zeros(1, 1, 8, 8)])
+        modules.append("split (traced by torch.export)" if exports() else "split (traced by make_fx)")
+    except EdgeOffloadError as error:
+        untraced = f"; no split: {error.cause}"
+    detail = f"of programs (exec): {programs}; of nodes and OffloadedModule: {', '.join(modules)}{untraced}"
+    if device and not untraced:
+        yield Finding(OK, "modes", detail)
+    else:
+        yield Finding(WARN, "modes", detail, "do what is said of the virtual GPU" if not device else "use another mode")
 
 
 def _executor() -> Iterator[Finding]:

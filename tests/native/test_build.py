@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pathlib
@@ -17,8 +18,8 @@ import torch
 from edge_offload import checkup, cli
 from edge_offload.device import installation
 from edge_offload.errors import BadInput
-from edge_offload.native import recipe, torch_facts
-from edge_offload.native.libraries import DEVICE, GROUPS
+from edge_offload.native import libraries, recipe, torch_facts
+from edge_offload.native.libraries import GROUPS
 from edge_offload.native.loader import Library
 from edge_offload.native.progress import Progress
 
@@ -64,6 +65,11 @@ def headers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     (include.parent / "version.py").write_text("__version__ = '2.99.0'\n")
     (include.parent / "lib").mkdir()
     (include.parent / "lib" / "libc10.so").write_bytes(b"_ZN3c108demangleB5cxx11EPKc")
+    included = ("Python.h", "ATen/core/Tensor.h", "torch/library.h")
+    (tmp_path / "small.cpp").write_text("".join(f"#include <{name}>\n" for name in included))
+    for name in ("GUARD", "DEVICE"):
+        small = dataclasses.replace(getattr(libraries, name), source=tmp_path / "small.cpp")
+        monkeypatch.setattr(libraries, name, small)
     monkeypatch.setattr(torch_facts, "torch_directory", lambda: include.parent)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("EDGE_OFFLOAD_CACHE", raising=False)
@@ -91,18 +97,33 @@ def test_torch_says_which_cxx_it_wants(headers: pathlib.Path, text: str, wanted:
 @pytest.mark.process
 def test_headers_that_want_cxx20_are_compiled_so(headers: pathlib.Path) -> None:
     (headers / "ATen" / "core" / "Tensor.h").write_text("template <class T> requires true void f();\n")
-    wrong = DEVICE.problem()
+    wrong = libraries.DEVICE.problem()
     assert wrong is not None, "C++17 knows no 'requires'"
     assert "requires" in wrong.cause
     assert wrong.remedy
     (headers / "ATen" / "ATen.h").write_text(YOUNG)
-    assert DEVICE.problem() is None
+    assert libraries.DEVICE.problem() is None
 
 
 def test_a_test_compile_that_worked_is_remembered(headers: pathlib.Path) -> None:
-    assert DEVICE.problem() is None
+    assert libraries.DEVICE.problem() is None
     (headers / "torch" / "library.h").unlink()
-    assert DEVICE.problem() is None
+    assert libraries.DEVICE.problem() is None
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [("1.13.1", "'torch>=2.0.1'"), ("2.99.0", f"'torch<={torch_facts.NEWEST}'"), ("2.1.0a0+41361538.nv23.06", "CXX")],
+)
+def test_sources_that_do_not_compile_name_a_torch_that_is_tested(
+    headers: pathlib.Path, version: str, remedy: str
+) -> None:
+    (headers.parent / "version.py").write_text(f"__version__ = {version!r}\n")
+    libraries.DEVICE.source.write_text("int f() { return nothing; }\n")
+    (finding,) = checkup._virtual_device()
+    assert finding.level == "warn"
+    assert "nothing" in finding.detail
+    assert remedy in finding.remedy
 
 
 def test_a_compiler_that_is_too_old_is_named_by_doctor(

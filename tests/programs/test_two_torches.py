@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import pathlib
 import subprocess
+import types
 import zlib
-from typing import Any, Iterator
+from concurrent.futures import Future
+from typing import Any, Dict, Iterator
 
 import pytest
 import torch
 
 import edge_offload
 from edge_offload.device import connect
-from edge_offload.errors import ProtocolError
+from edge_offload.errors import ProtocolError, Unsupported
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.ir.trace import checksums
+from edge_offload.ir.trace.calls import BoundOperator
+from tests.ir.test_keys import TENSOR
 from tests.programs.serving import ENVIRONMENT, HERE, Serving
 
 OTHER = os.environ.get("EDGE_OFFLOAD_OTHER_PYTHON", "")
@@ -58,6 +63,78 @@ def test_only_what_a_call_depends_on_counts() -> None:
     ]
     assert base not in map(number, others)
     assert len(set(map(number, others))) == len(others)
+
+
+#: Of torch 2.1.0, a line for each operator: how many arguments it has, and :func:`checksums.canonical`.
+SCHEMAS = pathlib.Path(__file__).with_name("schemas-2.1.0.txt.xz")
+
+
+def older() -> Dict[str, Any]:
+    """By name what a robot with torch 2.1.0 says of its operators: (number of arguments, checksum)."""
+    found = {}
+    for line in lzma.decompress(SCHEMAS.read_bytes()).decode().splitlines():
+        count, text = line.split(" ", 1)
+        found[text.split("(")[0].rstrip(".")] = (int(count), zlib.crc32(text.encode()) or 1)
+    return found
+
+
+def test_every_operator_of_torch_2_1_is_the_same_here_or_has_arguments_appended_or_is_refused_by_name() -> None:
+    robot, ours = older(), checksums.table()
+    assert len(robot) > 3500
+    numbers = {name: number for name, (_, number) in robot.items()}
+    prefixes = checksums.prefixes({name: count for name, (count, _) in robot.items()})
+    taken = {name: prefixes[name] for name in prefixes if prefixes[name] == numbers[name]}
+    refused = checksums.refused(numbers, {**ours, **taken}, torch.__version__)
+    for name, (count, number) in robot.items():
+        if name in refused:
+            assert name in refused[name]
+            if name in ours:
+                with pytest.raises(Unsupported, match=name.split(".")[0]):
+                    checksums.appended(name, number, count)
+        else:
+            operator, _, overload = name.partition(".")
+            schema = torch._C._get_schema(operator, overload)
+            added = checksums.appended(name, number, count)
+            assert len(added) == len(schema.arguments) - count
+            assert list(added) == [argument.default_value for argument in schema.arguments[count:]]
+    assert len(refused) < 0.05 * len(robot)
+    if "aten::scaled_dot_product_attention" in taken:  # has had one argument more since torch 2.5
+        count, number = robot["aten::scaled_dot_product_attention"]
+        assert checksums.appended("aten::scaled_dot_product_attention", number, count) == (False,)
+
+
+def test_a_call_of_an_older_torch_is_taken_with_the_defaults_of_what_was_appended() -> None:
+    name, key = "aten::sum.dim_IntList", TENSOR + b"V\x01\0\0\0" + bytes(8) + b"B\0"
+    number = checksums.prefix_checksum(name, 3)
+    call = BoundOperator(name, key, torch.device("cpu"), schema=number)
+    assert call.refused is None
+    assert call.arguments[2:] == [False, None]
+    other = BoundOperator(name, key, torch.device("cpu"), schema=number ^ 1)
+    assert "another one" in str(other.refused)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_server_is_asked_for_fewer_arguments_of_what_differs(knows: bool) -> None:
+    ours = checksums.table()
+    theirs = {**ours, "aten::relu": 1, "aten::mm": 1}
+
+    def request(_kind: str, body: Dict[str, Any], **_options: Any) -> Any:
+        asked = body.get("older")
+        assert asked in (None, {"aten::relu": 1, "aten::mm": 2})
+        table = theirs if asked is None or not knows else {"aten::relu": ours["aten::relu"], "aten::mm": 0}
+        done: Any = Future()
+        done.set_result(types.SimpleNamespace(buffers=[checksums.pack(table)]))
+        return done
+
+    client: Any = types.SimpleNamespace(welcome={"fingerprint": {"torch": "9.9"}}, request=request)
+    assert sorted(connect.other_operators(client)) == (["aten::mm"] if knows else ["aten::mm", "aten::relu"])
+
+
+@pytest.mark.parametrize("asked", [[], dict.fromkeys(range(checksums.MAX_NAMES + 1), 1)])
+def test_malformed_questions_for_older_operators_are_refused(asked: Any) -> None:
+    with pytest.raises(ProtocolError):
+        checksums.prefixes(asked)
+    assert checksums.prefixes({"aten::relu": "x", "aten::nothing": 1, 7: 7}) == {}
 
 
 @pytest.mark.parametrize(

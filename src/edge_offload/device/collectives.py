@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
@@ -20,14 +21,20 @@ def register() -> None:
     if _registered is not None or not torch.distributed.is_available():
         return
     _registered = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():  # torch up to 2.0 warns of each kernel that is replaced
+        warnings.simplefilter("ignore")
+        _replace(_registered)
+    _refuse_nccl()
+
+
+def _replace(library: torch.library.Library) -> None:
     for full in torch._C._dispatch_get_all_op_names():
         name = full.partition("::")[2]
         if not full.startswith("c10d::") or "." in name:
             continue
         op = getattr(torch.ops.c10d, name).default
         if any("Tensor" in str(argument.type) for argument in op._schema.arguments):
-            _registered.impl(name, _refused(name) if name in _SENDING else functools.partial(_on_host, op), "CUDA")
-    _refuse_nccl()
+            library.impl(name, _refused(name) if name in _SENDING else functools.partial(_on_host, op), "CUDA")
 
 
 def _on_host(op: Any, *args: Any) -> Any:

@@ -162,10 +162,19 @@ def other_operators(client: Client) -> Dict[str, str]:
     there = client.welcome.get("fingerprint", {}).get("torch")
     if there == str(torch.__version__):
         return {}
-    reply = client.request(SCHEMAS, timeout_s=30.0).result(31.0)
-    if len(reply.buffers) != 1:
-        raise ProtocolError("the server did not say which operators it has")
-    return checksums.refused(checksums.table(), checksums.unpack(bytes(reply.buffers[0])), str(there))
+
+    def asked(**what: Any) -> Dict[str, int]:
+        reply = client.request(SCHEMAS, what, timeout_s=30.0).result(31.0)
+        if len(reply.buffers) != 1:
+            raise ProtocolError("the server did not say which operators it has")
+        return checksums.unpack(bytes(reply.buffers[0]))
+
+    ours, theirs = checksums.table(), asked()
+    differing = checksums.differing(ours, theirs)
+    if differing:  # of these the server's torch may have but appended arguments
+        older = asked(older=differing)
+        theirs.update({name: older[name] for name in differing if older.get(name) == ours[name]})
+    return checksums.refused(ours, theirs, str(there))
 
 
 class Progress:

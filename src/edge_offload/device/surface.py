@@ -131,6 +131,7 @@ class Surface:
         self._make_generators()
         self.driver.apply()
         torch._C._jit_set_texpr_fuser_enabled(False)
+        getattr(torch._C, "_jit_set_nvfuser_enabled", _nothing)(False)
         torch._C._jit_override_can_fuse_on_gpu(False)
 
     def _as_bases(self) -> None:
@@ -301,6 +302,7 @@ class Surface:
     def _leave_cudnn_out(self) -> None:
         """A torch that is built with cuDNN answers as one that is not: the device has none to ask for its version."""
         torch._C._has_cudnn = False
+        torch._C.has_cudnn = False  # type: ignore[attr-defined]  # its name up to 2.0
         torch.backends.cudnn.version.__globals__["_init"] = lambda: False
 
     def _storages(self) -> None:

@@ -163,8 +163,12 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_capability() -> str:
-    capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
-    return str(capability()) if capability is not None else str(torch._C._get_cpu_capability())
+    """As torch says it; before 2.1 only among other things that it shows."""
+    capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
+    if capability is not None:
+        return str(capability())
+    shown = re.search(r"CPU capability usage: (\S+)", torch.__config__.show())
+    return shown.group(1) if shown is not None else "unknown"
 
 
 def _flushes_denormals() -> bool:

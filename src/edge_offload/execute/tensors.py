@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
+import edge_offload.older_torch  # noqa: F401
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.codecs import decode, encode

@@ -1,5 +1,7 @@
 """Sequences from modules at hand: ``torch.export`` for an ``nn.Module``, any ATen ``torch.fx`` graph for the rest.
 
+Up to torch 2.3 ``torch.export`` decomposes, has no weights in its graph, or is not there: ``make_fx`` traces instead.
+
 Nothing is decomposed further than functionalisation asks for, so that the kernels, and with them the bits, are those
 of eager execution. One known exception is torch's own: ``nn.MultiheadAttention`` takes a fused path in eager
 inference that no graph contains; switch it off (``torch.backends.mha.set_fastpath_enabled(False)``) to compare bits.
@@ -49,18 +51,45 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProg
     Raises:
         Unsupported: the forward pass branches on data or has sizes that depend on data; the message says where.
     """
-    if not hasattr(torch, "export"):
-        raise Unsupported(f"torch {torch.__version__} has no torch.export", remedy="use torch 2.1 or newer")
     try:
         # torch prints the whole graph to stderr where it stops at data; the exception says all that matters of it
-        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()), _process_left_alone():
-            exported = torch.export.export(module, tuple(inputs)).run_decompositions({})
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+            if not exports():
+                return from_graph_module(_by_proxies(module, inputs))
+            with _process_left_alone():
+                exported = torch.export.export(module, tuple(inputs)).run_decompositions({})
+    except Unsupported:
+        raise
     except Exception as error:  # torch.export raises many unrelated types for one reason: it cannot trace this
         raise Unsupported(
             f"{type(module).__name__} cannot be traced: {type(error).__name__}: {str(error).strip().splitlines()[0]}",
             remedy="trace the part with static shapes, or capture the running program",
         ) from error
     return from_exported(exported)
+
+
+def exports() -> bool:
+    """Whether this torch's ``torch.export`` gives graphs that can be read here: from 2.4 on."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+
+
+def _by_proxies(module: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """The graph of ``module`` by ``make_fx``, its weights as attributes.
+
+    Raises:
+        Unsupported: it changes its own buffers.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    function = torch.func.functionalize(lambda *given: module(*given), remove="mutations")
+    traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    for node in traced.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            raise Unsupported(
+                f"{type(module).__name__} changes its own buffers in an inference ({node.target})",
+                remedy="use another mode",
+            )
+    return traced
 
 
 @contextlib.contextmanager

@@ -19,12 +19,12 @@ from torch import nn
 from edge_offload.errors import Unsupported
 from edge_offload.ir.build import TracedProgram, tensor_digest
 from edge_offload.ir.operators import Operator, Ref
+from edge_offload.ir.trace.composed import LIBRARY
 from edge_offload.ir.values import DYNAMIC, Value
 
 NAME = "edge_offload.opaque.default"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_LIBRARY = torch.library.Library("edge_offload", "FRAGMENT")
-_LIBRARY.define("opaque(str token, Tensor[] inputs) -> Tensor[]")
+LIBRARY.define("opaque(str token, Tensor[] inputs) -> Tensor[]")
 _modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
 
 
@@ -83,4 +83,4 @@ def _run(token: str, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
     return [tensor.to(device) if device.type != "cpu" else tensor.clone() for tensor in found]
 
 
-_LIBRARY.impl("opaque", _run, "CompositeExplicitAutograd")
+LIBRARY.impl("opaque", _run, "CompositeExplicitAutograd")

@@ -10,7 +10,7 @@ import pathlib
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
-from edge_offload.native.recipe import Recipe, compiler
+from edge_offload.native.recipe import BuildFailed, Recipe, compiler
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 CPP = PACKAGE / "native" / "cpp"
@@ -67,6 +67,15 @@ def build_device() -> VirtualDevice:
         BuildFailed: the compiler failed; the text ends with its last lines.
     """
     return VirtualDevice(GUARD.build(), DEVICE.build())
+
+
+def device_problem() -> Optional[BuildFailed]:
+    """Why the virtual device cannot be built here; None if its sources compile, which takes a while the first time.
+
+    Raises:
+        Unsupported: no compiler.
+    """
+    return GUARD.problem() or DEVICE.problem()
 
 
 def device_is_possible() -> bool:

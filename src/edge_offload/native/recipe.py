@@ -32,12 +32,10 @@ from edge_offload.native.progress import Progress
 
 #: By language: the variable that names a compiler, what is tried without it, and the package that brings one.
 COMPILERS = {"C": ("CC", ("cc", "gcc", "clang"), "gcc"), "C++": ("CXX", ("c++", "g++", "clang++"), "g++")}
-#: Seconds that a compiler may take, that another process's build is waited for, and that a test compile may take.
+#: Seconds that a compiler may take, that another process's build is waited for, and that a trial may take.
 COMPILE_S, TRIAL_S = 1800.0, 300.0
 #: Seconds between two looks whether a build is over, or is to be stopped.
 LOOK_S = 0.1
-#: The least of what our sources include that shows whether a compiler takes torch's headers and finds Python's.
-TRIAL = "#include <Python.h>\n#include <ATen/core/Tensor.h>\n#include <torch/library.h>\n"
 
 
 class BuildFailed(Unsupported):
@@ -145,7 +143,7 @@ class Recipe:
         return path
 
     def problem(self) -> Optional[BuildFailed]:
-        """Why a library for torch cannot be built here, found by a test compile; None if it can: that is remembered.
+        """Why a library for torch cannot be built here; None if its source compiles: that is remembered.
 
         Raises:
             Unsupported: no compiler.
@@ -154,8 +152,8 @@ class Recipe:
         if os.path.exists(tried):
             return None
         try:
-            command = [*self._compiler(), *self._flags()[0], "-fsyntax-only", "-x", "c++", "-"]
-            status, log = _run(command, TRIAL, TRIAL_S)
+            command = [*self._compiler(), *self._flags()[0], "-fsyntax-only", str(self.source)]
+            status, log = _run(command, TRIAL_S)
             if status:
                 return self._failure(log)
             tried.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -218,7 +216,17 @@ class Recipe:
                 f"{what}: its headers want {wanted.upper()}, and {version} says: {text[:300]}",
                 remedy=f"{older}install a newer compiler (apt install g++-12, then CXX=g++-12)",
             )
-        return BuildFailed(f"{what}: {text}", remedy=f"pip install 'torch<={torch_facts.NEWEST}'")
+        return BuildFailed(f"{what}: {text}", remedy=_other_torch(torch_facts.torch_version()))
+
+
+def _other_torch(version: str) -> str:
+    """What to do where a compiler is good enough and torch's headers are not what our sources expect."""
+    release = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    for bound, sign in ((torch_facts.OLDEST, ">="), (torch_facts.NEWEST, "<=")):
+        limit = tuple(map(int, bound.split(".")))
+        if (release < limit) if sign == ">=" else (release > limit):
+            return f"pip install 'torch{sign}{bound}'"
+    return "set CXX to another C++ compiler (GCC 9 or newer)"
 
 
 def _inputs(source: pathlib.Path) -> Dict[str, bytes]:
@@ -262,10 +270,8 @@ def _locked(path: pathlib.Path, stop: Optional[threading.Event]) -> Iterator[Non
         yield
 
 
-def _run(
-    command: Sequence[str], given: str = "", limit_s: float = COMPILE_S, stop: Optional[threading.Event] = None
-) -> Tuple[int, str]:
-    """Exit status and standard error of a compiler that reads ``given``; it is ended with whoever called it.
+def _run(command: Sequence[str], limit_s: float = COMPILE_S, stop: Optional[threading.Event] = None) -> Tuple[int, str]:
+    """Exit status and standard error of a compiler; it is ended with whoever called it.
 
     Raises:
         BuildFailed: it took longer than ``limit_s``, or ``stop`` was set.
@@ -273,17 +279,16 @@ def _run(
     nice = ["nice", "-n", "10"] if shutil.which("nice") else []
     ends = time.monotonic() + limit_s
     with subprocess.Popen(
-        [*nice, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [*nice, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            rest: Optional[str] = given
             while True:
                 try:
-                    log = process.communicate(rest, timeout=LOOK_S)[1]
+                    log = process.communicate(timeout=LOOK_S)[1]
                     return process.returncode, log
                 except subprocess.TimeoutExpired:
-                    rest = None
+                    pass
                 if stop is not None and stop.is_set():
                     raise BuildFailed("the build was stopped")
                 if time.monotonic() > ends:

@@ -12,8 +12,8 @@ from edge_offload.errors import Unsupported
 
 #: The C++ standards that torch's headers have asked for, by the number that they compare ``__cplusplus`` with.
 STANDARDS = {201402: "c++14", 201703: "c++17", 202002: "c++20", 202302: "c++23"}
-#: The newest torch that this release was tested with.
-NEWEST = "2.15.0"
+#: The oldest and the newest torch that this release was tested with.
+OLDEST, NEWEST = "2.0.1", "2.15.0"
 
 
 def torch_directory() -> pathlib.Path:

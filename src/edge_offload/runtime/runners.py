@@ -134,10 +134,10 @@ def made_once(make: Callable[[], Runner]) -> Callable[[], Runner]:
 def split_runner(executor: ModuleExecutor, *source: Any, **link: Any) -> Runner:
     """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
     from edge_offload.companion.half import PlaceBeside
-    from edge_offload.modes.split.robot.opening import ModelSource
     from edge_offload.modes.split.robot.runner import SplitRunner
+    from edge_offload.modes.split.unmodified.other_torch import AnyTorchSource
     from edge_offload.split.runtime.places import place_of
 
     beside = executor.process if isinstance(executor, ModuleBeside) else None
     place = place_of(executor.device) if beside is None else PlaceBeside(beside)
-    return SplitRunner(ModelSource(*source), place=place, **link)
+    return SplitRunner(AnyTorchSource(*source), place=place, **link)

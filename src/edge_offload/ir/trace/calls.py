@@ -14,8 +14,8 @@ from edge_offload.ir.operators import Arg, HostNumber, HostTensor, Layout, Stora
 from edge_offload.ir.schemas import enumerated
 from edge_offload.ir.trace import composed
 from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
-from edge_offload.ir.trace.checksums import checksum
-from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, decode, integers_of
+from edge_offload.ir.trace.checksums import appended
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, ITEM_BYTES, decode, integers_of
 
 Buffer = Union[bytes, bytearray, memoryview]
 #: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
@@ -99,7 +99,7 @@ class StorageBuffer:
         dtype = DTYPES[layout.dtype]
         last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
         held = self.storage.nbytes()
-        if 0 not in layout.sizes and (last + 1) * dtype.itemsize > held:
+        if 0 not in layout.sizes and (last + 1) * ITEM_BYTES[dtype] > held:
             raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
         try:
             if (
@@ -155,6 +155,7 @@ class BoundOperator:
         views, hosts, numbers: leaves of these kinds, in order.
         storages: number of the storage of each reference, in order.
         written: positions of the references that it writes to.
+        appended: values of arguments that the robot's torch does not have.
         random: whether it draws random numbers.
         refused: why it is not run; its kernel is not known then.
         results, fixed: what its results were, and whether they are so every time.
@@ -174,6 +175,7 @@ class BoundOperator:
         self.claimed = claimed
         self.refused: Optional[Unsupported] = None
         self.written: List[int] = []
+        self.appended: Tuple[Any, ...] = ()
         self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
         self.kernel: Callable[..., Any] = _no_kernel
@@ -190,11 +192,7 @@ class BoundOperator:
         try:
             self.overload = composed.OVERLOAD if name == composed.NAME else resolve(name)
             self.kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
-            if schema and schema != checksum(name):
-                raise Unsupported(
-                    f"operator {name!r} is another one in the robot's torch than in the server's {torch.__version__}",
-                    remedy="use the same torch on both",
-                )
+            self.appended = appended(name, schema, len(self.operator.args))
         except Unsupported as error:
             self.refused = error
             return
@@ -261,7 +259,7 @@ class BoundOperator:
 
     def _bind(self) -> None:
         schema = self.overload._schema  # type: ignore[union-attr]
-        arguments = self.operator.args
+        arguments = (*self.operator.args, *self.appended)
         if len(arguments) != len(schema.arguments):
             raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
         given = {argument.name: value for argument, value in zip(schema.arguments, arguments)}
@@ -288,11 +286,12 @@ class BoundOperator:
         Raises:
             Unsupported: a dtype, layout or memory format is not one that is used here.
         """
+        arguments = (*self.operator.args, *self.appended)
         for position, named, kind in enumerated(self.overload):
-            value = self.operator.args[position]
+            value = arguments[position]
             if type(value) is int and value not in KNOWN_NUMBERS[kind]:
                 raise Unsupported(f"operator {self.name!r}: {named} number {value} is not supported")
-        self.arguments = [self._plain(value) for value in self.operator.args]
+        self.arguments = [self._plain(value) for value in arguments]
         for position, flag in _cudnn_flags(self.overload):
             self.arguments[position] = flag()
         self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, OPERANDS) or _is_generator(v)]
@@ -384,7 +383,7 @@ def host_tensor(hosts: Sequence[Buffer], spec: HostTensor) -> torch.Tensor:
     count = 1
     for size in sizes:
         count *= size
-    if not hosts or memoryview(hosts[0]).nbytes != count * dtype.itemsize:
+    if not hosts or memoryview(hosts[0]).nbytes != count * ITEM_BYTES[dtype]:
         raise ProtocolError(f"a host tensor of {sizes} {dtype} came with the wrong number of bytes")
     if not count:
         return torch.empty(sizes, dtype=dtype)

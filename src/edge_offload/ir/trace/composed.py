@@ -30,10 +30,13 @@ _UNCHECKED = {
     "aten::_log_softmax_backward_data": 0, "aten::_adaptive_avg_pool2d_backward": 2,
     "aten::_adaptive_avg_pool3d_backward": 3,
 }  # fmt: skip
+#: Not up to torch 2.0.
+_SAYS_COALESCED = "is_coalesced" in str(torch.ops.aten.sparse_coo_tensor.indices_size._schema)
 NONE, TENSOR, COO, COMPRESSED, NESTED, LIST = range(6)
 
-_library = torch.library.Library("edge_offload", "DEF")
-_library.define("composed(Tensor[] parts, int[] integers, str call) -> Tensor[]")
+#: The one library of this package's operators: torch up to 2.0 knows no second one (a fragment) of a name.
+LIBRARY = torch.library.Library("edge_offload", "DEF")
+LIBRARY.define("composed(Tensor[] parts, int[] integers, str call) -> Tensor[]")
 
 
 def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) -> List[torch.Tensor]:
@@ -54,6 +57,10 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     if name in _UNCHECKED:
         _check_operands(arguments[0], arguments[1], _UNCHECKED[name])
     schema = overload._schema
+    for argument in schema.arguments[len(arguments) :]:  # appended since the robot's torch, which knows of it
+        if not argument.has_default_value():
+            break
+        arguments.append(argument.default_value)
     if len(arguments) != len(schema.arguments):
         raise ProtocolError(f"{name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
     for position, named, kind in enumerated(overload):
@@ -83,7 +90,7 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     return answer.tensors()
 
 
-_library.impl("composed", composed, "CompositeExplicitAutograd")
+LIBRARY.impl("composed", composed, "CompositeExplicitAutograd")
 #: The one operator that is not torch's: it runs those of :mod:`.allowlist` on tensors of parts.
 NAME = "edge_offload::composed"
 OVERLOAD = torch.ops.edge_offload.composed.default
@@ -160,6 +167,9 @@ class _Arguments:
         indices, values = next(self._parts), next(self._parts)
         if indices.dim() != 2 or indices.size(0) != sparse:
             raise ValueError(f"indices of {tuple(indices.shape)} for {sparse} dimensions")
+        if not _SAYS_COALESCED:
+            made = torch.sparse_coo_tensor(indices, values, sizes, check_invariants=True)
+            return made.coalesce() if coalesced else made
         return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=bool(coalesced), check_invariants=True)
 
     def _compressed(self, layout: int, dims: int) -> torch.Tensor:
@@ -179,7 +189,10 @@ class _Arguments:
         for axis in range(dims - 2, -1, -1):
             strides[:, axis] = strides[:, axis + 1] * sizes[:, axis + 1]
         ends = sizes.prod(1).cumsum(0)
-        return torch._nested_view_from_buffer(buffer.contiguous(), sizes, strides, ends - sizes.prod(1))
+        view, begins = torch.ops.aten._nested_view_from_buffer.default, ends - sizes.prod(1)
+        as_list = str(view._schema.arguments[3].type) == "List[int]"  # up to torch 2.0
+        made: torch.Tensor = view(buffer.contiguous(), sizes, strides, begins.tolist() if as_list else begins)
+        return made
 
 
 class _Answer:

@@ -29,6 +29,7 @@ from edge_offload.ir.operators import (
     Varying,
     View,
 )
+from edge_offload.older_torch import item_bytes
 
 MAX_KEY_BYTES = 1 << 20
 MAX_DIMS = 64
@@ -45,6 +46,7 @@ _NEWER = {
 }  # fmt: skip
 DTYPES.update({number: getattr(torch, name) for number, name in _NEWER.items() if hasattr(torch, name)})
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+ITEM_BYTES = {dtype: item_bytes(dtype) for dtype in DTYPE_NUMBERS}
 
 
 _NOTHING_VARIES: Mapping[int, int] = {}

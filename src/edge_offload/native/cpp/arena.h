@@ -6,6 +6,7 @@
 // is emptied, and all such regions but one are given back.
 #pragma once
 #include "room.h"
+#include "torch_versions.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/llvmMathExtras.h>
@@ -22,7 +23,7 @@
 
 namespace edge_offload {
 
-class Arena final : public c10::Allocator {
+class Arena final : public since_2_3::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};

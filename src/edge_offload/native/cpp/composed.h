@@ -87,9 +87,9 @@ class Apart {
     if (t.is_nested()) {
       auto* nested = nested_of(t);
       if (!at::native::nested_tensor_impl_is_contiguous(nested)) refuse("takes a nested tensor that is not contiguous; call .contiguous() first");
-      const auto sizes = nested->get_nested_sizes();
+      const auto sizes = since_2_1::nested_sizes(nested);
       text += "[\"n\", " + std::to_string(sizes.dim() ? sizes.size(0) : 0) + ", " + std::to_string(sizes.dim() > 1 ? sizes.size(1) : 0) + "]";
-      for (int64_t i = 0; i < sizes.numel(); ++i) integers.push_back(sizes.const_data_ptr<int64_t>()[i]);
+      for (int64_t i = 0; i < sizes.numel(); ++i) integers.push_back(sizes.data_ptr<int64_t>()[i]);
       parts.push_back(nested->get_buffer());
     } else if (t.layout() == at::kSparse) {
       auto* coo = coo_of(t);
@@ -183,7 +183,7 @@ class Together {
     const auto pieces = number(), dims = number();
     const auto sizes = numbers(pieces * dims);
     auto table = at::empty({pieces, dims}, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
-    std::copy(sizes.begin(), sizes.end(), table.mutable_data_ptr<int64_t>());
+    std::copy(sizes.begin(), sizes.end(), table.data_ptr<int64_t>());
     return at::detail::make_tensor<at::native::NestedTensorImpl>(part(), table);
   }
 };

@@ -51,7 +51,7 @@ inline void boxed_on_gpu(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 // A CPU normalises channels that lie last as they lie, a GPU copies them first: the bits of the one, the strides of the other.
-inline Tensor group_norm(const Tensor& input, int64_t groups, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+inline Tensor group_norm(const Tensor& input, int64_t groups, const optional<Tensor>& weight, const optional<Tensor>& bias,
                          double eps, bool cudnn) {
   if (input.suggest_memory_format() == at::MemoryFormat::Contiguous) return at::native::group_norm(input, groups, weight, bias, eps, cudnn);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::group_norm", "");

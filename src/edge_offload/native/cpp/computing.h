@@ -4,8 +4,6 @@
 #include "memory.h"
 #include "results.h"
 
-#include <optional>
-
 namespace edge_offload {
 
 struct Facts {  // of an operator, worked out once
@@ -179,8 +177,8 @@ class Computing {
       v = std::move(list);
     }
     else if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
-      c10::List<std::optional<Tensor>> list;
-      for (const IValue& item : v.toListRef()) list.push_back(item.isTensor() ? std::optional<Tensor>(take(item.toTensor())) : std::nullopt);
+      c10::List<optional<Tensor>> list;
+      for (const IValue& item : v.toListRef()) list.push_back(item.isTensor() ? optional<Tensor>(take(item.toTensor())) : nullopt);
       v = std::move(list);
     }
   }
@@ -203,7 +201,7 @@ class Computing {
     if (v.isNone()) { v = generator_of(0); return; }
     auto generator = v.toGenerator();
     TORCH_CHECK(generator.device().type() == kDevice, "Expected a 'cuda' device type for generator but found '", generator.device().type(), "'");
-    v = generator_of(static_cast<int64_t>(generator.unsafeGetGeneratorImpl()->get_offset()));
+    v = generator_of(edge_offload_number(generator.unsafeGetGeneratorImpl()));
   }
 
   // What became of the size and memory of an operand.

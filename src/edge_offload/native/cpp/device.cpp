@@ -47,10 +47,10 @@ class Quiet final : public c10::WarningHandler {
 };
 
 // Up to torch 2.6 page-locked memory is made by kernels of the CUDA key.
-bool is_pinned(const Tensor& self, std::optional<at::Device>) {
-  return self.device().is_cpu() && self.defined() && self.has_storage() && at::detail::getCUDAHooks().isPinnedPtr(self.storage().data());
+bool is_pinned(const Tensor& self, optional<at::Device>) {
+  return self.device().is_cpu() && self.defined() && self.has_storage() && at::detail::getCUDAHooks().isPinnedPtr(const_cast<void*>(static_cast<const void*>(self.storage().data())));
 }
-Tensor pin_memory(const Tensor& self, std::optional<at::Device>) {
+Tensor pin_memory(const Tensor& self, optional<at::Device>) {
   TORCH_CHECK(self.device().is_cpu(), "cannot pin '", self.toString(), "' only dense CPU tensors can be pinned");
   const auto bytes = at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.dtype().itemsize());
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::detail::getCUDAHooks().getPinnedMemoryAllocator(), false);
@@ -130,7 +130,8 @@ int install(py::object handler) {
     if (!op || !op->hasSchema()) continue;
     const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
     put_composed(library_of, *op, short_name);
-    if (sent_composed(short_name)) {
+    // up to torch 2.0 to_sparse is no composite of _to_sparse
+    if (sent_composed(short_name) || (short_name.rfind("to_sparse", 0) == 0 && op->hasKernelForDispatchKey(c10::DispatchKey::CPU))) {
       library->impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&composed>());
       continue;
     }

@@ -7,11 +7,11 @@
 
 namespace edge_offload {
 
-inline void check_device(std::optional<at::Device> device) {
+inline void check_device(optional<at::Device> device) {
   TORCH_CHECK(!device || device->index() <= 0, "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)");
 }
-inline Tensor empty_memory_format(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                           std::optional<at::Device> device, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+inline Tensor empty_memory_format(c10::SymIntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout> layout,
+                           optional<at::Device> device, optional<bool> pinned, optional<at::MemoryFormat> format) {
   check_device(device);
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "edge_offload: layout ", *layout, " is not supported on the device");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
@@ -22,8 +22,8 @@ inline Tensor empty_memory_format(c10::SymIntArrayRef size, std::optional<at::Sc
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &allocator(), c10::DispatchKeySet(kKey),
                                    dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype())), format);
 }
-inline Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
-                     std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pinned) {
+inline Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, optional<at::ScalarType> dtype,
+                     optional<at::Layout> layout, optional<at::Device> device, optional<bool> pinned) {
   check_device(device);
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "edge_offload: layout ", *layout, " is not supported on the device");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");

@@ -4,6 +4,8 @@
 // libraries, if it has them: guard and hooks registered here take the place of theirs. It links no CUDA library and no
 // Python. Overrides carry no `override` keyword on purpose: the set of virtual functions differs between versions
 // of torch, and a function that a version lacks is then merely unused.
+#include "torch_versions.h"
+
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -54,8 +56,8 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
 // What a profiler asks of the device: when something runs there is not known here, so events stay empty, which means no time.
 struct Stubs final : public torch::profiler::impl::ProfilerStubs {
-  using Event = torch::profiler::impl::ProfilerVoidEventStub;
-  void record(c10::DeviceIndex* device, Event*, int64_t* cpu_ns) const {
+  using Event = edge_offload::since_2_1::ProfilerEvent;
+  void record(edge_offload::since_2_3::DeviceIndexOfProfiler* device, Event*, int64_t* cpu_ns) const {
     if (device) *device = 0;
     if (cpu_ns) *cpu_ns = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   }
@@ -83,7 +85,7 @@ struct RemoteGenerator final : public c10::GeneratorImpl {
       : c10::GeneratorImpl(c10::Device(kDevice, 0), c10::DispatchKeySet(c10::DispatchKey::CUDA)), number(next_generator++) {}
   void set_current_seed(uint64_t seed) { seed_ = seed; if (callbacks.seed) callbacks.seed(number, seed); }
   void set_offset(uint64_t) { TORCH_CHECK(false, "offsets of a remote generator cannot be set"); }
-  uint64_t get_offset() const { return static_cast<uint64_t>(number); }  // the recorder reads the number through this
+  uint64_t get_offset() const { return 0; }
   uint64_t current_seed() const { return seed_; }
   uint64_t seed() { set_current_seed(c10::detail::getNonDeterministicRandom()); return seed_; }
   void set_state(const c10::TensorImpl& state) {
@@ -111,7 +113,7 @@ struct PinnedRanges {
 };
 PinnedRanges& pinned() { static auto* ranges = new PinnedRanges; return *ranges; }
 
-struct PinnedAllocator final : public c10::Allocator {
+struct PinnedAllocator final : public edge_offload::since_2_3::Allocator {
   struct Block { c10::DataPtr memory; };
   static void release(void* context) {
     auto* block = static_cast<Block*>(context);
@@ -136,6 +138,12 @@ extern "C" __attribute__((visibility("default"))) void edge_offload_generator(at
   *made = at::Generator(c10::make_intrusive<RemoteGenerator>());
 }
 
+extern "C" __attribute__((visibility("default"))) int64_t edge_offload_number(const c10::GeneratorImpl* generator) {
+  const auto* ours = dynamic_cast<const RemoteGenerator*>(generator);
+  TORCH_CHECK(ours, "edge_offload: a CUDA generator that the virtual device did not make");
+  return ours->number;
+}
+
 extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
     void (*seed)(int64_t, uint64_t), at::Tensor (*state)(int64_t), void (*restore)(int64_t, const at::Tensor&)) {
   callbacks = {seed, state, restore};
@@ -143,6 +151,7 @@ extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
 
 namespace at {  // the registry looks for the class in at::
 struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
+  using Number = edge_offload::since_2_1::DeviceNumber;
   static inline std::atomic<int64_t> plans{4096};  // of Fourier transforms, that a program lets a GPU keep
   explicit EdgeOffloadHooks(at::CUDAHooksArgs) {}
   void init() const {}
@@ -151,21 +160,21 @@ struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
   bool hasCuDNN() const { return false; }
   bool hasMAGMA() const { return false; }
   std::string showConfig() const { return "  - CUDA: the virtual device of edge_offload\n"; }
-  int64_t cuFFTGetPlanCacheMaxSize(DeviceIndex) const { return plans; }
-  void cuFFTSetPlanCacheMaxSize(DeviceIndex, int64_t most) const { plans = most; }
-  int64_t cuFFTGetPlanCacheSize(DeviceIndex) const { return 0; }
-  void cuFFTClearPlanCache(DeviceIndex) const {}
+  int64_t cuFFTGetPlanCacheMaxSize(Number) const { return plans; }
+  void cuFFTSetPlanCacheMaxSize(Number, int64_t most) const { plans = most; }
+  int64_t cuFFTGetPlanCacheSize(Number) const { return 0; }
+  void cuFFTClearPlanCache(Number) const {}
   bool isBuilt() const { return true; }
   bool isAvailable() const { return true; }
-  bool hasPrimaryContext(DeviceIndex) const { return true; }
+  bool hasPrimaryContext(Number) const { return true; }
   DeviceIndex deviceCount() const { return 1; }
   int getNumGPUs() const { return 1; }
-  void deviceSynchronize(DeviceIndex) const {}
+  void deviceSynchronize(Number) const {}
   DeviceIndex getCurrentDevice() const { return 0; }
-  DeviceIndex current_device() const { return 0; }
+  Number current_device() const { return 0; }
   void setCurrentDevice(DeviceIndex) const {}
   Device getDeviceFromPtr(void*) const { return Device(kDevice, 0); }
-  bool isPinnedPtr(const void* data) const {
+  bool isPinnedPtr(edge_offload::since_2_1::Pointer data) const {
     std::lock_guard<std::mutex> hold(pinned().lock);
     auto after = pinned().ranges.upper_bound(static_cast<const char*>(data));
     if (after == pinned().ranges.begin()) return false;

@@ -20,6 +20,9 @@
 #include <string_view>
 #include <vector>
 
+// The number of a generator of the device (guard.cpp).
+extern "C" __attribute__((weak)) int64_t edge_offload_number(const c10::GeneratorImpl* generator);
+
 namespace edge_offload {
 
 constexpr auto kDevice = c10::DeviceType::CUDA;
@@ -113,7 +116,7 @@ class Key {
                   "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)");
       tag('Y');
     }
-    else if (v.isGenerator()) { tag('G'); put(static_cast<int64_t>(v.toGenerator().unsafeGetGeneratorImpl()->get_offset())); }
+    else if (v.isGenerator()) { tag('G'); put(edge_offload_number(v.toGenerator().unsafeGetGeneratorImpl())); }
     else if (v.isIntList()) {
       const auto list = v.toListRef();
       tag('V'); put(static_cast<uint32_t>(list.size()));

@@ -94,8 +94,8 @@ inline void copy_here(const Tensor& to, const Tensor& from) {
   const auto *a = to.unsafeGetTensorImpl(), *b = from.unsafeGetTensorImpl();
   if (a->dtype() == b->dtype() && a->sizes() == b->sizes() && a->strides() == b->strides() && a->is_non_overlapping_and_dense() &&
       a->has_storage() && b->has_storage() && !a->is_conj() && !b->is_conj() && !a->is_neg() && !b->is_neg() && !from.is_quantized() && from.device().is_cpu() &&
-      from.const_data_ptr() != nullptr)
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+      since_2_1::data_of(from) != nullptr)
+    std::memcpy(to.data_ptr(), since_2_1::data_of(from), from.nbytes());
   else
     to.copy_(from);
 }

@@ -52,8 +52,8 @@ inline Tensor hollow(const Tensor& t) {
   made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
   return made;
 }
-inline std::optional<Tensor> hollow(const IValue& v) {
-  return v.isTensor() && v.toTensor().defined() ? std::optional<Tensor>(hollow(v.toTensor())) : std::nullopt;
+inline optional<Tensor> hollow(const IValue& v) {
+  return v.isTensor() && v.toTensor().defined() ? optional<Tensor>(hollow(v.toTensor())) : nullopt;
 }
 
 inline void lay(Out& out, c10::IntArrayRef strides) {
@@ -112,9 +112,9 @@ inline bool convolution(const Stack& stack, size_t first, std::vector<Return>& r
   const int64_t groups = stack[first + 8].toInt();
   const bool flat = input.dim() == 3;  // computed with a height of one, and copied before that if need be
   if (flat) input.unsafeGetTensorImpl()->set_sizes_contiguous(input.sizes().vec());
-  const auto backend = at::native::select_conv_backend(input, weight, hollow(stack[first + 2]), c10::fromIntArrayRefSlow(stride),
-      c10::fromIntArrayRefSlow(padding), c10::fromIntArrayRefSlow(dilation), stack[first + 6].toBool(),
-      c10::fromIntArrayRefSlow(output_padding), groups, std::nullopt);
+  const auto backend = at::native::select_conv_backend(input, weight, hollow(stack[first + 2]), since_2_2::strides(stride),
+      c10::fromIntArrayRefSlow(padding), since_2_2::strides(dilation), stack[first + 6].toBool(),
+      c10::fromIntArrayRefSlow(output_padding), groups, nullopt);
   auto& out = returns[0].outs[0];
   if (flat) {
     const auto lift = [](Tensor& t, int64_t height) {

@@ -62,9 +62,9 @@ class MetaRun {
       return list;
     }
     if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
-      c10::List<std::optional<Tensor>> list;
+      c10::List<optional<Tensor>> list;
       for (const IValue& item : v.toListRef())
-        list.push_back(item.isTensor() ? std::optional<Tensor>(convert(item.toTensor(), key)) : std::nullopt);
+        list.push_back(item.isTensor() ? optional<Tensor>(convert(item.toTensor(), key)) : nullopt);
       return list;
     }
     return v;

@@ -7,6 +7,7 @@
 #include "keys.h"
 #include "lock.h"
 #include "room.h"
+#include "torch_versions.h"
 
 #include <c10/core/Allocator.h>
 #include <torch/extension.h>
@@ -197,7 +198,7 @@ inline void hold_bytes(Context* context, int64_t bytes) {
   auto& s = state();
   if (context->spare && bytes > 0)
     for (auto& one : spares())
-      if (one && one.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context() == context) one = c10::Storage();
+      if (one && since_2_4::pointer_of(one.unsafeGetStorageImpl()).get_context() == context) one = c10::Storage();
   const int64_t more = bytes - context->bytes;
   context->bytes = bytes;
   if (more <= 0) { s.given -= more; return; }
@@ -221,7 +222,7 @@ inline Context::~Context() {
 inline void release(void* context) { delete static_cast<Context*>(context); }
 
 inline Context* context_of(c10::StorageImpl* storage) {
-  auto& pointer = storage->_mutable_data_ptr_no_checks();
+  auto& pointer = since_2_4::pointer_of(storage);
   TORCH_CHECK(pointer.get_deleter() == &release, "edge_offload: a CUDA storage that the virtual device did not make");
   return static_cast<Context*>(pointer.get_context());
 }

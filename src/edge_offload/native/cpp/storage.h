@@ -13,7 +13,7 @@ inline Context* new_context(bool in_segment, int64_t bytes) {
   return context.release();
 }
 
-struct RemoteAllocator final : public c10::Allocator {
+struct RemoteAllocator final : public since_2_3::Allocator {
   c10::DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, std::size_t) const override {

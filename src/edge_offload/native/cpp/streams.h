@@ -171,8 +171,8 @@ struct Hosts {
       return list;
     }
     if (v.isList() && v.toList().elementType()->kind() == c10::TypeKind::OptionalType) {
-      c10::List<std::optional<Tensor>> list;
-      for (const IValue& item : v.toListRef()) list.push_back(item.isTensor() ? std::optional<Tensor>(of(item.toTensor())) : std::nullopt);
+      c10::List<optional<Tensor>> list;
+      for (const IValue& item : v.toListRef()) list.push_back(item.isTensor() ? optional<Tensor>(of(item.toTensor())) : nullopt);
       return list;
     }
     return v;

@@ -59,11 +59,11 @@ inline void fetch_lines(const void* at, size_t bytes) {
 // The host's tensors of a call's tensors (null: undefined) while it is computed. False where it has to be computed boxed.
 struct Loan {
   const Tensor* const* mine;
-  std::optional<Tensor>* hosts;
+  optional<Tensor>* hosts;
   size_t count;
   uint32_t lent = 0;
 
-  Loan(const Tensor* const* mine, std::optional<Tensor>* hosts, size_t count) : mine(mine), hosts(hosts), count(count) {}
+  Loan(const Tensor* const* mine, optional<Tensor>* hosts, size_t count) : mine(mine), hosts(hosts), count(count) {}
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
   ~Loan() {  // their contexts keep what was lent as long as the storages live, which the caller holds
@@ -115,18 +115,18 @@ struct Fits { template <typename... Args> static bool now(const Args&...) { retu
 template <>
 struct Fits<at::_ops::native_batch_norm> {  // running averages are written
   template <typename... Args>
-  static bool now(const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&, const std::optional<Tensor>&,
-                  const std::optional<Tensor>&, bool training, const Args&...) { return !training; }
+  static bool now(const Tensor&, const optional<Tensor>&, const optional<Tensor>&, const optional<Tensor>&,
+                  const optional<Tensor>&, bool training, const Args&...) { return !training; }
 };
 template <>
 struct Fits<at::_ops::scaled_dot_product_attention> {  // random numbers are drawn
   template <typename... Args>
-  static bool now(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double dropout, const Args&...) { return dropout == 0.0; }
+  static bool now(const Tensor&, const Tensor&, const Tensor&, const optional<Tensor>&, double dropout, const Args&...) { return dropout == 0.0; }
 };
 
-template <typename T> constexpr bool kIsTensor = std::is_same_v<std::decay_t<T>, Tensor> || std::is_same_v<std::decay_t<T>, std::optional<Tensor>>;
+template <typename T> constexpr bool kIsTensor = std::is_same_v<std::decay_t<T>, Tensor> || std::is_same_v<std::decay_t<T>, optional<Tensor>>;
 inline const Tensor* operand(const Tensor& t) { return t.defined() ? &t : nullptr; }
-inline const Tensor* operand(const std::optional<Tensor>& t) { return t && t->defined() ? &*t : nullptr; }
+inline const Tensor* operand(const optional<Tensor>& t) { return t && t->defined() ? &*t : nullptr; }
 
 template <typename Op, typename Signature = typename Op::schema>
 class Typed;
@@ -139,7 +139,7 @@ class Typed<Op, Return(Args...)> {
     const Tensor* mine[kCount];
     size_t found = 0;
     (note(mine, found, args), ...);
-    std::optional<Tensor> hosts[kCount];
+    optional<Tensor> hosts[kCount];
     Loan loan(mine, hosts, kCount);
     if (!loan.take()) return general(args...);
     return compute(loan, std::index_sequence_for<Args...>(), args...);
@@ -166,7 +166,7 @@ class Typed<Op, Return(Args...)> {
   template <size_t I, typename T>
   static decltype(auto) host(Loan& loan, T& argument) {
     if constexpr (std::is_same_v<std::decay_t<T>, Tensor>) return *loan.hosts[before(I)];
-    else if constexpr (std::is_same_v<std::decay_t<T>, std::optional<Tensor>>) return static_cast<const std::optional<Tensor>&>(loan.hosts[before(I)]);
+    else if constexpr (std::is_same_v<std::decay_t<T>, optional<Tensor>>) return static_cast<const optional<Tensor>&>(loan.hosts[before(I)]);
     else return static_cast<T&>(argument);
   }
   template <size_t... I>
@@ -215,7 +215,7 @@ inline Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
     if (count == kMost || !t.defined()) return Typed<Op>::general(tensors, dim);
     mine[count++] = &t;
   }
-  std::optional<Tensor> lent[kMost];
+  optional<Tensor> lent[kMost];
   Loan loan(mine, lent, count);
   if (!loan.take()) return Typed<Op>::general(tensors, dim);
   ++state().count_calls;

@@ -11,9 +11,9 @@
 namespace edge_offload {
 
 inline Tensor view(const Tensor& self, c10::SymIntArrayRef size) { return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size)); }
-inline Tensor as_strided(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+inline Tensor as_strided(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, optional<c10::SymInt> offset) {
   return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                           offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
+                                           offset ? optional<int64_t>(offset->expect_int()) : nullopt);
 }
 inline Tensor reshape_alias(const Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
   return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
@@ -23,7 +23,7 @@ inline Tensor unsafe_view(const Tensor& self, c10::SymIntArrayRef size) { return
 inline int64_t bytes_needed(const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride, int64_t offset) {
   return at::detail::computeStorageNbytes(size, stride, self.dtype().itemsize(), offset);
 }
-inline const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+inline const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef sizes, optional<at::MemoryFormat> format) {
   Hold hold;
   auto size = C10_AS_INTARRAYREF_SLOW(sizes);
   auto* implementation = self.unsafeGetTensorImpl();

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from edge_offload import background
-from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError, Unsupported
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.tensors import Specs, pack, specs_of
 from edge_offload.ir import sequence_hash
@@ -54,7 +54,8 @@ REQUEST_S = 1.5e-3
 ECHOES = 9
 MOST_REQUEST_S = 0.05
 OPEN_TIMEOUT_S = 600.0
-REOPEN_S = 5.0
+REOPEN_S, MOST_REOPEN_S = 5.0, 600.0
+"""Before what was refused is asked for again; twice as long each time."""
 PROFILE_REPEATS = 3
 SAME_LINK_S = 0.02
 """By so much the way to the server may differ from that which plans were made for."""
@@ -107,6 +108,7 @@ class ModelSource:
     run_here: Callable[[Sequence[torch.Tensor]], Attempt]
     computes: bool = True
     learning: Learning = field(init=False)
+    _reported: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self.state_hash = functools.lru_cache(maxsize=1)(self.state_hash)
@@ -134,12 +136,13 @@ class ModelSource:
 
     def retry_s(self, refusals: int) -> float:
         """See :class:`Source`."""
-        del refusals
-        return REOPEN_S
+        return min(REOPEN_S * 2.0 ** max(0, refusals - 1), MOST_REOPEN_S)
 
     def report(self, problem: str) -> None:
-        """See :class:`Source`."""
-        _log.warning("%s", problem)
+        """Say it, once for each time that it is another problem."""
+        if problem != self._reported:
+            _log.warning("%s", problem)
+        self._reported = problem
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,7 @@ class SplitOpener:
         self._client, self._slowdown = client, slowdown
         self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
         self._made: Dict[Specs, _Made] = {}
+        self._untraceable: Dict[Specs, Unsupported] = {}
         self._learning = threading.Lock()
 
     def open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
@@ -191,6 +195,8 @@ class SplitOpener:
 
     def _open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
         specs = specs_of(examples)
+        if specs in self._untraceable:
+            raise self._untraceable[specs]
         progress("it is being traced here")
         known = self._known.get(specs)
         sequence = None if known is None else known[1].sequence
@@ -276,7 +282,11 @@ class SplitOpener:
 
                 learning = self.source.learning
                 with learning.at_work():
-                    network = self.source.trace(examples, between)
+                    try:
+                        network = self.source.trace(examples, between)
+                    except Unsupported as error:
+                        self._untraceable[specs] = error  # it will not be another time either
+                        raise
                     measured = learning.measured(network, self.place, PROFILE_REPEATS, between)
                     measured = measured or self.place.measure(network, PROFILE_REPEATS, between)
                 self._known[specs] = (network, measured, self.place.shared(network))

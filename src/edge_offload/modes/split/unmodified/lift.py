@@ -23,7 +23,7 @@ from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.build import TracedProgram, from_graph_module
 from edge_offload.ir.operators import HostNumber, HostTensor, Layout, StorageRef, View
 from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, StorageBuffer, host_number
-from edge_offload.ir.trace.keys import DTYPES
+from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.passes.expansions import encoder_layer
 from edge_offload.passes.folding import Folded, fold
@@ -298,7 +298,7 @@ class _Tracer:
         """
         dtype = DTYPES[layout.dtype]
         whole = layout.offset == 0 and not layout.flags and is_dense(layout)
-        if not whole or _elements(layout) * dtype.itemsize != cell.nbytes:
+        if not whole or _elements(layout) * ITEM_BYTES[dtype] != cell.nbytes:
             self._view(cell, layout).copy_(source)
             return
         converted = source if source.dtype == dtype else torch.ops.aten._to_copy.default(source, dtype=dtype)
@@ -316,9 +316,9 @@ class _Tracer:
     def _view(cell: _Cell, layout: Layout) -> torch.Tensor:
         if cell.tensor is None:  # nothing was written to it yet, and nobody can tell what is in it
             dtype = DTYPES[layout.dtype]
-            if layout.flags or cell.nbytes % dtype.itemsize:
+            if layout.flags or cell.nbytes % ITEM_BYTES[dtype]:
                 raise Unsupported("fresh memory is viewed in a way that no tensor is")
-            count = cell.nbytes // dtype.itemsize
+            count = cell.nbytes // ITEM_BYTES[dtype]
             if layout.offset == 0 and is_dense(layout) and _elements(layout) == count:
                 cell.tensor, cell.held = laid_out(torch.zeros(layout.sizes, dtype=dtype), layout), layout
             else:

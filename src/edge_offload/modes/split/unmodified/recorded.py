@@ -16,13 +16,12 @@ from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
 from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
-from edge_offload.modes.split.robot.opening import OPEN_TIMEOUT_S, REOPEN_S
+from edge_offload.modes.split.robot.opening import MOST_REOPEN_S, OPEN_TIMEOUT_S, REOPEN_S
 from edge_offload.notices import Once
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, look_up
 from edge_offload.split.learning.process import Learning
 from edge_offload.split.model.network import Network
 
-MOST_REOPEN_S = 600.0
 PUT_TIMEOUT_S = 300.0
 """For a piece of 8 MiB, on a link of 30 kB/s."""
 

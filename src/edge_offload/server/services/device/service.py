@@ -85,8 +85,12 @@ class DeviceService:
         request.reply({})
 
     def schemas(self, request: Request) -> None:
-        """``{}`` → the checksum of every operator's schema, for a robot with another torch."""
-        request.reply({}, [_packed_schemas()])
+        """``{}`` → the checksum of every operator's schema, for a robot with another torch.
+
+        ``{older}``, operators with how many arguments they have there → their checksums with so many alone.
+        """
+        older = request.body.get("older")
+        request.reply({}, [_packed_schemas() if older is None else _packed_prefixes(older)])
 
     def forget(self, peer: Peer) -> None:
         """The connection is gone: its sessions wait for the next one, as long as their lease."""
@@ -161,6 +165,12 @@ def _packed_schemas() -> bytes:
     from edge_offload.ir.trace import checksums
 
     return checksums.pack(checksums.table())
+
+
+def _packed_prefixes(older: object) -> bytes:
+    from edge_offload.ir.trace import checksums
+
+    return checksums.pack(checksums.prefixes(older))
 
 
 def _key(request: Request) -> Tuple[str, bytes]:
