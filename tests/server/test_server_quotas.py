@@ -31,9 +31,11 @@ def two_robots(tmp_path):
     public = keys.new_pair("server").public
     with contextlib.ExitStack() as stack:
         quota = Quota(max_open=3, max_models=2)
-        server = stack.enter_context(OffloadServer(
-            keys=keys, compute=Compute("cpu", threads=1), models=Models([NET]), limits=Limits(robot=quota)
-        ))
+        server = stack.enter_context(
+            OffloadServer(
+                keys=keys, compute=Compute("cpu", threads=1), models=Models([NET]), limits=Limits(robot=quota)
+            )
+        )
 
         def connect(name):
             own = KeyStore(tmp_path / name)

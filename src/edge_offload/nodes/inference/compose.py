@@ -50,9 +50,7 @@ def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOri
     return ResultOrigin(origin=along.origin, seen=seen, expected_drop=along.drop)
 
 
-def latency_message(
-    report: InferenceReport, header: Any, camera: str = "", client: Optional[Client] = None
-) -> Latency:
+def latency_message(report: InferenceReport, header: Any, camera: str = "", client: Optional[Client] = None) -> Latency:
     """What one inference cost, for the frame with ``header``, and how the link stands. The energy is left at 0."""
     message = Latency(
         header=copy_header(header),
