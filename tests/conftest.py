@@ -28,10 +28,12 @@ settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Whatever is not marked otherwise is a unit test."""
+    """Mark what is not marked otherwise as a unit test; put files with slow tests first, so that none ends alone."""
     for item in items:
         if not any(item.iter_markers("process")) and not any(item.iter_markers("ros")):
             item.add_marker(pytest.mark.unit)
+    slow = {item.path for item in items if any(item.iter_markers("slow"))}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -315,7 +315,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     [
         ("server_kill", 2, Robot(in_flight=2)),
         ("two_managers", 2, Robot()),
-        ("reset", 1, Robot("split", in_flight=2)),
+        pytest.param("reset", 1, Robot("split", in_flight=2), marks=pytest.mark.release),
         pytest.param("blackhole", 1, Robot(carry=True, turns=True), marks=pytest.mark.release),
     ],
 )

@@ -169,6 +169,7 @@ def test_a_phase_that_is_done_is_repeated_only_when_it_is_forced(tmp_path):
     assert len(read(tmp_path)["phases"]["pool"]["earlier"]) == 1
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(1300)

@@ -133,21 +133,11 @@ def test_a_dozen_are_small_enough_for_every_run_of_the_tests():
     assert {name.split("/")[0] for name in QUICK} == {"plain", "torchdiffeq", "torchscript", "torchvision"}
 
 
+@pytest.mark.release
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.skipif(not (find_spec("torchvision") and find_spec("torchdiffeq")), reason="needs scripts/setup --test")
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(
-            names,
-            id="-".join(name.split("/")[1] for name in names),
-            # one three has a read in a loop, a frozen graph and TorchScript
-            marks=() if "torchscript/scripted_loop" in names else pytest.mark.release,
-        )
-        for names in BY_THREE
-    ],
-)
+@pytest.mark.parametrize("names", BY_THREE, ids=["-".join(name.split("/")[1] for name in names) for names in BY_THREE])
 def test_the_dozen_has_the_bits_of_the_cpu(tmp_path: pathlib.Path, names: Tuple[str, ...]):
     record = tmp_path / "programs.json"
     words = ["bench", "programs", "--modes", "replay", "--inferences", "16", "--json", str(record), "--only", *names]

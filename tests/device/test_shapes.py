@@ -177,6 +177,7 @@ def trusted() -> Dict[Tuple[str, int, int], bool]:
     }
 
 
+@pytest.mark.release
 @pytest.mark.process
 def test_no_operator_that_is_trusted_differs_on_samples(tmp_path):
     known, counts = trusted(), []

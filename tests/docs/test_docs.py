@@ -28,7 +28,7 @@ WITH_COMMANDS = [page for page in PAGES if blocks_of(ROOT / page)]
 EVERY_RUN = (
     README,
     *(pathlib.Path("docs") / name for name in (
-        "tutorial/first-program.md", "tutorial/demo-robot.md", "how-to/server-and-keys.md", "how-to/own-model.md",
+        "tutorial/first-program.md", "tutorial/demo-robot.md", "how-to/server-and-keys.md",
         "how-to/why-did-it-fall-back.md", "how-to/gpu.md",
     )),
 )  # fmt: skip

@@ -33,7 +33,12 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "step"), [("replay", 1), ("lazy", 2), pytest.param("per_op", 9, marks=pytest.mark.release)]
+    ("mode", "step"),
+    [
+        ("replay", 1),
+        pytest.param("lazy", 2, marks=pytest.mark.release),
+        pytest.param("per_op", 9, marks=pytest.mark.release),
+    ],
 )
 def test_a_link_cut_at_any_message_changes_nothing(serving: Serving, mode: str, step: int) -> None:
     app = [sys.executable, str(HERE / "link_kill_app.py"), serving.address, str(serving.keys), mode, str(step)]

@@ -106,6 +106,7 @@ def test_a_program_that_takes_one_round_trip_keeps_it(costs: Any) -> None:
     assert not any(left for name in ("one", "chain") for _, left in found[name])
 
 
+@pytest.mark.release
 def test_where_running_ahead_costs_more_the_rest_of_an_inference_is_not() -> None:
     found = _rows(1.0, 100.0)["loops"]
     assert not any(left for _, left in found[:12]), "so many are for learning"

@@ -113,7 +113,8 @@ def opening_threads():
     return [thread for thread in threading.enumerate() if thread.name == "edge-offload-open"]
 
 
-@pytest.mark.parametrize("by", ["process", pytest.param("threads", marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("by", ["process", "threads"])
 def test_a_robot_that_is_closed_while_it_learns_leaves_nobody_behind(watched, beside, robot, monkeypatch, by):
     if by == "threads":
         monkeypatch.setenv(process.SWITCH, "threads")

@@ -197,6 +197,7 @@ def dying():
         each.stop()
 
 
+@pytest.mark.release
 @pytest.mark.process
 def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_learnt_again(dying):
     module = model_of()
@@ -232,6 +233,7 @@ def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
     assert children() == []
 
 
+@pytest.mark.release
 @pytest.mark.process
 def test_a_model_that_its_name_does_not_build_is_learnt_here():
     module = model_of(seed=2)
