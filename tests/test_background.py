@@ -125,6 +125,19 @@ def test_what_has_no_steps_waits_for_frames_too(monkeypatch, row):
     assert sliced(some_calls, yields=False).wait(60.0), "nobody is to wait there"
 
 
+def test_a_step_within_slices_ends_with_the_frames_wherever_a_slice_ends(monkeypatch, row):
+    """The wait of a step makes calls itself: a slice that ended within it would wait for the lock of the first wait."""
+    monkeypatch.setattr(background, "WAIT_S", 60.0)
+    monkeypatch.setattr(background, "_ended", threading.Event())
+    for calls in range(1, 120):
+        monkeypatch.setattr(background, "CALLS", calls)
+        place = row.place()
+        over = sliced(background.give_way)
+        assert not over.wait(0.01)
+        row.done(place)
+        assert over.wait(10.0), calls
+
+
 def test_slices_end_with_what_is_sliced_and_leave_a_profiler_alone(row):
     found = []
 

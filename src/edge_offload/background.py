@@ -128,19 +128,28 @@ def first(work: Work) -> None:
 def give_way() -> None:
     """To be called between two steps of what learns or measures: in a thread that is :func:`yielding`, frames go first.
 
+    A call from within another one of this thread (:func:`sliced` counts the calls that waiting makes, too) does
+    nothing: the outer one holds locks.
+
     Raises:
         Ended: see :func:`check`.
     """
+    if getattr(_own, "waits", False):
+        return
     check()
     if not getattr(_own, "yields", False) or time.monotonic() < getattr(_own, "grace_s", 0.0):
         return
     until_s = time.monotonic() + WAIT_S
-    while any(work.busy for work in list(_first)):
-        if time.monotonic() >= until_s:
-            _own.grace_s = time.monotonic() + GRACE_S
-            return
-        _ended.wait(LOOK_S)
-        check()
+    _own.waits = True
+    try:
+        while any(work.busy for work in list(_first)):
+            if time.monotonic() >= until_s:
+                _own.grace_s = time.monotonic() + GRACE_S
+                return
+            _ended.wait(LOOK_S)
+            check()
+    finally:
+        _own.waits = False
 
 
 @contextlib.contextmanager

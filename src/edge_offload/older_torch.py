@@ -1,4 +1,4 @@
-"""What the package uses of torch's tensors that torch up to 2.0 lacks: imported by those who use it.
+"""What the package uses of torch that older releases lack or do otherwise: imported by those who use it.
 
 Interfaces of C++ that changed are in ``native/cpp/torch_versions.h``.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import warnings
 
 import torch
+
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+"""Major and minor number of this torch."""
 
 if not hasattr(torch.Tensor, "nbytes"):
     torch.Tensor.nbytes = property(lambda tensor: tensor.numel() * tensor.element_size())  # type: ignore[assignment]

@@ -28,6 +28,12 @@ def run(*words, options=(), **environment):
     return done, [line for line in done.stderr.splitlines() if line.startswith(LINE)]
 
 
+@pytest.mark.process
+def test_a_program_says_nothing_that_it_does_not_say_by_itself():
+    done, _ = run(sys.executable, "-c", "import torch; print(torch.ones(2, device='cuda').sum().item())")
+    assert (done.stdout, done.stderr) == ("2.0\n", "")
+
+
 @pytest.mark.parametrize(
     ("words", "option"),
     [

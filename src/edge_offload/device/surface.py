@@ -14,6 +14,7 @@ import torch
 from edge_offload.device import lagging
 from edge_offload.device.driver import Driver, in_place_of, public_modules, refusal
 from edge_offload.device.visible import is_visible
+from edge_offload.older_torch import RELEASE
 
 _WITHOUT_EFFECT = ("init", "_lazy_init", "set_stream")
 
@@ -131,7 +132,8 @@ class Surface:
         self._make_generators()
         self.driver.apply()
         torch._C._jit_set_texpr_fuser_enabled(False)
-        getattr(torch._C, "_jit_set_nvfuser_enabled", _nothing)(False)
+        if RELEASE < (2, 2):  # later ones have none, and warn
+            torch._C._jit_set_nvfuser_enabled(False)
         torch._C._jit_override_can_fuse_on_gpu(False)
 
     def _as_bases(self) -> None:

@@ -24,6 +24,7 @@ from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
 from edge_offload.ir.sequence import OperatorSequence
 from edge_offload.ir.values import DYNAMIC, Kind, Value, content_digest, contiguous_strides
 from edge_offload.memory import flat_bytes
+from edge_offload.older_torch import RELEASE
 
 _ATTENTION = "aten._native_multi_head_attention.default"
 """Gives no weights where nobody needs them; on tensors without data it gives some all the same."""
@@ -70,7 +71,7 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProg
 
 def exports() -> bool:
     """Whether this torch's ``torch.export`` gives graphs that can be read here: from 2.4 on."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+    return RELEASE >= (2, 4)
 
 
 def _by_proxies(module: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
