@@ -22,23 +22,23 @@ def shorten(record: Any, render: Callable[[Any], List[str]]) -> Any:
         render: makes the lines of the page.
     """
     page = render(copy.deepcopy(record))
-    kept = record
+    shortened = record
     ends: Set[Path] = {()}
     while True:
         # fields of a field that is needed come after it has been tried whole
-        paths = [path for path in _paths(kept) if path not in ends and _owner(path) in ends]
+        paths = [path for path in _paths(shortened) if path not in ends and _owner(path) in ends]
         if not paths:
             break
         for path in paths:
-            shorter = _without(kept, path)
+            shorter = _without(shortened, path)
             if _renders(render, shorter) == page:
-                kept = shorter
+                shortened = shorter
             else:
                 ends.add(path)
-    for path in _paths(kept):
-        rounded = (_changed(kept, path, functools.partial(_round, digits=digits)) for digits in DIGITS)
-        kept = next(shorter for shorter in rounded if _renders(render, shorter) == page)
-    return kept
+    for path in _paths(shortened):
+        rounded = (_changed(shortened, path, functools.partial(_round, digits=digits)) for digits in DIGITS)
+        shortened = next(shorter for shorter in rounded if _renders(render, shorter) == page)
+    return shortened
 
 
 def write(record: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import random
 from dataclasses import replace
 from typing import Callable
@@ -12,6 +11,7 @@ import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropEstimator, Habits
+from tests.manager.curves import check_curves
 
 
 def follow(
@@ -104,22 +104,7 @@ def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> N
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> None:
-    chance = random.Random(seed)
-    estimator = DropEstimator()
-    now, sizes = 0.0, []
-    for step in range(3000):
-        now += chance.choice([0.0, 1e-3, 0.4, 30.0, -5.0])
-        estimator.compared(now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]))
-        estimator.compared_local(now, chance.random())
-        found = estimator.curve(now)
-        assert 0 <= found.intercept <= 1
-        assert 0 <= found.slope < math.inf
-        assert 0 <= found.slope_error < math.inf
-        assert 0 <= (found.local or 0) <= 1
-        assert 0 <= found.carried(chance.random() * 100) <= 1
-        if step in (10, 2999):
-            sizes.append(len(pickle.dumps(estimator)))
-    assert abs(sizes[1] - sizes[0]) < 200
+    check_curves(DropEstimator(), random.Random(seed))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import pickle
 import random
 
 import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload_research.content_drops import ContentDropEstimator
+from tests.manager.curves import check_curves
 
 
 def test_content_corrects_the_slope_at_once() -> None:
@@ -33,22 +33,11 @@ def test_content_corrects_the_slope_at_once() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> None:
     chance = random.Random(seed)
-    estimator = ContentDropEstimator(features=["speed", "turn"])
-    now, sizes = 0.0, []
-    for step in range(3000):
-        now += chance.choice([0.0, 1e-3, 0.4, 30.0, -5.0])
-        content = {"speed": chance.choice([0.0, 1e6, -3.0])} if chance.random() < 0.7 else None
-        estimator.compared(now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]), content)
-        estimator.compared_local(now, chance.random())
-        found = estimator.curve(now, content)
-        assert 0 <= found.intercept <= 1
-        assert 0 <= found.slope < math.inf
-        assert 0 <= found.slope_error < math.inf
-        assert 0 <= (found.local or 0) <= 1
-        assert 0 <= found.carried(chance.random() * 100) <= 1
-        if step in (10, 2999):
-            sizes.append(len(pickle.dumps(estimator)))
-    assert abs(sizes[1] - sizes[0]) < 200
+    check_curves(
+        ContentDropEstimator(features=["speed", "turn"]),
+        chance,
+        lambda: {"speed": chance.choice([0.0, 1e6, -3.0])} if chance.random() < 0.7 else None,
+    )
 
 
 def test_nothing_is_learnt_from_a_feature_that_is_no_number() -> None:
