@@ -289,6 +289,31 @@ def test_answers_to_frames_of_before_we_listened_are_answers_to_published_frames
     assert (record["frames_published"], record["frames_in"], record["frames_superseded"]) == (4, 3, 1)
 
 
+@pytest.mark.parametrize("late", ["results", "latencies"])
+def test_a_count_that_begins_after_the_network_is_even(late):
+    """Its subscriptions connect one after the other: the first answers may be here by half, or not at all."""
+    report = InferenceReport(Mode.SERVER, "movenet", 0.1)
+    tally = Tally(late=True)
+    for stamp in range(1, 8):
+        tally.frame(stamp)
+        if stamp > (3 if late == "results" else 2):
+            tally.result(stamp)
+        if stamp > (3 if late == "latencies" else 2):
+            tally.latency(stamp, report, 0.5, False)
+    tally.frame(8)
+    tally.close()
+    assert tally.faults() == []
+    record = tally.summary()
+    assert record["frames_in"] == record["results_out"] == sum(record["frames_by_mode"].values()) == 4
+    assert (record["frames_published"], record["frames_superseded"]) == (4, 0)
+
+
+def test_a_first_half_answer_of_a_network_is_a_fault():
+    torn = tally_of([1, 2, 3], [2, 3], [1, 2, 3])
+    torn.close()
+    assert any("but not both" in fault for fault in torn.faults())
+
+
 def test_a_half_in_the_midst_of_a_count_is_a_fault():
     torn = tally_of([1, 2, 3], [1, 3], [1, 2, 3])
     torn.close()

@@ -84,7 +84,8 @@ LOOK_S = 1.0
 """Seconds between two looks at whether the network node had to be started again."""
 
 SETTLE_S = 0.5
-"""Seconds without news after which nothing more is expected of a run that has ended."""
+"""Seconds without news after which nothing more is expected of a run that has ended, and after which subscriptions that
+have been connected miss nothing."""
 
 
 class RunRecorder(Node):
@@ -138,7 +139,8 @@ class RunRecorder(Node):
             most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
             self._records = RecordFile(path, params["link"], self.callback, self.health, most, cameras)
         # small messages and a deep queue: nothing may be missed
-        rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
+        latency = rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
+        self._answers, self._connected_s = [latency], math.inf
         self._kind = RESULTS[params["results"]]
         for camera in cameras:
             self._subscribe(camera)
@@ -164,7 +166,8 @@ class RunRecorder(Node):
         def on_frame(message: Any) -> None:
             self._on_frame(camera, message)
 
-        rospy.Subscriber(topic, self._kind.message, self.callback(on_result), queue_size=1000)
+        results = rospy.Subscriber(topic, self._kind.message, self.callback(on_result), queue_size=1000)
+        self._answers.append(results)
         rospy.Subscriber(frames, rospy.AnyMsg, self.callback(on_frame), queue_size=1000)
 
     def stop(self) -> None:
@@ -176,6 +179,7 @@ class RunRecorder(Node):
             self._news = time.monotonic()
             while time.monotonic() - self._news < SETTLE_S:
                 time.sleep(0.05)
+            self._tally.drop_early_halves()
         if self._overlay is not None and not self._overlay.drain(10.0):
             rospy.logwarn("the overlay video is incomplete: it could not be written in time")
         if self._records is not None:
@@ -242,6 +246,8 @@ class RunRecorder(Node):
         if self._ended:
             return
         self._news = time.monotonic()
+        if self._news < self._connected_s + SETTLE_S:
+            self._tally.mark_late()
         if self._first is None:
             self._first = self._news
         wanted = self.params["frames"]
@@ -267,6 +273,8 @@ class RunRecorder(Node):
 
     def _check(self) -> None:
         params, now = self.params, time.monotonic()
+        if self._connected_s > now and all(topic.get_num_connections() for topic in self._answers):
+            self._connected_s = now
         self._progress(now)
         if params["network"] and self._first is None and not self._ended and now - self._looked >= LOOK_S:
             self._looked = now

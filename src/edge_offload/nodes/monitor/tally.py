@@ -35,8 +35,11 @@ class Tally:
     frames: int = 0
     #: Whether the count is over: only what an answer that is counted lacks is still taken.
     closed: bool = False
+    #: Whether answers came while the subscriptions to results and latencies were being connected, one after the other.
+    late: bool = False
     _number: Dict[int, int] = field(default_factory=dict)
     _settled: int = 0
+    _skipped: int = 0
     #: Number and stamp of the frame that each result, and each latency, belongs to.
     _results: List[Tuple[int, int]] = field(default_factory=list)
     _latencies: List[Tuple[int, int]] = field(default_factory=list)
@@ -54,7 +57,7 @@ class Tally:
             self._settled = self.frames
 
     def result(self, stamp_ns: int, origin: str = FRESH, delay_s: float = math.nan) -> None:
-        """What was found in a frame was published, ``delay_s`` after its stamp."""
+        """Count a result, published ``delay_s`` after its frame's stamp."""
         if self.closed and self.results[stamp_ns] >= self.latencies[stamp_ns]:
             return
         self._results.append((self._order(stamp_ns), stamp_ns))
@@ -64,7 +67,7 @@ class Tally:
         self._settled = max(self._settled, self._number.get(stamp_ns, 0))
 
     def latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
-        """The cost of a frame was published; energy is NaN when it is not known."""
+        """Count the cost of a frame; energy is NaN when it is not known."""
         if self.closed and (self.carried or self.latencies[stamp_ns] >= self.results[stamp_ns]):
             return
         self._latencies.append((self._order(stamp_ns), stamp_ns))
@@ -86,7 +89,7 @@ class Tally:
     @property
     def settled(self) -> int:
         """Frames published up to the newest that has a result: what came later may still be under way."""
-        return self._settled
+        return max(0, self._settled - self._skipped)
 
     @property
     def complete(self) -> int:
@@ -99,6 +102,7 @@ class Tally:
         Frames may be under way at once, and the two topics of an answer do not keep step.
         """
         self.closed = True
+        self.drop_early_halves()
         whole = {stamp for stamp, count in self.results.items() if self.carried or count == self.latencies[stamp]}
         last = max((number for number, stamp in self._results if stamp in whole), default=0)
         for number, stamp in self._results[::-1]:
@@ -109,6 +113,17 @@ class Tally:
                 self._forget(self._latencies, self.latencies, (number, stamp), self.reports, self.energies)
         self.results, self.latencies = +self.results, +self.latencies
         self._settled = min(max((number for number, _ in self._results), default=0), self.frames)
+
+    def drop_early_halves(self) -> None:
+        """Forget what is ahead of the first whole answer, if the count began while the network answered."""
+        if not self.late or self.carried:
+            return
+        while self._latencies and not self.results[self._latencies[0][1]]:
+            self._forget(self._latencies, self.latencies, self._latencies[0], self.reports, self.energies)
+        while self._results and not self.latencies[self._results[0][1]]:
+            self._forget(self._results, self.results, self._results[0], self.delays_s)
+        if self._results:
+            self._skipped = min(self._results[0][0], self.frames) - 1
 
     @staticmethod
     def _forget(
@@ -223,6 +238,16 @@ class Tallies:
     def closed(self) -> bool:
         """Whether the count is over."""
         return all(tally.closed for tally in self.of.values())
+
+    def mark_late(self) -> None:
+        """Note that answers came while subscriptions were being connected."""
+        for tally in self.of.values():
+            tally.late = True
+
+    def drop_early_halves(self) -> None:
+        """See :meth:`Tally.drop_early_halves`."""
+        for tally in self.of.values():
+            tally.drop_early_halves()
 
     def close(self) -> None:
         """Take no more frames; see :meth:`Tally.close`."""
