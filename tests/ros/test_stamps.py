@@ -96,6 +96,23 @@ def test_sweeps_whose_stamps_are_all_zero_are_each_carried_to(graph):
     assert {message.result.origin for message in scenes.messages} <= {"fresh", "carried", "local"}
 
 
+def test_clouds_that_a_driver_stamps_far_ahead_are_passed_on_and_reported(graph):
+    from sensor_msgs.msg import PointCloud2
+
+    from tests.ros.ros_rig import wait_for_readers
+
+    clouds = graph.listen("lidar/points", PointCloud2)
+    driver = graph.publisher("driver/points", PointCloud2)
+    node = graph.node("lidar_node", input="driver/points")
+    wait_for_readers(driver, timeout_s=60)
+    for number in range(5):
+        driver.publish(cloud(floor_and_wall(), int(NOW + 1e9 + number) * 10**9))
+        time.sleep(0.1)
+    wait_for(lambda: len(clouds) == 5, "clouds")
+    assert [message.header.stamp.to_sec() for message in clouds.messages] == [NOW + 1e9 + n for n in range(5)]
+    wait_for(lambda: graph.complains(node, "set both clocks by NTP"), "the cause and its remedy")
+
+
 @contextlib.contextmanager
 def simulated_time():
     """Nodes that start now take their time from /clock."""

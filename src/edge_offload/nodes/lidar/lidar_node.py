@@ -36,6 +36,7 @@ from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import frame_name
 from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.inference.intake import Arrivals
 from edge_offload.nodes.lidar.sweeps import WORLDS, BagSweeps, FileSweeps, Sweep, WorldSweeps
 from edge_offload.perception.scene.scans import AUTO
 
@@ -75,6 +76,7 @@ class LidarNode(Node):
         if self.params["input"]:
             self._input = awaited(self.params["input"], PointCloud2, "cloud", REMEDY, SILENCE_S)
             self.health.watch("input", self._input.words)
+            self._arrivals = Arrivals(self.health, "clouds", self.params)
             rospy.Subscriber(
                 self.params["input"], PointCloud2, self.callback(self._on_cloud), queue_size=4, buff_size=2**24
             )
@@ -101,8 +103,13 @@ class LidarNode(Node):
             self._stop.set()
             thread.join(5.0)
 
+    def refresh(self) -> None:
+        if hasattr(self, "_arrivals"):
+            self._arrivals.refresh()
+
     def _on_cloud(self, message: Any) -> None:
         self._input.came()
+        self._arrivals.frame(message, time.monotonic())
         points = cloud_to_points(message)
         self._publisher.publish(points_to_cloud(points, message.header))
         if len(points) or not message.width * message.height:
