@@ -49,6 +49,15 @@ def test_the_figures_are_those_of_the_run(run_file, tmp_path, capsys):
     assert "local" in capsys.readouterr().out
 
 
+def test_the_time_before_the_first_connection_is_no_outage(tmp_path):
+    run = made_up.run(60)
+    first_s = run[0]["t_s"]
+    made_up.write(tmp_path / "late.jsonl", [made_up.bandwidth(first_s - n, False) for n in range(60, 0, -1)] + run)
+    assert main(["report", str(tmp_path / "late.jsonl"), "--json", str(tmp_path / "figures.json")]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["bandwidth"]["down_share"] == pytest.approx(1 / 3, abs=0.03)
+
+
 def test_the_page_asks_nothing_of_anybody(run_file, tmp_path):
     main(["report", str(run_file), "-o", str(tmp_path / "page.html")])
     text = (tmp_path / "page.html").read_text()

@@ -105,13 +105,15 @@ def _both(stages: Dict[str, Array], total: Array, told: Array) -> Dict[str, floa
 
 
 def _bandwidth(run: Columns) -> Optional[Dict[str, float]]:
-    """Bytes/s over the time that the link was up, and the share of the time that it was not."""
+    """Bytes/s over the time that the link was up, and the share of the time since the first connection it was not."""
     if not run.bandwidth["t_s"]:
         return None
     connected = np.asarray(run.bandwidth["connected"]) > 0
     up, down = np.asarray(run.bandwidth["up"])[connected], np.asarray(run.bandwidth["down"])[connected]
     # each estimate holds until the next one
     held = np.diff(np.asarray(run.bandwidth["t_s"]), append=run.last_s)
+    if connected.any():
+        held[: int(connected.argmax())] = 0.0
     whole = float(held.sum())
     return {
         "uplink_p10": _percentile(up, 10),
