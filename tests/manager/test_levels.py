@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from edge_offload.manager.levels import Levels
-from edge_offload.manager.tuning import FIRST_NOISE, STEP
+from edge_offload.manager.tuning import CHANGE, STEP
 from edge_offload.modes.split.robot.plan_times import GRID, PlanTimes
 
 
@@ -82,7 +82,21 @@ def test_before_the_first_frame_nothing_is_known():
     assert level.value == 0.0
     level.observe(0.0, 0.2)
     assert level.value == pytest.approx(0.2, rel=1e-3)
-    assert level.doubt(0.0) == pytest.approx(FIRST_NOISE * 0.2, rel=0.01)
+    assert level.doubt(0.0) == pytest.approx(CHANGE * 0.2, rel=0.01), "the first frame of a mode may be slow from that"
+    level.observe(0.1, 0.1)
+    assert level.value == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_mode_that_begins_is_expected_to_be_as_noisy_as_others():
+    chance, levels = random.Random(4), Levels()
+    for number in range(200):
+        levels.observe(0.1 * number, "others", 0.1 * math.exp(chance.gauss(0, 0.4)), shares=True)
+    doubts = []
+    for shares in (True, False):
+        for number in range(5):
+            levels.observe(20 + 0.1 * number, ("new", shares), 0.1, shares=shares)
+        doubts.append(levels.covariance(20.5, [("new", shares)])[0, 0])
+    assert doubts[0] > 3 * doubts[1]
 
 
 def two(seconds=60.0, seed=3, ratio=1.1, drift=0.03):

@@ -78,12 +78,12 @@ def test_a_mode_is_left_when_it_is_worse_by_the_margin_beyond_doubt_and_not_befo
         assert decide(policy, made).mode is expected
 
 
-def test_what_was_left_is_taken_again_when_it_is_no_worse_with_its_doubt():
+def test_a_rejected_mode_is_accepted_again_when_it_is_no_worse_by_the_margin():
     policy = LatencyPolicy()
     assert decide(policy, whole(0.2, 0.1)).mode is Mode.SPLIT
-    assert decide(policy, whole(0.101, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it may still be 6 % worse"
-    assert decide(policy, whole(0.101, 0.1, doubt_s=0.001)).mode is Mode.REPLAY
-    assert decide(policy, whole(0.104, 0.1, doubt_s=0.001)).mode is Mode.REPLAY, "and is not left for so little"
+    assert decide(policy, whole(0.104, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it is expected to be 4 % worse"
+    assert decide(policy, whole(0.102, 0.1, doubt_s=0.004)).mode is Mode.REPLAY
+    assert decide(policy, whole(0.104, 0.1, doubt_s=0.004)).mode is Mode.REPLAY, "and is not left for so little"
 
 
 def test_chance_switches_nothing_between_two_bounds():

@@ -59,6 +59,9 @@ class Levels:
     def start(self, now: float, key: Hashable, value: float, shares: bool) -> None:
         """Take ``value`` for the mean, and forget what was known of ``key``.
 
+        A mode that begins may still be slow from that, so one frame leaves its mean uncertain, and its noise is taken
+        to be that of the modes that have run on the same machines.
+
         Args:
             now: monotonic seconds.
             key: what was measured.
@@ -74,8 +77,10 @@ class Levels:
         index = self._index[key]
         self._covariance[index, :] = self._covariance[:, index] = 0.0
         self._covariance[index, index] = _UNKNOWN
-        self._noise[key], self._count[key], self._aside[key] = FIRST_NOISE**2, STEP, []
-        self._update(key, _logarithm(value), self._noise[key])
+        noises = [self._noise[other] for other in self._noise if other != key and self._shares[self._index[other]]]
+        noise = max([FIRST_NOISE**2, sum(noises) / len(noises)]) if shares and noises else FIRST_NOISE**2
+        self._noise[key], self._count[key], self._aside[key] = noise, STEP, []
+        self._update(key, _logarithm(value), max(noise, CHANGE**2))
 
     def observe(self, now: float, key: Hashable, value: float, shares: bool) -> None:
         """Learn from a frame; arguments as for :meth:`start`."""

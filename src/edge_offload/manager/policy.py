@@ -138,8 +138,8 @@ class FixedPolicy:
 class _Preference:
     """Chooses the first mode in :data:`ORDER` that is not rejected.
 
-    A mode is rejected when it costs more than the best one by the margin, beyond doubt. It is accepted again when it
-    costs no more than the mode in force plus the margin, its uncertainty included. The two bounds are the hysteresis.
+    A mode is rejected when it costs more than the best one by the margin, beyond doubt. It is accepted again when it is
+    not expected to cost more by the margin. The two bounds are the hysteresis.
 
     Attributes:
         rejected: modes that are worse beyond doubt.
@@ -159,21 +159,12 @@ class _Preference:
             deviation: standard deviation of the logarithm of the ratio of two modes' costs.
         """
         best = min(costs, key=lambda mode: costs[mode])
-        in_force = self.mode if self.mode is not None and self.mode in costs else best
-
-        def excess(mode: Mode, other: Mode, sigmas: float) -> float:
-            """Return by how much ``mode`` costs more than ``other`` and the margin, as a logarithm."""
-            if mode is other:
-                return 0.0
-            stand_in = STAND_IN if other is BRIDGE and TABLE[mode].needs_link else 0.0
-            return (
-                math.log(costs[mode] / costs[other]) - math.log1p(margin + stand_in) + sigmas * deviation(mode, other)
-            )
-
         for mode in costs:
-            if excess(mode, best, -SURE) > 0:
+            stand_in = STAND_IN if best is BRIDGE and TABLE[mode].needs_link else 0.0
+            excess = 0.0 if mode is best else math.log(costs[mode] / costs[best]) - math.log1p(margin + stand_in)
+            if excess > 0 and excess > SURE * deviation(mode, best):
                 self.rejected.add(mode)
-            elif excess(mode, best, 0.0) <= 0 and excess(mode, in_force, 1.0) <= 0:
+            elif excess <= 0:
                 self.rejected.discard(mode)
         accepted = [mode for mode in costs if mode not in self.rejected] or [best]
         self.mode = min(accepted, key=_rank_in_order)
