@@ -8,7 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, List, Sequence
 
 HERE = pathlib.Path(__file__).parent
 CLI = [sys.executable, "-m", "edge_offload.cli"]
@@ -67,8 +67,14 @@ def run(command: List[str], timeout_s: float = 300.0, **variables: str) -> Any:
     )
 
 
-def children(pid: int) -> Dict[int, Optional[str]]:
-    """Executor processes of a server, by pid, with their command lines."""
+def executors(pid: int) -> List[int]:
+    """Executor processes of a server, forked or started by a launcher: their pids."""
     import psutil
 
-    return {child.pid: " ".join(child.cmdline()) for child in psutil.Process(pid).children(recursive=True)}
+    server = psutil.Process(pid)
+    words = {child.pid: " ".join(child.cmdline()) for child in server.children(recursive=True)}
+    forking = {each for each, line in words.items() if "services.device.forking" in line}
+    return [
+        child.pid for child in server.children(recursive=True)
+        if child.ppid() in forking or "execute.session.worker" in words.get(child.pid, "")
+    ]  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 
 from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.native import libraries
-from tests.programs.serving import HERE, Serving, children, run
+from tests.programs.serving import HERE, Serving, executors, run
 
 needs_compiler = pytest.mark.skipif(
     not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
@@ -144,7 +144,7 @@ def test_a_program_goes_on_with_its_other_server(tmp_path: pathlib.Path) -> None
     program = subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n", program.communicate()[1]
-    first = next(each for each in servers if len(children(each.process.pid)))
+    first = next(each for each in servers if executors(each.process.pid))
     first.kill()
     asked({"seeded": program})
     _, error = program.communicate(timeout=100)
@@ -172,7 +172,7 @@ def test_a_restarted_server_is_given_what_the_program_had_there(tmp_path: pathli
 
 def test_an_executor_that_dies_ends_its_own_session_only(serving: Serving, tmp_path: pathlib.Path) -> None:
     first = started(serving, tmp_path / "first")
-    (victim,) = [pid for pid, words in children(serving.process.pid).items() if "execute.session.worker" in words]
+    (victim,) = executors(serving.process.pid)
     second = started(serving, tmp_path / "second")
     os.kill(victim, signal.SIGSEGV)
     out, error = first.communicate(timeout=300)

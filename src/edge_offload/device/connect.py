@@ -111,7 +111,8 @@ def connect(settings: Settings) -> LinkRemote:
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
 
-    client = Client(settings.server, keys=KeyStore(settings.keys) if settings.keys else None).start()
+    keys = KeyStore(settings.keys) if settings.keys else None
+    client = Client(settings.server, keys=keys, hello={"device": True}).start()
     try:
         welcome = client.wait_ready(settings.wait_s)
     except EdgeOffloadError:

@@ -210,12 +210,14 @@ class OffloadServer:
     def _notify(self, peer: Peer, kind: str, body: Dict[str, Any]) -> None:
         self._listener.notify(peer, kind, body)
 
-    def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:
+    def _welcome(self, peer: Peer, hello: Mapping[str, Any]) -> Dict[str, Any]:
         if self._draining:
             raise Refused(
                 "full: this server is being taken away", remedy="name another one, too: --server a:5700,b:5700"
             )
         _log.info("robot %s connected", peer.name)
+        if hello.get("device") is True:
+            self._devices.prepare()
         return {
             "fingerprint": self._compute.fingerprint, "device": self.device, "python": platform.python_version(),
             "gpu": self._compute.facts, "promises": "promise" in self._handlers,

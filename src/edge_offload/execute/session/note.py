@@ -5,13 +5,27 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
-from typing import Any, Dict
+from typing import Any, Dict, Protocol
 
 from edge_offload.errors import LinkLost
 from edge_offload.protocol.channel import Channel
 
 #: Its size.
 NOTE_BYTES = 128
+
+
+class Process(Protocol):
+    """An executor process, as its parent sees it."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def wait(self, timeout: float = ...) -> int:
+        """Return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended.
+        """
 
 
 class Note:
@@ -35,7 +49,7 @@ class Note:
         operator = bytes(self._memory[:NOTE_BYTES]).rstrip(b"\0").decode(errors="replace")
         return f", while running {operator}" if operator else ""
 
-    def epitaph(self, process: subprocess.Popen[bytes]) -> str:
+    def epitaph(self, process: Process) -> str:
         """How ``process`` ended, and the operator that it was running."""
         try:
             code = process.wait(5.0)

@@ -45,6 +45,14 @@ def import_all() -> None:
         gc.freeze()
 
 
+def prepare() -> None:
+    """Import everything that a session needs, once in a process; blocks for seconds the first time."""
+    if "edge_offload.execute.session.session" not in sys.modules:
+        starting = threading.Thread(target=import_all)
+        starting.start()
+        starting.join()
+
+
 def make_session(args: argparse.Namespace) -> DeviceSession:
     """The session, with the limits of the command line, which leaves the operator's name where the parent finds it."""
     from edge_offload.execute.session.limits import Limits
@@ -156,9 +164,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     # Ctrl-C in a terminal reaches this process too; the parent decides when it ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    starting = threading.Thread(target=import_all)
-    starting.start()
-    starting.join()
+    prepare()
     from edge_offload.protocol.channel import Channel
 
     channel = Channel(socket.socket(fileno=args.fd))

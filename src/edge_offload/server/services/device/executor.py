@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -9,8 +10,12 @@ import sys
 from typing import Optional, Sequence
 
 from edge_offload.execute import heap
-from edge_offload.execute.session.note import Note
+from edge_offload.execute.session.note import Note, Process
 from edge_offload.protocol.channel import Channel
+from edge_offload.server.services.device.forking import fork_server
+
+KILLED_S = 30.0
+"""Longest wait for a process that was killed; one that holds much memory takes its time."""
 
 
 class Executor:
@@ -26,7 +31,7 @@ class Executor:
     def __init__(self, options: Sequence[str]) -> None:
         self.channel: Optional[Channel] = None
         self._options = options
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: Optional[Process] = None
         self._note: Optional[Note] = None
 
     def start(self) -> Channel:
@@ -38,21 +43,31 @@ class Executor:
         ours, theirs = socket.socketpair()
         note = Note()
         try:
-            worker = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
-            command = [*heap.LAUNCHER, *worker, *self._options, "--note", str(note.descriptor)]
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno(), note.descriptor],
-                env=heap.of_executor(os.environ),
-                stdin=subprocess.DEVNULL,
-            )
+            descriptors = [theirs.fileno(), note.descriptor]
+            self._process = self._launch(descriptors) if heap.LAUNCHER else self._fork(descriptors)
             self._note = note
         finally:
             note.shared()
             theirs.close()
-        channel = Channel(ours)
-        self._process, self.channel = process, channel
-        return channel
+        self.channel = Channel(ours)
+        return self.channel
+
+    def _fork(self, descriptors: Sequence[int]) -> Process:
+        environment = heap.of_executor(os.environ)
+        try:
+            return fork_server(environment).start(self._options, descriptors, environment)
+        except BrokenPipeError:
+            # it has just ended
+            return fork_server(environment).start(self._options, descriptors, environment)
+
+    def _launch(self, descriptors: Sequence[int]) -> Process:
+        """Start the process behind a command of tests, which a fork cannot have."""
+        own, note = map(str, descriptors)
+        worker = [sys.executable, "-m", "edge_offload.execute.session.worker", own, *self._options, "--note", note]
+        environment = heap.of_executor(os.environ)
+        return subprocess.Popen(
+            [*heap.LAUNCHER, *worker], pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL
+        )
 
     def end(self) -> None:
         """Kill the process, if there is one."""
@@ -61,7 +76,8 @@ class Executor:
             channel.close()
         if process is not None:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_S)
 
     def running(self) -> str:
         """The operator that it is running, in words; empty if that is not known."""

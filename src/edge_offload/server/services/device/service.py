@@ -15,6 +15,7 @@ from edge_offload.native.loader import Library
 from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
+from edge_offload.server.services.device import forking
 from edge_offload.server.services.device.session import Session
 
 _log = logging.getLogger(__name__)
@@ -67,6 +68,10 @@ class DeviceService:
             END: self.end,
             SCHEMAS: self.schemas,
         }
+
+    def prepare(self) -> None:
+        """Get ready to start executors, beside what the server does: a program is about to want one."""
+        threading.Thread(target=forking.prepare, name="edge_offload-prepare", daemon=True).start()
 
     def resume(self, request: Request) -> None:
         """``{session}`` → ``{known}``: whether the session of an earlier connection goes on."""
