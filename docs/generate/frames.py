@@ -127,6 +127,9 @@ def multitask(record: Any) -> List[str]:
         people, scene = value
         return f"{people / scene:g}:1" if people > scene > 0 else f"1:{scene / people:g}" if people else "0:1"
 
+    def ages(value: Any) -> str:
+        return ", ".join(f"{age:.2f}" for age in value)
+
     frames = ", ".join(f"{task} {value}" for task, value in record["latency_frames"].items())
     lines = [
         f"Virtual time at {record['rate_hz']:g} Hz; frames from an offload to its result: {frames}. Drops are 0 to 1, "
@@ -135,7 +138,8 @@ def multitask(record: Any) -> List[str]:
         "## Turns, the best fixed pattern and the ceiling",
         "",
         "Weighted drop on the held-out part, in that of the fixed pattern (people:scene) that was best on the training "
-        "part. true rates: turns that know the rates about now; ceiling: the offline optimum.",
+        "part. true rates: turns that know the rates about now; plan: all plans searched (`edge-offload turns plan`) "
+        "in the place of the rule; ceiling: the offline optimum.",
         "",
     ]
     for words, rows in (
@@ -145,7 +149,8 @@ def multitask(record: Any) -> List[str]:
         lines += [f"{words}:", ""]
         columns: List[Column] = [("weights", "weights", weights), ("pattern", "pattern", str)]
         columns += [("its drop", "best_pattern", drop), ("turns", "turns_ratio", of_pattern)]
-        columns += [("true rates", "true_rates_ratio", of_pattern), ("ceiling", "optimum_ratio", of_pattern)]
+        columns += [("true rates", "true_rates_ratio", of_pattern), ("plan", "plan_ratio", of_pattern)]
+        columns += [("ceiling", "optimum_ratio", of_pattern)]
         lines += [*table(rows, columns), ""]
     equal = [row for row in record["rows"] if row["weights"] == [0.5, 0.5]]
     lines += ["## Every schedule at 1:1", ""]
@@ -165,6 +170,12 @@ def multitask(record: Any) -> List[str]:
             ("scene, IoU by labels", "scene_iou", ratio),
         ],
     )
+    lines += ["", "## Over emulated links", ""]
+    lines += ["Weighted drop of turns over that of the search of all plans; ages of people and scene, s.", ""]
+    columns = [("link", "link", str), ("share of it", "share", str), ("runs", "runs", str), ("mean", "mean", ratio)]
+    columns += [("least", "least", ratio), ("most", "most", ratio)]
+    columns += [(f"ages, {name}", f"{name}_stale_s", ages) for name in ("turns", "plan")]
+    lines += table(record["links"], columns)
     lines += ["", "## Results that are old, by labels", "", "People: F1 at an overlap of 0.5.", ""]
     methods = ("fresh", "held", "velocity", "carried")
     columns = [("frames old", "age", str), ("labelled frames", "frames", str)]

@@ -15,7 +15,7 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload_benchmarks.experiments import multitask
 from edge_offload_benchmarks.patrol_run import RESULTS, read
-from edge_offload_benchmarks.simulation import staleness
+from edge_offload_benchmarks.simulation import staleness, turn_links
 from edge_offload_benchmarks.simulation.offline_optimum import optimum
 from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Stretch, Table, load, save
 from edge_offload_benchmarks.simulation.turn_taking import (
@@ -128,6 +128,17 @@ def test_the_local_algorithm_is_shown_where_it_is_expected_to_be_better() -> Non
     assert (outcome.drops[0, 60:][outcome.local[0, 60:]] == 0.4).all()
 
 
+def test_over_links_rule_and_search_have_the_same_luck(monkeypatch) -> None:
+    monkeypatch.setattr(turn_links, "LINKS", turn_links.LINKS[-1:])
+    monkeypatch.setattr(turn_links, "COMPUTES_S", turn_links.COMPUTES_S[:1])
+    monkeypatch.setattr(turn_links, "CHOOSERS", {"turns": turn_links.Turns, "plan": turn_links.Turns})
+    pair = a_pair(constant(0.02, 60), constant(0.01, 60))
+    (row,) = turn_links.over_links([pair], [pair], 1)
+    assert row["mean"] == row["least"] == row["most"] == 1.0
+    assert row["runs"] == 6
+    assert all(age > 0.12 for age in row["turns_stale_s"]), "nothing is there before the server has computed it"
+
+
 def test_turns_go_to_the_task_that_loses_more() -> None:
     pair = a_pair(constant(0.03), constant(0.001))
     whose = [k for _, k in take_turns(pair, Turns((0.5, 0.5)), Estimates(), False).offloads]
@@ -213,7 +224,7 @@ def test_the_command_on_small_tables(tmp_path: pathlib.Path, capsys: pytest.Capt
     labelled.write_text(json.dumps(labels))
     out = tmp_path / "multitask.json"
     asked = ["--tables", str(tmp_path), "--train", "400:100/1", "--held-out", "601:100/2", "--weights", "1:1",
-             "--labels", str(labelled), "--json", str(out), "--plot", str(plotted)]  # fmt: skip
+             "--seeds", "0", "--labels", str(labelled), "--json", str(out), "--plot", str(plotted)]  # fmt: skip
     assert main(["bench", "multitask", *asked]) == 0
     record = json.loads(out.read_text())
     assert record["weights"][0]["optimum"]["mean"] <= record["weights"][0]["turns"]["mean"]

@@ -126,7 +126,21 @@ def test_who_loses_more_gets_more_and_weights_count() -> None:
     assert robot.last is not None
     assert "people 0." in robot.last.reason
     assert "times 30" in robot.last.reason
-    assert "plan: " in robot.last.reason
+    assert "most is gained" in robot.last.reason
+
+
+def test_with_several_in_flight_a_task_whose_frame_is_under_way_is_not_the_oldest() -> None:
+    giver, now = TurnGiver(Rules(in_flight=2)), 100.0
+    for node in ("/a", "/b"):
+        giver.told(now, node, node.strip("/"), 0.3, 0.1)
+    giver.ended(now, 0, "/b", 0.0)
+    nodes = []
+    for step in range(2):
+        turn = giver.give(now + 2 + step / 10)
+        assert turn is not None
+        giver.taken(now + 2 + step / 10, turn.number, turn.node)
+        nodes.append(turn.node)
+    assert nodes == ["/a", "/b"]
 
 
 def test_a_turn_that_is_not_taken_goes_to_another_within_a_frame() -> None:
@@ -228,7 +242,7 @@ def test_weights_without_sense_are_refused(weight: object) -> None:
         rules_with(Rules(), weights={"people": weight})
 
 
-def test_turns_are_planned_in_little_memory_over_many() -> None:
+def test_turns_take_little_memory_over_many() -> None:
     giver, now = TurnGiver(), 0.0
     for step in range(400):
         now += 0.3

@@ -11,9 +11,10 @@ the robot lives in virtual time, with the latencies given, once per schedule:
 
 today: both offload at once, old results are held. constant velocity: boxes move on as they did. local alone: nothing is
 offloaded. From here on results are carried along, without and with the local algorithm (shown where it is expected to
-be better): all at once; fixed patterns, people to scene (round-robin is 1:1); turns: the planner of the manager with
-its estimates; turns, true rates: the same with the rates of the frames about now, those to come too; optimum: the
-ceiling, by one who knows every drop.
+be better): all at once; fixed patterns, people to scene (round-robin is 1:1); turns: the manager's rule with its
+estimates; turns, true rates: the same with the rates of the frames about now, those to come too; plan: the search of
+'edge-offload turns plan' in the place of the rule, by the same estimates; optimum: the ceiling, by one who knows every
+drop. Rule and search also live over the emulated links wifi_indoors and wifi_outdoors, from --seeds places each.
 
 drop: what the current frame's result loses against the network's own result for that frame, 0 to 1. People: 1 - soft
 F1 of boxes; scene: 1 - IoU of full voxels. weighted: the sum of both, with weights that add up to 1. The best fixed
@@ -43,8 +44,9 @@ WEIGHTS = "1:4,1:2,1:1,2:1,4:1"
 PATTERNS = {"3:1": (3, 1), "2:1": (2, 1), "round-robin": (1, 1), "1:2": (1, 2), "1:3": (1, 3)}
 #: Ages (frames) at which results are judged by labels, and what is held there of people carried along (F1).
 AGES, PEOPLE_F1, SCENE_CLOSES = (4, 8), (0.85, 0.78), 0.55
-#: Turns may cost so much of the best fixed pattern; and so much of the best period at constant rates.
-TURNS_COST, CONSTANT_COST, STANDING_SHARE = 1.01, 1.005, 0.75
+#: Turns may cost so much of the best fixed pattern, of the search of all plans, and of the best period at constant
+#: rates.
+TURNS_COST, PLAN_COST, CONSTANT_COST, STANDING_SHARE = 1.01, 1.02, 1.01, 0.75
 RATIOS = (1, 2, 3, 5, 10, 20, 30)
 BLOCK, DRAWS = 20, 2000
 #: Processor seconds on the robot at full speed, for people and for the scene: of carrying a result to one frame (bench
@@ -85,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"likewise; streets with kinds of objects that occur in no other ({HELD_OUT})")  # fmt: skip
     own("--tables", type=pathlib.Path, metavar="FOLDER", help="of the tables of staleness (in the cache)")
     own("--labels", type=pathlib.Path, metavar="FILE", help="people by frame (those that come with edge_offload)")
+    own("--seeds", type=int, default=3, metavar="N", help="of the runs over emulated links (3); 0: none")
     own("--real", type=float, default=0.0, metavar="S",
         help="run patrol.launch for so many seconds, too, and its latencies in virtual time beside it")  # fmt: skip
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record multitask here")
@@ -101,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     train, held_out = read_stretches(args.train, False), read_stretches(args.held_out, True)
     labels = read_labels(args.labels or LABELS)
     folder = args.tables or cache_dir() / "staleness"
-    record = measure(folder, train, held_out, latencies_s, weights, labels)
+    record = measure(folder, train, held_out, latencies_s, weights, labels, args.seeds)
     if args.real:
         record["real"] = real(folder, held_out, args.real)
     _print(record)
@@ -184,9 +187,11 @@ def measure(
     latencies_s: Mapping[str, float],
     weights: Sequence[Tuple[float, float]],
     labels: Mapping[int, Any],
+    seeds: int,
 ) -> Dict[str, Any]:
     """Tables, schedules, and what they come to: the record."""
     from edge_offload_benchmarks.simulation.staleness import RATE, table
+    from edge_offload_benchmarks.simulation.turn_links import over_links
     from edge_offload_benchmarks.simulation.turn_taking import Pair
 
     def say(text: str) -> None:
@@ -215,6 +220,7 @@ def measure(
         "rows": rows,
         "weights": summary,
         "constant": [row for pair in ((4, 4), (5, 4)) for row in constant_rates(RATIOS, pair)],
+        "links": over_links(pairs[0], pairs[1], seeds),
         "standing": standing(frames),
     }  # fmt: skip
     record["bars"] = _bars(record)
@@ -325,11 +331,12 @@ def _schedules(
     labels: Mapping[int, Any],
 ) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:  # fmt: skip
     """Every schedule at these weights: rows, and the comparison of turns with fixed patterns and the ceiling."""
-    from edge_offload_benchmarks.simulation.turn_taking import Pattern, Turns
+    from edge_offload_benchmarks.simulation.turn_taking import Pattern, Planned, Turns
 
     choosers: Dict[str, Any] = {name: (lambda counts=counts: Pattern(counts)) for name, counts in PATTERNS.items()}
     choosers["turns"] = lambda: Turns(weights)
     choosers["turns, true rates"] = lambda: Turns(weights, true_rates=True)
+    choosers["plan"] = lambda: Planned(weights)
     runs: Dict[Tuple[str, bool], Tuple[Run, Run]] = {}
     every = _all_at_once(train, held_out, False)
     runs["today", False] = every["held"]
@@ -353,7 +360,12 @@ def _schedules(
         best = min(PATTERNS, key=lambda name: _mean(runs[name, local][0], weights))
         pattern = runs[best, local][1]
         part: Dict[str, Any] = {"pattern": best, "best_pattern": _interval(pattern, weights)}
-        for name, key in (("turns", "turns"), ("turns, true rates", "true_rates"), ("optimum", "optimum")):
+        for name, key in (
+            ("turns", "turns"),
+            ("turns, true rates", "true_rates"),
+            ("plan", "plan"),
+            ("optimum", "optimum"),
+        ):
             part[key] = _interval(runs[name, local][1], weights)
             part[f"{key}_ratio"] = _interval(runs[name, local][1], weights, pattern)
         judgement = {**judgement, **part} if not local else {**judgement, "with_local": part}
@@ -484,14 +496,15 @@ def _by_truth(judged: Run, firsts: Sequence[int], labels: Mapping[int, Any]) -> 
 
 def constant_rates(ratios: Sequence[float], latencies: Tuple[int, int], turns: int = 140) -> List[Dict[str, Any]]:
     """Long-run cost per frame at constant rates, beside the best schedule that repeats after at most 8 turns."""
-    from edge_offload.manager.turns import MAX_RUN, Problem, Task, plan
+    from edge_offload.manager.turns import MAX_RUN, Task, choose
 
     rows = []
     for ratio in ratios:
-        rates, now, last, run_of, cost, counted = (1.0, float(ratio)), 0, [-9, -10], ("", 0), 0.0, 0
+        # rates are drops per frame: small ones, since nobody loses more than everything
+        rates, now, last, run_of, cost, counted = (1e-6, ratio * 1e-6), 0, [-9, -10], ("", 0), 0.0, 0
         for turn in range(turns):
-            tasks = [Task("ab"[k], latencies[k], last[k] - now, rates[k]) for k in (0, 1)]
-            first = plan(Problem(tuple(tasks), run=run_of)).first
+            tasks = [Task("ab"[k], latencies[k], now - last[k], rates[k]) for k in (0, 1)]
+            first = choose(tasks, MAX_RUN, run_of)
             run_of, k = (first, run_of[1] + 1 if run_of[0] == first else 1), "ab".index(first)
             if turn >= 20:
                 counted += latencies[k]
@@ -557,6 +570,11 @@ def _bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
             name = f"turns at {_ratio(row['weights'])}{words} <= {TURNS_COST} x the best pattern ({part['pattern']})"
             value = f"{ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}); ceiling "
             bars.append(_bar(name, f"{value}{part['optimum_ratio']['mean']:.3f}", ratio["mean"] <= TURNS_COST))
+    for row in record["links"]:
+        link = row["link"] if row["share"] == 1 else f"{row['share']:g} of {row['link']}"
+        name = f"turns over {link} <= {PLAN_COST} x the search of all plans, mean of {row['runs']} runs"
+        value = f"{row['mean']:.3f} ({row['least']:.3f} to {row['most']:.3f})"
+        bars.append(_bar(name, value, row["mean"] <= PLAN_COST))
     worst = max(row["long_run"] / row["best_period"] for row in record["constant"])
     name = f"constant rates, 1:1 to 1:{max(RATIOS)}: long-run cost <= {CONSTANT_COST} x the best period"
     bars.append(_bar(name, f"{worst:.4f} at worst", worst <= CONSTANT_COST))

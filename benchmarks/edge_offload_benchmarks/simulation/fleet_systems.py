@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from edge_offload.server.promises import windows
 from edge_offload.server.promises.board import FIXED_S, GRACE, SLACK, Board, PlannedBatch, Turn
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Pace, adjust, simulate
@@ -76,6 +77,7 @@ class FixedBoard(Board):
 
 def _promised(sigmas: float, cautious: float = 1.0) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
+        windows.ready(wait=True)  # plans must not depend on when it is built
         board = Board(latencies, rules=Rules(cautious=cautious))
 
         def slope_of(robot: Robot, now: float) -> float:

@@ -14,9 +14,10 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.manager.drop import DropEstimator
-from edge_offload.manager.turns import HORIZON, MAX_RUN, Problem, Task, plan
+from edge_offload.manager.turns import MAX_RUN, Task, choose
 from edge_offload_benchmarks.simulation.offline_optimum import Offload
 from edge_offload_benchmarks.simulation.staleness import FAR, RATE, Table
+from edge_offload_research import turn_plans
 
 #: Frames on either side of now, and of staleness, over which true rates are taken.
 AROUND = 15
@@ -109,6 +110,7 @@ class Situation:
     frame: int
     seen: Sequence[int]
     run: Tuple[int, int]
+    latencies_s: Sequence[float]
     estimates: Estimates
     local: bool
 
@@ -131,26 +133,44 @@ class Pattern:
 
 
 class Turns:
-    """:func:`edge_offload.manager.turns.plan`, made anew for every turn, by estimates or by true rates."""
+    """:func:`edge_offload.manager.turns.choose`, asked for every turn, by estimates or by true rates."""
 
     def __init__(self, weights: Sequence[float], true_rates: bool = False) -> None:
         self._weights, self._true_rates = weights, true_rates
 
     def __call__(self, now: Situation) -> int:
         """Whose turn it is."""
-        tasks = []
-        for k, weight in enumerate(self._weights):
-            if self._true_rates:
-                intercept, slope, local = true_rates(now.pair, k, now.frame)
-            else:
-                curve = now.estimates.tasks[k].curve(now.estimates.now_s(now.frame))
-                intercept, slope, local = curve.intercept, curve.slope, curve.local
-            stale_s, latency_s = (now.frame - now.seen[k]) / RATE, now.pair.latencies[k] / RATE
-            known = local if now.local else None
-            tasks.append(Task("ab"[k], latency_s, -stale_s, slope, intercept, known, weight, 1 / RATE))
-        run = ("ab"[now.run[0]], now.run[1]) if now.run[1] else ("", 0)
-        horizon_s = max(HORIZON / RATE, 2.5 * max(now.pair.latencies) / RATE)
-        return "ab".index(plan(Problem(tuple(tasks), horizon_s, MAX_RUN, run)).first)
+        # of equal ones the oldest result goes first
+        tasks = sorted((self._task(now, k) for k in (0, 1)), key=lambda task: -task.stale_s)
+        return "ab".index(self.choose(tasks, ("ab"[now.run[0]], now.run[1]) if now.run[1] else ("", 0)))
+
+    def _task(self, now: Situation, k: int) -> Task:
+        if self._true_rates:
+            intercept, slope, local = true_rates(now.pair, k, now.frame)
+        else:
+            curve = now.estimates.tasks[k].curve(now.estimates.now_s(now.frame))
+            intercept, slope, local = curve.intercept, curve.slope, curve.local
+        stale_s, latency_s = (now.frame - now.seen[k]) / RATE, now.latencies_s[k]
+        return Task("ab"[k], latency_s, stale_s, slope, intercept, local if now.local else None, self._weights[k])
+
+    def choose(self, tasks: Sequence[Task], run: Tuple[str, int]) -> str:
+        """Name of the task whose turn it is."""
+        return choose(tasks, MAX_RUN, run)
+
+
+class Planned(Turns):
+    """:func:`edge_offload_research.turn_plans.plan`, made anew for every turn."""
+
+    def choose(self, tasks: Sequence[Task], run: Tuple[str, int]) -> str:
+        """See :class:`Turns`."""
+        known = tuple(
+            turn_plans.Task(
+                task.name, task.latency_s, -task.stale_s, task.rate, task.intercept, task.local, task.weight, 1 / RATE
+            )
+            for task in tasks
+        )
+        horizon_s = max(turn_plans.HORIZON / RATE, 2.5 * max(task.latency_s for task in tasks))
+        return turn_plans.plan(turn_plans.Problem(known, horizon_s, MAX_RUN, run)).first
 
 
 def true_rates(pair: Pair, k: int, frame: int) -> Tuple[float, float, Optional[float]]:
@@ -182,7 +202,18 @@ class Outcome:
     offloads: List[Offload]
 
 
-def take_turns(pair: Pair, choose: Chooser, estimates: Estimates, local: bool, together: bool = False) -> Outcome:
+#: Latest offloads of a task whose mean latency is what the robot expects of the next.
+RECENT = 10
+
+
+def take_turns(
+    pair: Pair,
+    choose: Chooser,
+    estimates: Estimates,
+    local: bool,
+    together: bool = False,
+    way: Optional[Callable[[int, int], int]] = None,
+) -> Outcome:
     """Run in virtual time.
 
     Args:
@@ -191,7 +222,9 @@ def take_turns(pair: Pair, choose: Chooser, estimates: Estimates, local: bool, t
         estimates: of the robot; they learn.
         local: whether both tasks have their local algorithms.
         together: both offload at once and nobody chooses; they share link and server: back after both latencies.
+        way: frames that an offload of a task at a frame takes; None: always the pair's latencies.
     """
+    took = [[latency] for latency in pair.latencies]
     seen, run, frame = pair.seen, (0, 0), pair.begin
     coming: List[Tuple[int, int, int]] = []  # when, whose, and of which frame
     offloads: List[Offload] = []
@@ -206,9 +239,11 @@ def take_turns(pair: Pair, choose: Chooser, estimates: Estimates, local: bool, t
             if together:
                 chosen, wait = [0, 1], sum(pair.latencies)
             else:
-                k = choose(Situation(pair, frame, seen, run, estimates, local))
+                expected_s = [sum(latest) / len(latest) / RATE for latest in took]
+                k = choose(Situation(pair, frame, seen, run, expected_s, estimates, local))
                 run = (k, run[1] + 1 if run[0] == k else 1)
-                chosen, wait = [k], pair.latencies[k]
+                chosen, wait = [k], pair.latencies[k] if way is None else way(k, frame)
+                took[k] = [*took[k][1 - RECENT :], wait]
             coming += [(frame + wait, k, frame) for k in chosen]
             offloads += [(frame, k) for k in chosen]
         for k in (0, 1):

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from edge_offload.errors import BadInput
-    from edge_offload.manager.turns import count, plan
+    from edge_offload_research.turn_plans import count, plan
 
     text = sys.stdin.read() if args.file == "-" else pathlib.Path(args.file).read_text(encoding="utf-8")
     try:
@@ -78,7 +78,7 @@ def problem_of(given: Any) -> Any:
         BadInput: it describes none.
     """
     from edge_offload.errors import BadInput
-    from edge_offload.manager.turns import Problem, Task
+    from edge_offload_research.turn_plans import Problem, Task
 
     def fields(what: str, one: Any, needed: Any, others: Dict[str, Any]) -> Dict[str, Any]:
         if not isinstance(one, dict):

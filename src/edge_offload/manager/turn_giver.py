@@ -1,4 +1,4 @@
-"""Gives the turns: keeps what tasks say of themselves, plans, and goes on when a turn is not taken or never ends.
+"""Gives the turns: keeps what tasks say of themselves, and goes on when a turn is not taken or never ends.
 
 Pure: time comes in as an argument (monotonic seconds), who has the turn goes out.
 """
@@ -13,14 +13,12 @@ from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropCurve, Habits
 from edge_offload.manager.tuning import RECENT_S
 from edge_offload.manager.turn_taker import LEAST_PATIENCE_S, PATIENCE
-from edge_offload.manager.turns import HORIZON, MAX_RUN, Problem, Task, plan
+from edge_offload.manager.turns import MAX_RUN, Task, choose
 
 #: A turn is not taken when nobody says so within a frame interval and this (seconds): messages take their time.
 SLACK_S = 0.05
 #: Bounds on what tasks say: latency and frame interval, in seconds.
 LEAST_S, MOST_S = 1e-3, 60.0
-#: Results that are older than so many frames are as good as none: no plan looks further back.
-OLDEST = 300
 #: Tasks that are kept.
 MOST_TASKS = 16
 #: Turns that a task gets in vain until it is passed over no longer than before: 16 turns.
@@ -34,13 +32,11 @@ class Rules:
     Attributes:
         weights: of tasks, by name; 1 for those that are not named.
         max_run: turns in a row.
-        horizon: frames that are planned ahead, of the task with the most.
         in_flight: offloads outstanding at once.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
     max_run: int = MAX_RUN
-    horizon: int = HORIZON
     in_flight: int = 1
 
     def __post_init__(self) -> None:
@@ -91,7 +87,6 @@ class _Given:
     turn: Turn
     given_s: float
     taken_s: float = math.nan
-    stamp_s: float = math.nan
 
 
 class TurnGiver:
@@ -211,42 +206,29 @@ class TurnGiver:
         return turn
 
     def _choose(self, now: float, asked: Mapping[str, _Known]) -> Tuple[str, str]:
-        # of plans of equal cost the one that serves the oldest result first
-        order = sorted(asked, key=lambda node: (asked[node].seen_s, node))
-        if len(order) == 1:
-            others = [known.task for node, known in self._known.items() if node not in asked]
-            why = f"{', '.join(others)} left theirs" if others else "no other task takes turns"
-            return order[0], why
-        tasks = [self._task(now, node, asked[node]) for node in order]
-        busy = tuple(max(0.0, self._ends(given) - now) for given in self._open)
-        run = self._run if self._run[0] in order else ("", 0)
-        for horizon in (self.rules.horizon, self.rules.horizon // 2, self.rules.horizon // 4):
-            seconds = max(horizon * min(task.interval_s for task in tasks), 2.5 * max(task.latency_s for task in tasks))
-            try:
-                problem = Problem(
-                    tuple(tasks), seconds, self.rules.max_run, run, in_flight=self.rules.in_flight, busy_s=busy
-                )
-                found = plan(problem, most_states=20_000)
-            except BadInput:
-                continue  # more than can be searched in time: look less far ahead
-            follow = ", ".join(asked[name].task for _, name in found.offloads[:6])
-            words = "; ".join(self._words(task, asked[task.name].task) for task in tasks)
-            return found.first, f"{words}; plan: {follow}"
-        return order[0], "too many tasks to plan for: the oldest result first"
+        if len(asked) == 1:
+            (node,) = asked
+            others = [known.task for other, known in self._known.items() if other != node]
+            return node, f"{', '.join(others)} left theirs" if others else "no other task takes turns"
+        tasks = [self._task(now, node, asked[node]) for node in sorted(asked)]
+        words = "; ".join(self._words(task, asked[task.name].task) for task in tasks)
+        return choose(tasks, self.rules.max_run, self._run), f"most is gained: {words}"
 
     def _task(self, now: float, node: str, known: _Known) -> Task:
-        interval_s = known.interval_s
-        stale_s = min(max(0.0, now - known.seen_s), OLDEST * interval_s)
+        # a frame that is under way is as good as seen: with several in flight nobody offloads twice at once
+        seen_s = max([known.seen_s, *(given.given_s for given in self._open if given.turn.node == node)])
         weight = float(self.rules.weights.get(known.task, 1.0))
         curve = known.curve
-        return Task(node, known.latency_s, -stale_s, curve.slope, curve.intercept, curve.local, weight, interval_s)
+        return Task(
+            node, known.latency_s, max(0.0, now - seen_s), curve.slope, curve.intercept, curve.local, weight
+        )  # fmt: skip
 
     def _words(self, task: Task, name: str) -> str:
         local = "" if task.local is None else f", local {task.local:.2f}"
         weight = "" if task.weight == 1 else f" times {task.weight:g}"
         return (
-            f"{name} {-task.last_s:.1f} s old, loses {task.intercept:.2f} + {task.rate:.2f}/s{local}{weight}, "
-            f"takes {task.latency_s * 1e3:.0f} ms"
+            f"{name} {task.stale_s:.1f} s old, loses {task.intercept:.2f} + {task.rate:.2f}/s{local}{weight}, "
+            f"takes {task.latency_s * 1e3:.0f} ms: {task.index:.2g}/s"
         )
 
 

@@ -10,26 +10,36 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
+from edge_offload.errors import Unsupported
+from edge_offload.native.libraries import WINDOWS
+from edge_offload.native.loader import Library
 from edge_offload.server.promises import planner, windows
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.planner import Client, Moment, schedule
 from edge_offload.server.promises.settings import Wish
-from edge_offload.server.promises.windows import portable
+from tests.server.promises import reference_windows
 
 #: Of a detector on a GPU (ms, by batch).
 GPU = Latencies((0.0194, 0.0323, 0.0468, 0.0602))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
 def compiled() -> Any:
     """The compiled planner."""
-    library = windows._library
-    library.start()
-    library.wait()
-    if library.look() is None:
-        pytest.skip(f"the compiled planner is not there: {library.why_not}")
-    return library.module
+    if not windows.ready(wait=True):
+        pytest.skip(f"the compiled planner is not there: {windows._library.why_not}")
+    return windows._library.module
+
+
+def test_without_a_compiler_plans_are_made_by_the_order_of_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Library(WINDOWS)
+    missing.why_not = "there is no C compiler"
+    monkeypatch.setattr(windows, "_library", missing)
+    assert schedule(a_fleet(1), GPU, Moment(0.3, 2.0)).batches
+    assert not schedule(a_fleet(12), GPU, Moment(0.3, 2.0)).intervals, "none is in windows"
+    with pytest.raises(Unsupported, match="no compiled planner: there is no C compiler"):
+        windows.batches([], [], GPU, 0.0, 1.0)
 
 
 def a_problem(source: random.Random) -> Tuple[List[Pace], List[float], Latencies, float, float, float]:
@@ -102,16 +112,14 @@ def test_plans_of_random_problems_hold_together() -> None:
     assert larger > 20_000, "and of batches"
 
 
-def test_compiled_and_python_make_the_same_plans(compiled: Any) -> None:
+def test_compiled_and_python_make_the_same_plans() -> None:
     source = random.Random(5)
     for _ in range(1_500):
         problem = a_problem(source)
-        assert windows.batches(*problem) == portable.batches(*problem)
-    assert windows._library.module is compiled
+        assert windows.batches(*problem) == reference_windows.batches(*problem)
 
 
-def test_frames_beyond_what_is_exact_in_floating_point_are_numbered_as_they_are(compiled: Any) -> None:
-    """Such a robot's plan is made in Python: to the compiled planner its frame would be another one."""
+def test_frames_beyond_what_is_exact_in_floating_point_are_numbered_as_they_are() -> None:
     problem = next(one for one in map(a_problem, repeat(random.Random(7))) if len(one[0]) > 3)
     paces = [pace._replace(frame=2**53 + 1) for pace in problem[0]]
     plan = windows.batches(paces, *problem[1:])
@@ -144,7 +152,7 @@ def frames_of(plan: Sequence[Batch], count: int) -> Dict[int, List[int]]:
 def test_robots_whose_frames_come_together_take_turns_with_them() -> None:
     """A device that computes one of two before it is too late for the other's frame: each has every other frame."""
     paces = [Pace(str(n), 2.0, 1, 0, 0.0, 0.1, 0.0) for n in range(2)]
-    plan = portable.batches(paces, [0.03, 0.03], Latencies((0.05,)), 0.05, 3.0)
+    plan = windows.batches(paces, [0.03, 0.03], Latencies((0.05,)), 0.05, 3.0)
     frames = frames_of(plan, 2)
     assert not set(frames[0]) & set(frames[1])
     assert all(later - earlier == 2 for mine in frames.values() for earlier, later in zip(mine[1:], mine[2:]))

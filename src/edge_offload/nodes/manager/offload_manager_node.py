@@ -27,9 +27,9 @@ Of offload/bandwidth and the frames' own transfers the newer measurement counts.
 each other, and where the topic is silent for 3 s, the transfers count, and /diagnostics says so.
 
 Where several networks of a robot share a server (nodes with ~turns), a policy of its own decides for each of them in
-which mode its frames run, and turns say whose frame goes next: the one by which the sum of all tasks' drops in
-accuracy, times ~weights, is the least over the next ~horizon frames. A turn that is not taken within a frame interval
-goes to another. A task whose frames its policy keeps on the robot has a turn now and then, to see how the server is.
+which mode its frames run, and turns say whose frame goes next: the one by which most accuracy is gained, times
+~weights, for each second of the server's time. A turn that is not taken within a frame interval goes to another. A task
+whose frames its policy keeps on the robot has a turn now and then, to see how the server is.
 
 A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
 the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
@@ -65,7 +65,7 @@ from edge_offload.manager.policy import (
 )
 from edge_offload.manager.tuning import FRAMES
 from edge_offload.manager.turn_giver import Rules
-from edge_offload.manager.turns import HORIZON, MAX_RUN
+from edge_offload.manager.turns import MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
@@ -141,7 +141,6 @@ class OffloadManagerNode(Node):
             f"mode in force at the start ({', '.join(names())}), or a policy that chooses: {', '.join(POLICIES)}, "
             "or an own one as package.module:Class",
         ),
-        Param("horizon", HORIZON, "frames that turns are planned ahead", low=4, high=120),
         Param("in_flight", 1, "frames of all tasks that may be under way at the server at once", low=1, high=8),
         *knobs,
     )
@@ -161,7 +160,7 @@ class OffloadManagerNode(Node):
         self._battery = BatteryReader()
         self._of("")
         params = self.params
-        rules = Rules(weights_of(params["weights"]), params["max_run"], params["horizon"], params["in_flight"])
+        rules = Rules(weights_of(params["weights"]), params["max_run"], in_flight=params["in_flight"])
         self._turns = TurnGiving(self, rules, self._taken)
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)

@@ -137,7 +137,7 @@ def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) ->
     if plan.holds or moment.whole:
         return plan
     too_much = trial.load(trial.paces(True))
-    if too_much <= HOPELESS:
+    if too_much <= HOPELESS and windows.ready():
         plan = min(plan, trial.fit_windows(), key=_badness)
     if not plan.holds and (too_much > HOPELESS or plan.worst > FAR):
         return min(plan, trial.shared(max(1.0, too_much)), key=_badness)

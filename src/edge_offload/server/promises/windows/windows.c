@@ -1,5 +1,5 @@
-/* Batches in the windows in which results are freshest, as a CPython extension; portable.py is the same in Python, with
- * the same plans bit for bit: every sum is made in the same order (compile with -ffp-contract=off).
+/* Batches in the windows in which results are freshest, as a CPython extension. tests/server/promises has the same in
+ * Python, with the same plans bit for bit: every sum is made in the same order (compile with -ffp-contract=off).
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,7 +10,7 @@
 #define MOST_FRAME 9007199254740992.0 /* 2^53: whole numbers up to it are exact */
 enum { MOST_ROBOTS = 1 << 16, MOST_BATCHES = 1 << 20 };
 
-typedef struct { /* as Window in portable.py */
+typedef struct { /* as Window in __init__.py */
     double opens, frame_interval, length, batch, interval, asked;
 } Window;
 

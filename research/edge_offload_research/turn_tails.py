@@ -25,7 +25,7 @@ HALVINGS = 24
 
 
 class Costly(Protocol):
-    """What is needed of a task (see :class:`edge_offload.manager.turns.Task`)."""
+    """What is needed of a task (see :class:`edge_offload_research.turn_plans.Task`)."""
 
     @property
     def latency_s(self) -> float:
