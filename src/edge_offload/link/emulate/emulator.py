@@ -57,6 +57,8 @@ class Emulator:
         queue_bytes: what may wait per connection and direction.
     """
 
+    commands = ("set", "cut", "restore", "corrupt", "replay", "stalls")
+
     def __init__(self, listen: str, to: str, link: Link, queue_bytes: Optional[int] = None, seed: int = 0) -> None:
         self.link_name = link.name
         self._to = split_address(to)
@@ -194,6 +196,7 @@ class Emulator:
             now = time.monotonic()
             return {
                 "link": self.link_name,
+                "level": "tcp",
                 "t_s": now - self._began,
                 "cut": self._cut,
                 "connections": len(self._pipes),
