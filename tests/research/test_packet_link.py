@@ -60,10 +60,10 @@ def run(emulator, end, *words):
 
 
 def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator):
-    said = run(emulator, "robot", "ping", "-q", "-i", "0.005", "-c", "200", "-W", "1", FAR)
-    lost = float(re.search(r"([\d.]+)% packet loss", said).group(1)) / 100
+    output = run(emulator, "robot", "ping", "-q", "-i", "0.005", "-c", "200", "-W", "1", FAR)
+    lost = float(re.search(r"([\d.]+)% packet loss", output).group(1)) / 100
     assert lost == pytest.approx(0.1, abs=0.06)
-    assert float(re.search(r"= ([\d.]+)/", said).group(1)) >= 30.0, "no packet is early"
+    assert float(re.search(r"= ([\d.]+)/", output).group(1)) >= 30.0, "no packet is early"
     emulator.impair(loss=0.0)
     words = [*emulator.network.inside("server"), sys.executable, "-c", SERVER]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
@@ -84,10 +84,10 @@ def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator
 
 def test_namespaces_and_devices_are_gone_in_the_end(emulator):
     name = emulator.network.inside("server")[-1]
-    held = pathlib.Path("/run/netns") / name
-    assert held.exists()
+    path = pathlib.Path("/run/netns") / name
+    assert path.exists()
     emulator.network.close()
-    assert not held.exists()
+    assert not path.exists()
 
 
 def test_where_devices_are_not_allowed_one_line_says_so_and_the_proxy_runs(monkeypatch, capsys):
@@ -102,6 +102,6 @@ def test_where_devices_are_not_allowed_one_line_says_so_and_the_proxy_runs(monke
     )
     with command._emulator(args, Link.of("test", Trace.constant(1e6))) as emulator:
         assert emulator.stats()["level"] == "tcp"
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "so a proxy of TCP: packets need /dev/none: No such file or directory; be root" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "so a proxy of TCP: packets need /dev/none: No such file or directory; be root" in output

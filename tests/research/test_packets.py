@@ -38,12 +38,12 @@ def make():
 
 def drain(forwarder, until=1e6, direction=UP):
     """(due, packet) of everything that comes out by ``until``."""
-    found = []
+    packets = []
     while True:
         taken = forwarder.take(direction, until)
         if taken is None:
-            return found
-        found.append(taken)
+            return packets
+        packets.append(taken)
 
 
 def test_packets_follow_one_another_at_the_rate_and_arrive_after_the_delay(make):

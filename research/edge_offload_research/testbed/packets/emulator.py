@@ -140,15 +140,15 @@ class PacketEmulator:
         """What was carried and what the link is now: the independent count and the truth for estimators."""
         now = time.monotonic()
         up, down = (self._forwarder.counts(direction, now) for direction in (UP, DOWN))
-        found: Dict[str, Any] = {
+        stats: Dict[str, Any] = {
             "link": self._link.name, "level": "packet", "t_s": now - self._began,
             "cut": "blackhole" if self._cut else "", "late_s": self._forwarder.late_s(),
         }  # fmt: skip
         for name, key in (("bytes", "carried_bytes"), ("queued", "queued_bytes"), ("bytes_per_s", "bytes_per_s"),
                           ("delay_s", "delay_s"), ("packets", "offered"), ("dropped", "dropped"),
                           ("lost", "lost")):  # fmt: skip
-            found[f"{name}_up"], found[f"{name}_down"] = up[key], down[key]
-        return found
+            stats[f"{name}_up"], stats[f"{name}_down"] = up[key], down[key]
+        return stats
 
     # ------------------------------------------------------------------ inside
 

@@ -59,10 +59,10 @@ class Forwarder:
         self._library.link_new.restype = ctypes.c_void_p
         self._library.link_late_s.restype = ctypes.c_double
         self._library.link_free.restype = None
-        found = self._library.link_new(ctypes.c_double(now), ctypes.c_uint64(seed))
-        if not found:
+        link = self._library.link_new(ctypes.c_double(now), ctypes.c_uint64(seed))
+        if not link:
             raise MemoryError
-        self._link = ctypes.c_void_p(found)
+        self._link = ctypes.c_void_p(link)
 
     def set(self, direction: int, now: float, delay_s: float, terms: Impairments, trace: Optional[Trace]) -> None:
         """Change one direction, also for the packet in service; without a trace the present one goes on."""
@@ -107,9 +107,9 @@ class Forwarder:
 
     def counts(self, direction: int, now: float) -> Dict[str, Any]:
         """Packets and bytes of one direction, and its present bandwidth and delay."""
-        found = _Counts()
-        self._library.link_counts(self._link, direction, ctypes.c_double(now), ctypes.byref(found))
-        return {name: getattr(found, name) for name in COUNTS}
+        counts = _Counts()
+        self._library.link_counts(self._link, direction, ctypes.c_double(now), ctypes.byref(counts))
+        return {name: getattr(counts, name) for name in COUNTS}
 
     def late_s(self) -> float:
         """The longest time by which a packet was delivered too late, because the process had no processor."""

@@ -87,8 +87,8 @@ NAMED: Dict[str, Impairments] = {"lte": _LTE, "5g_mmwave": _MMWAVE, "wifi_interf
 
 def of_link(link: Link) -> Pair:
     """Those of a link by its name, up and down: none where it has none."""
-    found = NAMED.get(link.name, Impairments())
-    return found, found
+    terms = NAMED.get(link.name, Impairments())
+    return terms, terms
 
 
 def changed(pair: Pair, values: Mapping[str, object]) -> Pair:
@@ -97,12 +97,12 @@ def changed(pair: Pair, values: Mapping[str, object]) -> Pair:
     Raises:
         BadInput: there is no such impairment, or it cannot have that value.
     """
-    known = [field.name for field in fields(Impairments)]
+    names = [field.name for field in fields(Impairments)]
     ends = dict(zip(("up", "down"), pair))
     for text, value in values.items():
         direction, _, name = text.rpartition(".")
-        if name not in known or direction not in ("", *ends):
-            raise BadInput(f"no impairment {text!r}", remedy=f"impairments: {', '.join(known)}; or up.loss, down.loss")
+        if name not in names or direction not in ("", *ends):
+            raise BadInput(f"no impairment {text!r}", remedy=f"impairments: {', '.join(names)}; or up.loss, down.loss")
         for end in (direction,) if direction else tuple(ends):
             ends[end] = replace(ends[end], **{name: value})  # type: ignore[arg-type]
     return ends["up"], ends["down"]

@@ -55,7 +55,7 @@ typedef struct {
     double period_s, origin, step_began;
     packet *head, *tail;
     int serving, blackhole, bad;
-    double left, since, ends, idle_from, last_due;
+    double remaining, since, ends, idle_from, last_due;
     packet **heap;
     int flying, room;
     uint64_t order, random;
@@ -122,7 +122,7 @@ static double serve(const lane *l, double t, double size, double until, double *
 
 static void reckon(lane *l) {
     seek(l, l->since);
-    l->ends = serve(l, l->since, l->left, INFINITY, NULL);
+    l->ends = serve(l, l->since, l->remaining, INFINITY, NULL);
 }
 
 /* ------------------------------------------------------------------ delay and losses */
@@ -236,7 +236,7 @@ static void advance(lane *l, double now) {
         if (!l->serving) {
             if (!l->head) return;
             l->since = fmax(l->idle_from, l->head->time);
-            l->left = l->head->size * PAYLOAD_SHARE;
+            l->remaining = l->head->size * PAYLOAD_SHARE;
             l->serving = 1;
             reckon(l);
         }
@@ -326,8 +326,8 @@ int link_set(emulated_link *k, int direction, double now, const step *steps, int
             advance(l, now);
             if (l->serving && now > l->since) {
                 double done = 0;
-                serve(l, l->since, l->left, now, &done);
-                l->left = fmax(0, l->left - done);
+                serve(l, l->since, l->remaining, now, &done);
+                l->remaining = fmax(0, l->remaining - done);
                 l->since = now;
             }
         }
