@@ -1,7 +1,6 @@
 """A link of packets between two network namespaces, seen by ping and by a TCP connection of the kernel."""
 
 import argparse
-import os
 import pathlib
 import re
 import shutil
@@ -19,6 +18,7 @@ from edge_offload_research.testbed.packets.impairments import Impairments
 pytestmark = pytest.mark.process
 
 FAR = "127.77.41.2"
+PIPES = {"capture_output": True, "text": True, "check": False, "timeout": 30}
 #: Sends 1 MB to the robot, and one line with what it was sent from.
 SERVER = """
 import socket
@@ -45,9 +45,7 @@ def emulator():
     link = Link.of("test", Trace.constant(20 * BYTES_PER_MBIT), 0.03)
     terms = Impairments(loss=0.1)
     try:
-        running = PacketEmulator(
-            f"{FAR}:5701", "127.0.0.1:5700", link, (terms, Impairments()), namespaces=f"eot{os.getpid()}"
-        )
+        running = PacketEmulator(f"{FAR}:5701", "127.0.0.1:5700", link, (terms, Impairments()), namespaces=True)
     except Unsupported as error:
         pytest.skip(f"no link of packets here: {error}")
     with running:
@@ -55,8 +53,7 @@ def emulator():
 
 
 def run(emulator, end, *words):
-    command = [*emulator.network.inside(end), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+    return subprocess.run([*emulator.network.inside(end), *words], **PIPES).stdout
 
 
 def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator):
@@ -83,11 +80,11 @@ def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator
 
 
 def test_namespaces_and_devices_are_gone_in_the_end(emulator):
-    name = emulator.network.inside("server")[-1]
-    path = pathlib.Path("/run/netns") / name
-    assert path.exists()
+    processes = [pathlib.Path("/proc") / emulator.network.inside(end)[-1] for end in network.ENDS]
+    assert all(path.exists() for path in processes)
+    assert FAR.rpartition(".")[0] not in subprocess.run(["ip", "route", "show", "table", "local"], **PIPES).stdout
     emulator.network.close()
-    assert not path.exists()
+    assert not any(path.exists() for path in processes)
 
 
 def test_where_devices_are_not_allowed_one_line_says_so_and_the_proxy_runs(monkeypatch, capsys):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -183,7 +182,7 @@ def _link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
         return
     terms = Impairments(**case.terms)  # type: ignore[arg-type]
     far = f"{FAR}:{lasting_port()}"
-    with PacketEmulator(far, to, link, (terms, terms), seed, f"eol{os.getpid()}") as packets:
+    with PacketEmulator(far, to, link, (terms, terms), seed, namespaces=True) as packets:
         yield packets, packets.network.inside, packets.address, f"tcp://{to}"
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -116,7 +115,7 @@ def measure(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
     link = Link("bench", up, down, case.rtt_ms / 2e3, case.rtt_ms / 2e3)
     pair = Impairments(**case.up), Impairments()  # type: ignore[arg-type]
     to = f"127.0.0.1:{PORT}"
-    with PacketEmulator(f"{FAR}:{PORT}", to, link, pair, seed, f"eob{os.getpid()}") as emulator:
+    with PacketEmulator(f"{FAR}:{PORT}", to, link, pair, seed, namespaces=True) as emulator:
         robot, server = (emulator.network.inside(end) for end in ("robot", "server"))
         began, busy = time.monotonic(), time.process_time()
         if case.tool == "ping":

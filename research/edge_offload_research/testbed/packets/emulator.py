@@ -41,7 +41,7 @@ class PacketEmulator:
 
     def __init__(
         self, listen: str, to: str, link: Link, pair: Optional[impairments.Pair] = None, seed: int = 0,
-        namespaces: str = "",
+        namespaces: bool = False,
     ) -> None:  # fmt: skip
         self._far, self._to = split_address(listen), split_address(to)
         if not is_loopback(self._to[0]) or self._to[0].count(".") != 3:

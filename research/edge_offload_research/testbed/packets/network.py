@@ -14,7 +14,7 @@ import ipaddress
 import os
 import struct
 import subprocess
-from typing import List, Optional, Tuple
+from typing import List, Tuple
 
 from edge_offload.errors import BadInput, Unsupported
 
@@ -25,6 +25,7 @@ MTU = 1500
 DEVICE_QUEUE = 10_000
 #: Turned in an address, these bits make the robot's address the one that the server sees.
 FLIP = "0.0.1.0"
+ENDS = ("robot", "server")
 REMEDY = "be root, or run all of it in 'unshare --user --map-root-user --net'"
 
 
@@ -33,39 +34,36 @@ class Network:
 
     Args:
         far: address to which robots connect, 127.A.B.2 with an odd B.
-        namespaces: begin of the names of two network namespaces that are made, NAME-robot and NAME-server, and removed
-            by :meth:`close`; without it both devices are where this process is.
+        namespaces: put the robot's device and the server's into a new network namespace each; they end with
+            :meth:`close`, and with this process. Without, both devices are where this process is.
 
     Raises:
         BadInput: ``far`` cannot be used, or is in use.
         Unsupported: this process may make no devices.
     """
 
-    def __init__(self, far: str, namespaces: str = "") -> None:
+    def __init__(self, far: str, namespaces: bool = False) -> None:
         first, second = _parts(far)
         self.far = far
         self.devices = f"eo{first}-{second}r", f"eo{first}-{second}s"
         self._base = f"127.{first}.{second - 1}"
         self._seen = f"127.{first}.{second}"
         self._robots = 0
-        self._names: List[str] = []
+        self._spaces: List[subprocess.Popen[str]] = []
         self._open: List[int] = []
         try:
-            if namespaces:
-                for end in ("robot", "server"):
-                    _ip("netns", "add", f"{namespaces}-{end}")
-                    self._names.append(f"{namespaces}-{end}")
-            self._spaces = self._names or ["", ""]
-            for name, space in zip(self.devices, self._spaces):
+            for _ in self.devices if namespaces else ():
+                self._spaces.append(_new_namespace())
+            for end, name in zip(ENDS, self.devices):
                 self._open.append(_tun(name))
-                if space:
-                    _ip("link", "set", name, "netns", space)
-                    _ip("link", "set", "lo", "up", space=space)
-                _write(f"net/ipv4/conf/{name}/route_localnet", "1", space)
-                _write(f"net/ipv6/conf/{name}/disable_ipv6", "1", space, optional=True)
-                _ip("link", "set", name, "mtu", str(MTU), "txqueuelen", str(DEVICE_QUEUE), "up", space=space)
-            _ip("link", "set", "lo", "up", space=self._spaces[0])
-            self._route(f"{self._seen}.0/24", self.devices[1], f"{self._base}.254", self._spaces[1])
+                if namespaces:
+                    space = self._spaces[ENDS.index(end)]
+                    _run("ip", "link", "set", name, "netns", str(space.pid))
+                    _run(*self.inside(end), "ip", "link", "set", "lo", "up")
+                _run(*self.inside(end), "sh", "-c", f"echo 1 > /proc/sys/net/ipv4/conf/{name}/route_localnet")
+                _run(*self.inside(end), "ip", "link", "set", name, "mtu", str(MTU), "txqueuelen", str(DEVICE_QUEUE),
+                     "up")  # fmt: skip
+            self._route(f"{self._seen}.0/24", self.devices[1], f"{self._base}.254", "server")
             self.robot = self.roam()
         except BaseException:
             self.close()
@@ -80,26 +78,25 @@ class Network:
         """Give the robot another address: new connections have it, what is sent from the old one is lost."""
         self._robots = self._robots % 200 + 1
         self.robot = f"{self._base}.{self._robots if self._robots < 2 else self._robots + 1}"
-        self._route(f"{self.far}/32", self.devices[0], self.robot, self._spaces[0])
+        self._route(f"{self.far}/32", self.devices[0], self.robot, "robot")
         return self.robot
 
     def inside(self, end: str) -> List[str]:
         """Words before a command that make it run where ``end`` is, ``robot`` or ``server``."""
-        space = self._spaces[0 if end == "robot" else 1]
-        return ["ip", "netns", "exec", space] if space else []
+        return ["nsenter", "--net", "--target", str(self._spaces[ENDS.index(end)].pid)] if self._spaces else []
 
     def close(self) -> None:
         """Remove what was made."""
         for descriptor in self._open:
             os.close(descriptor)
         self._open = []
-        for name in self._names:
-            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
-        self._names = []
+        for space in self._spaces:
+            space.communicate()
+        self._spaces = []
 
-    @staticmethod
-    def _route(target: str, device: str, source: str, space: str) -> None:
-        _ip("route", "replace", target, "dev", device, "table", "local", "src", source, space=space)
+    def _route(self, target: str, device: str, source: str, end: str) -> None:
+        words = ("ip", "route", "replace", target, "dev", device, "table", "local", "src", source)
+        _run(*self.inside(end), *words)
 
 
 def _parts(far: str) -> Tuple[int, int]:
@@ -127,19 +124,28 @@ def _tun(name: str) -> int:
     return descriptor
 
 
-def _ip(*words: str, space: Optional[str] = None) -> None:
-    command = ["ip", *(["-n", space] if space else []), *words]
+def _new_namespace() -> subprocess.Popen[str]:
+    """A process that does nothing in a network namespace of its own until its input ends, as it does with ours."""
+    words = ["unshare", "--net", "sh", "-c", "echo up; read line"]
+    try:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:
+        raise Unsupported(f"unshare does not run: {error.strerror}", remedy="apt install util-linux") from error
+    assert process.stdout is not None
+    first = process.stdout.readline().strip()
+    if first != "up":
+        process.communicate()
+        raise Unsupported(f"no network namespace: {first}", remedy=REMEDY)
+    return process
+
+
+def _run(*command: str) -> None:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     except OSError as error:
-        raise Unsupported(f"packets need the command ip: {error.strerror}", remedy="apt install iproute2") from error
+        remedy = "apt install iproute2 util-linux"
+        raise Unsupported(f"packets need the command {command[0]}: {error.strerror}", remedy=remedy) from error
     if done.returncode:
         raise Unsupported(f"'{' '.join(command)}' failed: {' '.join(done.stdout.split())}", remedy=REMEDY)
-
-
-def _write(name: str, value: str, space: str, optional: bool = False) -> None:
-    command = ["ip", "netns", "exec", space] if space else []
-    command += ["sh", "-c", f"echo {value} > /proc/sys/{name}"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode and not optional:
-        raise Unsupported(f"/proc/sys/{name} cannot be set: {done.stderr.strip()}", remedy=REMEDY)
