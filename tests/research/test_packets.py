@@ -199,6 +199,9 @@ def test_packets_of_an_address_that_the_robot_no_longer_has_are_lost(make):
     assert forwarder.rename(UP, tcp_packet("127.77.0.1", "127.77.1.2", 40000, 5701)) is None
     assert forwarder.rename(DOWN, tcp_packet("127.0.0.1", "127.77.1.1", 5700, 40000)) is None
     assert forwarder.rename(UP, b"\x60" + bytes(39)) is None, "IPv6 has no way"
+    whole = tcp_packet("127.77.0.3", "127.77.1.2", 40000, 5701)
+    assert all(forwarder.rename(UP, whole[:size]) is None for size in range(20))
+    assert all(len(forwarder.rename(UP, whole[:size])) == size for size in range(20, len(whole))), "cut short"
 
 
 def test_impairments_by_name():

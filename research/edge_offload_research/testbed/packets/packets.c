@@ -420,8 +420,9 @@ static void replace(unsigned char *at, int bytes, uint32_t after, unsigned char 
 int link_rename(const emulated_link *k, int direction, unsigned char *data, int size) {
     const translation *m = &k->map;
     uint32_t source, target;
+    if (size < 20 || data[0] >> 4 != 4) return 0;
     int head = 4 * (data[0] & 15), rest = ((data[6] & 31) << 8) | data[7];
-    if (size < 20 || data[0] >> 4 != 4 || head < 20 || size < head) return 0;
+    if (head < 20 || size < head) return 0;
     memcpy(&source, data + 12, 4);
     memcpy(&target, data + 16, 4);
     if (direction == 0 ? source != m->robot || target != m->far : source != m->server || target != (m->robot ^ m->flip))
