@@ -136,6 +136,7 @@ def test_jitter_has_mean_and_deviation_as_set_in_order_and_correlated(make):
         late.append(due - struct.unpack("!I", data)[0] * 2e-3)
     assert statistics.mean(late) == pytest.approx(0.02, rel=0.03)
     assert statistics.pstdev(late) == pytest.approx(0.004, rel=0.03)
+    assert max(late) - 0.02 > 1.5 * (0.02 - min(late)), "skewed to late"
     neighbours = [a - b for a, b in zip(late, late[1:])]
     assert statistics.pstdev(neighbours) < 0.3 * 0.004, "the delay wanders, it does not jump"
 

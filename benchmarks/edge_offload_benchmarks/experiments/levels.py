@@ -53,9 +53,9 @@ CASES = {
     "packet": Case("packet"),
     "packet_loss_1": Case("packet", terms={"loss": 0.01}),
     "packet_loss_3": Case("packet", terms={"loss": 0.03}),
-    "tcp_50": Case("tcp", 50.0),
-    "packet_50": Case("packet", 50.0),
-    "packet_jitter_20": Case("packet", 50.0, {"jitter_s": 0.02}),
+    "tcp_70": Case("tcp", 70.0),
+    "packet_70": Case("packet", 70.0),
+    "packet_jitter_20": Case("packet", 70.0, {"jitter_s": 0.02}),
     "packet_bloat": Case("packet", terms={"queue_bytes": 4 << 20}),
 }
 MBPS = 93.0

@@ -64,7 +64,7 @@ CASES = {
     "delay_10": Case("ping", "rtt_ms", 10.0, rtt_ms=10.0),
     "delay_100": Case("ping", "rtt_ms", 100.0, rtt_ms=100.0),
     "jitter_3": Case("ping", "jitter_ms", 3.0, rtt_ms=20.0, up={"jitter_s": 0.003}),
-    "jitter_20": Case("ping", "jitter_ms", 20.0, rtt_ms=80.0, up={"jitter_s": 0.02, "knot_s": 0.02}),
+    "jitter_20": Case("ping", "jitter_ms", 20.0, rtt_ms=80.0, up={"jitter_s": 0.02}),
     "loss_1": Case("udp", "loss", 0.01, up={"loss": 0.01}),
     "loss_3": Case("udp", "loss", 0.03, up={"loss": 0.03}),
     "bursts": Case("udp", "loss", 0.005 / 0.255, up={"to_bad": 0.005, "to_good": 0.25}),

@@ -12,10 +12,8 @@ from typing import Dict, Mapping, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.trace import Link
 
-#: Earliest deviation of the jitter below the mean delay, in standard deviations: sqrt(3 / 2) (``packets.c``).
-EARLIEST = math.sqrt(1.5)
-#: Knots of the jitter are so many standard deviations apart unless set: packets hardly ever catch up with others.
-KNOT_DEVIATIONS = 5.0
+#: The jitter's range (``packets.c``) in standard deviations: so far below the mean delay, and from there to the latest.
+EARLIEST, RANGE = math.sqrt(3), math.sqrt(27)
 SHARES = ("loss", "to_bad", "to_good", "loss_bad", "reorder", "duplicate")
 
 
@@ -25,7 +23,7 @@ class Impairments:
 
     Attributes:
         jitter_s: standard deviation of the one-way delay around the link's; linear between knots, skewed to late.
-        knot_s: time between knots of the jitter; 0: five times ``jitter_s``.
+        knot_s: time between knots of the jitter; 0: 5.2 times ``jitter_s``, so that no packet catches up with another.
         loss: share of packets lost in the good state (Gilbert-Elliott).
         to_bad, to_good: chance of each packet to change the state; 0 and 1: there is no bad one.
         loss_bad: share of packets lost in the bad state.
@@ -62,7 +60,7 @@ class Impairments:
     @property
     def knots_s(self) -> float:
         """Time between knots of the jitter."""
-        return self.knot_s or KNOT_DEVIATIONS * self.jitter_s or 1.0
+        return self.knot_s or RANGE * self.jitter_s or 1.0
 
     def mean_loss(self) -> float:
         """Share of packets lost over a long time, outages and a full queue aside."""
@@ -81,7 +79,7 @@ class Impairments:
 Pair = Tuple[Impairments, Impairments]
 _LTE = Impairments(jitter_s=5e-3 / math.sqrt(2), queue_bytes=1 << 20)
 _MMWAVE = Impairments(jitter_s=2e-3 / math.sqrt(2), queue_bytes=2 << 20)
-_INTERFERED = Impairments(jitter_s=3e-3, to_bad=0.005, to_good=0.25)
+_INTERFERED = Impairments(jitter_s=2.5e-3, to_bad=0.005, to_good=0.25)
 NAMED: Dict[str, Impairments] = {"lte": _LTE, "5g_mmwave": _MMWAVE, "wifi_interfered": _INTERFERED}
 
 

@@ -127,7 +127,8 @@ static void reckon(lane *l) {
 
 /* ------------------------------------------------------------------ delay and losses */
 
-/* The next knot, of mean 0 and deviation 1, skewed to late as radio links are. Every STRATA knots hold each part of the
+/* The next knot, of mean 0 and deviation 1: triangular, skewed to late as radio links are, and bounded, so that with
+ * knots far enough apart no packet has to wait for an earlier one. Every STRATA knots hold each part of the
  * distribution once, so that half a minute shows what was set. */
 static double draw_knot(lane *l) {
     if (l->stratum == STRATA) {
@@ -138,7 +139,7 @@ static double draw_knot(lane *l) {
         }
         l->stratum = 0;
     }
-    return -log1p(-(l->strata[l->stratum++] + uniform(l)) / STRATA) - 1;
+    return sqrt(18) * (2.0 / 3.0 - sqrt(1 - (l->strata[l->stratum++] + uniform(l)) / STRATA));
 }
 
 /* Linear between knots; the factor makes up for the variance that is lost between them. */
