@@ -281,7 +281,9 @@ class LinkEstimator:
         """A request was answered."""
         with self._lock:
             delay_s = self._delay_s()
-            error_s = transfer.clock_error_s + JITTER_S
+            # what the clock is off by is in the delay, too: the shortest way in either direction seems to take half
+            # of the shortest round trip
+            error_s = min(transfer.clock_error_s, abs(transfer.clock_error_s - delay_s)) + JITTER_S
             # a transfer had the link to itself only from when the one before it was through
             up_began = max(transfer.sent_s + delay_s, self._up_free_s)
             down_began = max(transfer.server_sent_s + delay_s, self._down_free_s)
