@@ -44,5 +44,7 @@ def levels(record: Any) -> List[str]:
             ("at most", "noticed_s.most", s),
             ("back, s", "back_s.p50", s),
             ("at most", "back_s.most", s),
+            ("after another address, s", "moved_s.p50", s),
+            ("at most", "moved_s.most", s),
         ],
     )

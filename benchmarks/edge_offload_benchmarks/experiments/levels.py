@@ -8,7 +8,7 @@ At the level packet both ends are in network namespaces (root). Frames of 200 kB
 
 error: median of |estimate - bandwidth| / bandwidth upwards. quiet: the longest wait for a sign of life while packets
 flowed: what notices a dead path sooner gives false alarms. noticed, back: from all packets lost to LOST, and from the
-end of that to READY, the median and the longest.
+end of that to READY, the median and the longest. moved: from another address of the robot to READY.
 """
 
 from __future__ import annotations
@@ -78,15 +78,16 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds < 1 or args.cuts < 1:
         raise BadInput("--seconds and --cuts must be at least 1")
     rows = []
-    heads = ("case", "error", "p50 ms", "p99 ms", "quiet ms", "false", "noticed s", "back s")
-    print("{:17} {:>6} {:>7} {:>7} {:>8} {:>5} {:>13} {:>13}".format(*heads))
+    heads = ("case", "error", "p50 ms", "p99 ms", "quiet ms", "false", "noticed s", "back s", "moved s")
+    print("{:17} {:>6} {:>7} {:>7} {:>8} {:>5} {:>11} {:>11} {:>11}".format(*heads))
     for name in args.case or CASES:
         row = {"case": name, **measure(CASES[name], args.seconds, args.cuts, args.seed)}
         rows.append(row)
-        noticed, back = (f"{row[key]['p50']:.2f}/{row[key]['most']:.2f}" for key in ("noticed_s", "back_s"))
+        shown = (row[key] for key in ("noticed_s", "back_s", "moved_s"))
+        times = " ".join("          -" if one is None else f"{one['p50']:6.2f}/{one['most']:.2f}" for one in shown)
         frame_ms, worst_ms = (1e3 * row["frame_s"][key] for key in ("p50", "p99"))
         print(f"{name:17} {row['error_p50']:6.1%} {frame_ms:7.1f} {worst_ms:7.1f} "
-              f"{1e3 * row['quiet_s']:8.0f} {row['false_alarms']:5d} {noticed:>13} {back:>13}", flush=True)  # fmt: skip
+              f"{1e3 * row['quiet_s']:8.0f} {row['false_alarms']:5d} {times}", flush=True)  # fmt: skip
     if args.json is not None:
         records.write(args.json, "levels_bench", rows)
         print(f"wrote {args.json}", file=sys.stderr)
@@ -138,6 +139,7 @@ def measure(case: Case, seconds: float, cuts: int, seed: int) -> Dict[str, Any]:
         ended = time.monotonic()
         lines = [line for line in robot.lines if began <= line["t"] < ended]
         noticed, back = zip(*(_cut(emulator, robot, 0.13 * i) for i in range(cuts)))
+        moved = [_roam(emulator, robot, 0.13 * i) for i in range(cuts)] if case.level == "packet" else []
     rates = [line["up"] for line in lines if "up" in line]
     took = sorted(line["frame"] for line in lines if line.get("frame") is not None)
     failed = sum(1 for line in lines if "frame" in line and line["frame"] is None)
@@ -150,6 +152,7 @@ def measure(case: Case, seconds: float, cuts: int, seed: int) -> Dict[str, Any]:
         "false_alarms": sum(1 for line in lines if line.get("state") == "lost"),
         "noticed_s": {"p50": statistics.median(noticed), "most": max(noticed)},
         "back_s": {"p50": statistics.median(back), "most": max(back)},
+        "moved_s": {"p50": statistics.median(moved), "most": max(moved)} if moved else None,
     }  # fmt: skip
 
 
@@ -163,6 +166,15 @@ def _cut(emulator: Any, robot: Robot, phase_s: float) -> Tuple[float, float]:
     restored = time.monotonic()
     emulator.restore()
     return lost - cut, robot.until("ready", restored) - restored
+
+
+def _roam(emulator: Any, robot: Robot, phase_s: float) -> float:
+    """Seconds from another address of the robot until the link is back."""
+    time.sleep(2.0 + phase_s)
+    began = time.monotonic()
+    emulator.roam()
+    robot.until("lost", began)
+    return robot.until("ready", began) - began
 
 
 @contextlib.contextmanager
