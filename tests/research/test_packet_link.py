@@ -32,7 +32,7 @@ with socket.create_server(("127.0.0.1", 5700)) as listening:
 ROBOT = f"""
 import socket, time
 began = time.monotonic()
-with socket.create_connection(("{FAR}", 5701), timeout=5) as sock, sock.makefile("rb") as stream:
+with socket.create_connection(("{FAR}", 5700), timeout=5) as sock, sock.makefile("rb") as stream:
     data = stream.read()
 print(data[:16].decode().strip(), len(data), time.monotonic() - began)
 """
@@ -45,7 +45,7 @@ def emulator():
     link = Link.of("test", Trace.constant(20 * BYTES_PER_MBIT), 0.03)
     terms = Impairments(loss=0.1)
     try:
-        running = PacketEmulator(f"{FAR}:5701", "127.0.0.1:5700", link, (terms, Impairments()), namespaces=True)
+        running = PacketEmulator(f"{FAR}:0", "127.0.0.1:5700", link, (terms, Impairments()), namespaces=True)
     except Unsupported as error:
         pytest.skip(f"no link of packets here: {error}")
     with running:

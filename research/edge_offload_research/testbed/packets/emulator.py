@@ -26,7 +26,7 @@ class PacketEmulator:
     """Leads packets from ``listen`` to ``to`` over ``link``, on a thread of its own.
 
     Args:
-        listen: host:port for robots, a loopback address that :class:`Network` can use.
+        listen: host:port for robots, a loopback address that :class:`Network` can use; port 0: the server's.
         to: host:port of the server, on loopback.
         link: bandwidth and delay.
         pair: impairments up and down; default: those that the link has by its name.
@@ -47,6 +47,8 @@ class PacketEmulator:
         if not is_loopback(self._to[0]) or self._to[0].count(".") != 3:
             remedy = "give 127.0.0.1:PORT as its address"
             raise BadInput(f"packets cannot be led to {to}: the server must be on this machine", remedy=remedy)
+        if not self._far[1]:
+            self._far = self._far[0], self._to[1]
         self._began = time.monotonic()
         self._forwarder = Forwarder(self._began, seed)
         self._pair = pair or impairments.of_link(link)
