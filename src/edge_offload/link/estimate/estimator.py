@@ -209,6 +209,8 @@ TRICKLE_BYTES = 256
 JITTER_S = 1e-3
 #: Seconds of round trips of which the shortest counts as the delay of the empty link.
 RTT_WINDOW_S = 5.0
+#: The clock tells the shortest of eight round trips: single ones vary by about so many times what those do.
+VARIES = 4.0
 
 
 @dataclass(frozen=True)
@@ -282,8 +284,9 @@ class LinkEstimator:
         with self._lock:
             delay_s = self._delay_s()
             # what the clock is off by is in the delay, too: the shortest way in either direction seems to take half
-            # of the shortest round trip
-            error_s = min(transfer.clock_error_s, abs(transfer.clock_error_s - delay_s)) + JITTER_S
+            # of the shortest round trip; what round trips vary by is in no transfer's delay
+            varies_s = abs(transfer.clock_error_s - delay_s) + self._varies_s()
+            error_s = min(transfer.clock_error_s, varies_s) + JITTER_S
             # a transfer had the link to itself only from when the one before it was through
             up_began = max(transfer.sent_s + delay_s, self._up_free_s)
             down_began = max(transfer.server_sent_s + delay_s, self._down_free_s)
@@ -390,6 +393,11 @@ class LinkEstimator:
                 samples=up.samples + down.samples,
                 age_s=now - max(up.updated_s, down.updated_s),
             )
+
+    def _varies_s(self) -> float:
+        """By how much the delay of a transfer may be above the shortest."""
+        latest = sorted(rtt for _, rtt in self._round_trips)
+        return VARIES * (latest[len(latest) // 2] - latest[0]) if latest else 0.0
 
     def _delay_s(self) -> float:
         return min((rtt for _, rtt in self._round_trips), default=0.0) / 2
