@@ -150,6 +150,17 @@ def test_a_transfer_shorter_than_the_round_trip_tells_the_rate_though_the_clock_
     assert estimator.reading(10.0).uplink == pytest.approx(rate, rel=0.1)
 
 
+def test_where_round_trips_vary_a_short_transfer_is_not_taken_for_exact():
+    errors = []
+    for varying_s in (0.0, 0.02):
+        estimator = LinkEstimator()
+        for i in range(20):
+            estimator.round_trip(0.1 * i, 0.07 + varying_s * (i % 3))
+        estimator.transfer(Transfer(2.0, 2.0, 2.085, 2.085, 2.12, 0.035, 400_000, 100))
+        errors.append(estimator.reading(2.12).uplink_error)
+    assert errors[0] < 0.2 < 0.35 < errors[1]
+
+
 def test_small_messages_say_nothing_and_error_grows_with_age():
     estimator = LinkEstimator()
     for i in range(20):

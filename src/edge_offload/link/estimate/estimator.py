@@ -209,8 +209,6 @@ TRICKLE_BYTES = 256
 JITTER_S = 1e-3
 #: Seconds of round trips of which the shortest counts as the delay of the empty link.
 RTT_WINDOW_S = 5.0
-#: The clock tells the shortest of eight round trips: single ones vary by about so many times what those do.
-VARIES = 4.0
 
 
 @dataclass(frozen=True)
@@ -397,7 +395,7 @@ class LinkEstimator:
     def _varies_s(self) -> float:
         """By how much the delay of a transfer may be above the shortest."""
         latest = sorted(rtt for _, rtt in self._round_trips)
-        return VARIES * (latest[len(latest) // 2] - latest[0]) if latest else 0.0
+        return latest[len(latest) // 2] - latest[0] if latest else 0.0
 
     def _delay_s(self) -> float:
         return min((rtt for _, rtt in self._round_trips), default=0.0) / 2
