@@ -40,6 +40,8 @@ COMMANDS = [
     "bench codecs --json",
     "bench codecs --plot",
     "bench bandwidth --json",
+    "bench packets --json",
+    "bench levels --json",
     "bench split --json",
     "bench transparent --json",
     "bench transparent --plot",

@@ -7,6 +7,7 @@ module        its one reason
 ``windows``   kernel, stride, padding of the networks' sliding operators (not in the data)
 ``graph``     a profile as an operator sequence with locality, and its cost model
 ``replay``    one inference of a plan on a bandwidth trace
+``packets``   a link at the level of IP packets
 ``loop``      closed-loop run of a table of plans; the planner sees past transfers alone
 ============  ==========================================================================
 """

@@ -6,10 +6,15 @@ Examples:
   edge-offload link emulate --listen 127.0.0.1:5701 --to 127.0.0.1:5700 --rate-mbps 20 --rtt-ms 10
   edge-offload link control 127.0.0.1:5799 cut how=blackhole
   edge-offload link control 127.0.0.1:5799 set mbps=5 rtt_s=0.2
+  edge-offload link emulate --level packet --listen 127.77.1.2:5701 --to 127.0.0.1:5700 --link lte --impair loss=0.01
   edge-offload link list
 
-The robot is given the --listen address instead of the server's. No root is needed. A trace is a CSV with the columns
-t_s and MBps, Mbps or bytes_per_s (optionally rtt_ms, rtt_s, delay_ms or delay_s) and repeats for ever.
+The robot is given the --listen address instead of the server's. A trace is a CSV with the columns t_s and MBps, Mbps or
+bytes_per_s (optionally rtt_ms, rtt_s, delay_ms or delay_s) and repeats for ever.
+
+At the level tcp a proxy ends TCP on both sides. At the level packet IP packets are delayed, lost and queued between two
+TUN devices, and robot and server have a connection of their own: the server is on this machine, --listen is an address
+127.A.B.2 with an odd B, and the process is root, or all of it runs in 'unshare --user --map-root-user --net'.
 """
 
 from __future__ import annotations
@@ -20,10 +25,13 @@ import pathlib
 import signal
 import sys
 import threading
-from typing import Any, Dict, Optional
+from typing import Any, ContextManager, Dict, Optional
 
 from edge_offload.outputs import add_output
 from edge_offload.subcommands import options
+
+#: What is emulated.
+LEVELS = ("tcp", "packet")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--trace", metavar="FILE", help="a CSV trace")
     which.add_argument("--rate-mbps", type=float, metavar="R", help="constant bandwidth")
     emulate.add_argument("--rtt-ms", type=float, metavar="D", help="round trip time of the link (default: 2.6)")
-    emulate.add_argument("--queue-kib", type=int, metavar="K", help="bytes that may wait per connection (default: 64)")
+    queue = "what may wait: per connection (default: 64), or for all at the level packet (256)"
+    emulate.add_argument("--queue-kib", type=int, metavar="K", help=queue)
+    emulate.add_argument("--level", choices=LEVELS, default="tcp", help="a proxy of TCP (default), or packets")
+    impair = "of packets: loss, to_bad, to_good, loss_bad, jitter_s, reorder, duplicate, ...; up.loss for one direction"
+    emulate.add_argument("--impair", nargs="+", default=[], metavar="NAME=VALUE", help=impair)
+    emulate.add_argument("--seed", type=int, default=0, metavar="N", help="of losses and jitter (0)")
     emulate.add_argument("--control", metavar="HOST:PORT", default="127.0.0.1:0", help="control socket (loopback)")
     add_output(emulate, "--json-stats", metavar="FILE", help="keep this file up to date with the bytes carried")
     control = actions.add_parser("control", help="steer a running emulator: stats, set, link, cut, restore, ...")
     control.add_argument("address", metavar="HOST:PORT", help="the control address that 'emulate' printed")
-    control.add_argument("do", metavar="COMMAND", help="stats | set | link | cut | restore | corrupt | stalls")
+    control.add_argument(
+        "do", metavar="COMMAND", help="stats | set | link | cut | restore | ... (a wrong one names all)"
+    )
     control.add_argument("arguments", nargs="*", metavar="NAME=VALUE", help="e.g. mbps=5, how=blackhole")
     actions.add_parser("list", help="the named links")
     make = actions.add_parser("make-traces", help="write the synthetic traces again (always the same)")
@@ -57,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
 def _emulate(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.link.emulate.control import ControlServer
-    from edge_offload.link.emulate.emulator import Emulator
     from edge_offload.link.emulate.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
 
     if args.rtt_ms is not None and not 0 <= args.rtt_ms < 60_000:
@@ -66,20 +80,24 @@ def _emulate(args: argparse.Namespace) -> int:
         raise BadInput(f"--rate-mbps {args.rate_mbps:g} is not a bandwidth")
     if args.queue_kib is not None and args.queue_kib < 2:
         raise BadInput("--queue-kib must be at least 2")
+    if args.impair and args.level == "tcp":
+        raise BadInput("--impair is of packets", remedy="add --level packet")
     rtt_s = RTT_S if args.rtt_ms is None else args.rtt_ms / 1e3
     if args.trace:
         link = Link.of(pathlib.Path(args.trace).stem, load_trace(args.trace), rtt_s)
     elif args.rate_mbps is not None:
         link = Link.of("custom", Trace.constant(args.rate_mbps * BYTES_PER_MBIT), rtt_s)
     else:
-        named = named_link(args.link or "wifi_93mbps")
-        link = Link(named.name, named.up, named.down, rtt_s / 2, rtt_s / 2)
+        link = named_link(args.link or "wifi_93mbps")
+        if args.rtt_ms is not None:
+            link = Link(link.name, link.up, link.down, rtt_s / 2, rtt_s / 2)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with Emulator(args.listen, args.to, link, args.queue_kib and args.queue_kib << 10) as emulator:
+    with _emulator(args, link) as emulator:
         control = ControlServer(emulator, args.control)
-        about = {"listen": emulator.address, "to": args.to, "link": link.name, "control": control.address}
+        about = {"listen": emulator.address, "to": args.to, "link": link.name, "control": control.address,
+                 "level": emulator.stats()["level"]}  # fmt: skip
         print(json.dumps(about), flush=True)
         try:
             told = False
@@ -97,6 +115,23 @@ def _emulate(args: argparse.Namespace) -> int:
             print(json.dumps(stats), flush=True)
             _save(args.json_stats, stats)
     return 0
+
+
+def _emulator(args: argparse.Namespace, link: Any) -> ContextManager[Any]:
+    """The emulator of the level that was asked for, or the proxy and one line where packets are not possible."""
+    from edge_offload import beside
+    from edge_offload.errors import Unsupported
+    from edge_offload.link.emulate.emulator import Emulator
+
+    queue_bytes = args.queue_kib and args.queue_kib << 10
+    if args.level == "packet":
+        try:
+            packets: Any = beside.action("link-packet", "edge_offload_research")
+            made: ContextManager[Any] = packets.emulator(args, link, queue_bytes)
+            return made
+        except Unsupported as error:
+            print(f"edge-offload link: no packet level, so a proxy of TCP: {error}", file=sys.stderr, flush=True)
+    return Emulator(args.listen, args.to, link, queue_bytes, seed=args.seed)
 
 
 def _save(path: Optional[str], stats: Dict[str, Any]) -> None:

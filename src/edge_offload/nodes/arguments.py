@@ -280,6 +280,7 @@ _RULES = (
     (cameras, "camera_ns"),
     (yaml_mapping, "local_options model_options options"),
     (link, "link"),
+    (choice("tcp", "packet"), "link_level"),
     (opened(file(), _read_calibration, "none"), "calibration"),
     *((source(argument), argument) for argument in sources.ARGUMENTS),
     (lambda value: None if value == "none" else anything()(value), "scans"),

@@ -94,7 +94,13 @@ def test_named_links_have_the_papers_means():
     assert len(indoors) == len(outdoors) == 600
     assert outdoors.min() < 2 * BYTES_PER_MBIT < indoors.min()
     assert outdoors.std() > indoors.std(), "outdoors is less stable"
-    assert all(named_link(name).up_delay_s + named_link(name).down_delay_s == pytest.approx(2.6e-3) for name in means)
+    rtts = {name: named_link(name).up_delay_s + named_link(name).down_delay_s for name in means}
+    others = {"lte": 32e-3, "5g_mmwave": 14e-3, "wifi_interfered": 10e-3}
+    assert rtts == pytest.approx({name: others.get(name, 2.6e-3) for name in means})
+    lte = named_link("lte")
+    for trace, mean, deviation in ((lte.up, 44.0, 8.0), (lte.down, 110.0, 17.0)):
+        rates = np.array(trace.bytes_per_s) / BYTES_PER_MBIT
+        assert (rates.mean(), rates.std()) == pytest.approx((mean, deviation), rel=0.001)
     with pytest.raises(BadInput, match="wifi_93mbps"):
         named_link("5g")
 

@@ -10,7 +10,7 @@ import pytest
 
 from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
-from edge_offload.link.estimate.clock import ClockReading
+from edge_offload.link.estimate.clock import ClockReading, PeerClock
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading, RateFilter, Transfer
 from edge_offload.link.estimate.wireless import (
     default_interface,
@@ -131,6 +131,34 @@ def test_a_transfer_that_waits_behind_another_does_not_lower_the_estimate():
         for received in (first, second):
             estimator.transfer(Transfer(t, t, received, received, received + DELAY_S, 0.0, size, 100))
     assert estimator.reading(5.0).uplink == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize(("up_s", "down_s"), [(0.035, 0.035), (0.05, 0.02), (0.01, 0.06)])
+def test_a_transfer_shorter_than_the_round_trip_tells_the_rate_though_the_clock_is_not_known(up_s, down_s):
+    estimator, random_source = LinkEstimator(), random.Random(0)
+    clock, rate, size = PeerClock(), 11.6 * MB, 200_000
+    for i in range(40):
+        t = 0.25 * i
+        noise_up, noise_down, noise = (random_source.uniform(0, 0.5e-3) for _ in range(3))
+        pinged = t + up_s + noise_up
+        clock.sample(t, pinged + 1000, pinged + 1000, pinged + down_s + noise_down)
+        estimator.round_trip(t + up_s + down_s, clock.reading.rtt_s)
+        there = t + 0.1 + size / rate + up_s + noise
+        back = there + 0.04 + down_s
+        local = clock.reading.to_local(there + 1000)
+        estimator.transfer(Transfer(t + 0.1, t + 0.1, local, local + 0.04, back, clock.reading.error_s, size, 100))
+    assert estimator.reading(10.0).uplink == pytest.approx(rate, rel=0.1)
+
+
+def test_where_round_trips_vary_a_short_transfer_is_not_taken_for_exact():
+    errors = []
+    for varying_s in (0.0, 0.02):
+        estimator = LinkEstimator()
+        for i in range(20):
+            estimator.round_trip(0.1 * i, 0.07 + varying_s * (i % 3))
+        estimator.transfer(Transfer(2.0, 2.0, 2.085, 2.085, 2.12, 0.035, 400_000, 100))
+        errors.append(estimator.reading(2.12).uplink_error)
+    assert errors[0] < 0.2 < 0.35 < errors[1]
 
 
 def test_small_messages_say_nothing_and_error_grows_with_age():

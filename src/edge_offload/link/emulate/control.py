@@ -1,6 +1,7 @@
 """Steering a running emulator from outside its process: JSON lines over a loopback TCP socket.
 
-Each line is an object with ``do`` (one of :data:`COMMANDS`) and that method's arguments; each answer is one line: the
+Each line is an object with ``do`` (``stats``, ``link``, or one of the emulator's
+:attr:`commands`) and that method's arguments; each answer is one line: the
 emulator's statistics, or ``{"error": ...}``. Bound to loopback only; whoever can log in here may steer it.
 """
 
@@ -10,30 +11,17 @@ import json
 import socket
 import socketserver
 import threading
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost
-from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import Link, load_trace, named_link
 from edge_offload.link.security.keys import is_loopback, split_address
 
 MAX_LINE = 64 << 10
 
 
-def _link(emulator: Emulator, name: str = "", trace: str = "") -> None:
-    emulator.set_link(Link.of(trace, load_trace(trace)) if trace else named_link(name))
-
-
-COMMANDS: Dict[str, Callable[..., None]] = {
-    "stats": lambda emulator: None,
-    "set": Emulator.set,
-    "link": _link,
-    "cut": Emulator.cut,
-    "restore": Emulator.restore,
-    "corrupt": Emulator.corrupt,
-    "replay": Emulator.replay,
-    "stalls": Emulator.stalls,
-}
+def _link(name: str = "", trace: str = "") -> Link:
+    return Link.of(trace, load_trace(trace)) if trace else named_link(name)
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -45,16 +33,23 @@ class _Handler(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(self._do(line)).encode("ascii") + b"\n")
 
     def _do(self, line: bytes) -> Dict[str, Any]:
-        emulator: Emulator = self.server.emulator  # type: ignore[attr-defined]
+        emulator: Any = self.server.emulator  # type: ignore[attr-defined]
+        commands = ("stats", "link", *emulator.commands)
         try:
             command = json.loads(line)
             name = command.pop("do")
-            COMMANDS[name](emulator, **command)
+            if name == "link":
+                emulator.set_link(_link(**command))
+            elif name in emulator.commands:
+                getattr(emulator, name)(**command)
+            elif name != "stats":
+                raise KeyError(name)
         except EdgeOffloadError as error:
             return {"error": str(error)}
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            return {"error": f"not understood ({error}); commands: {', '.join(COMMANDS)}"}
-        return emulator.stats()
+            return {"error": f"not understood ({error}); commands: {', '.join(commands)}"}
+        stats: Dict[str, Any] = emulator.stats()
+        return stats
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -63,9 +58,9 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class ControlServer:
-    """Serves one emulator's control socket at ``address`` (loopback ``host:port``; port 0 takes a free one)."""
+    """Serves the control socket of an emulator of either level at ``address`` (loopback; port 0 takes a free one)."""
 
-    def __init__(self, emulator: Emulator, address: str = "127.0.0.1:0") -> None:
+    def __init__(self, emulator: Any, address: str = "127.0.0.1:0") -> None:
         host, port = split_address(address)
         if not is_loopback(host):
             raise BadInput(f"the control socket cannot listen on {host}", remedy="use 127.0.0.1:PORT")

@@ -2,7 +2,8 @@
 
 ``wifi_93mbps`` and ``wifi_73mbps`` are the mean bandwidths that the papers measured indoors and outdoors (rrto_mec,
 II-C2) at the round trip of one RPC (2.6 ms). ``wifi_indoors`` and ``wifi_outdoors`` are *synthetic* traces with those
-means: five minutes in steps of 0.5 s (lopinfer, Fig. 4), outdoors with drops to nearly nothing.
+means: five minutes in steps of 0.5 s (lopinfer, Fig. 4), outdoors with drops to nearly nothing. ``lte`` and
+``5g_mmwave`` have the statistics of ARISE's evaluation (dissertation, 3.6.1), a new bandwidth each second.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ BYTES_PER_MBIT = 1e6 / 8
 RTT_S = 2.6e-3
 TRACE_DIRECTORY = pathlib.Path(__file__).parent / "traces"
 MAX_ROWS = 1_000_000
+#: Mean and standard deviation up and down, Mbps, and the mean round trip.
+MOBILE = {
+    "lte": ((44.0, 8.0), (110.0, 17.0), 32e-3),
+    "5g_mmwave": ((152.0, 6.0), (1715.0, 57.0), 14e-3),
+    "wifi_interfered": ((60.0, 25.0), (60.0, 25.0), 10e-3),
+}
 
 # column name -> bytes per second (or seconds) for one unit of it
 _RATES = {"MBps": 1e6, "Mbps": BYTES_PER_MBIT, "bytes_per_s": 1.0}
@@ -182,7 +189,17 @@ def named_link(name: str) -> Link:
         raise BadInput(f"no link {name!r}", remedy=f"links: {', '.join(named_links())}; or give a trace file")
     if name.endswith("mbps"):
         return Link.of(name, Trace.constant(float(name[len("wifi_") : -len("mbps")]) * BYTES_PER_MBIT))
+    if name in MOBILE:
+        up, down, rtt_s = MOBILE[name]
+        return Link(name, _gaussian(*up, seed=1), _gaussian(*down, seed=2), rtt_s / 2, rtt_s / 2)
     return Link.of(name, load_trace(TRACE_DIRECTORY / f"{name}.csv"))
+
+
+def _gaussian(mean: float, deviation: float, seed: int, steps: int = 300) -> Trace:
+    """Independent bandwidths of one second each with exactly that mean and deviation, Mbps, at least a tenth of it."""
+    values = np.random.RandomState(seed).normal(0.0, 1.0, steps)
+    values = np.maximum(mean + deviation * (values - values.mean()) / values.std(), mean / 10)
+    return Trace(tuple(map(float, range(steps))), tuple((values * BYTES_PER_MBIT).tolist()), float(steps))
 
 
 def synthesise(name: str) -> List[Tuple[float, float]]:

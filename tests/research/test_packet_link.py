@@ -1,0 +1,104 @@
+"""A link of packets between two network namespaces, seen by ping and by a TCP connection of the kernel."""
+
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from edge_offload.errors import Unsupported
+from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload_research.testbed.packets import network
+from edge_offload_research.testbed.packets.emulator import PacketEmulator
+from edge_offload_research.testbed.packets.impairments import Impairments
+
+pytestmark = pytest.mark.process
+
+FAR = "127.77.41.2"
+PIPES = {"capture_output": True, "text": True, "check": False, "timeout": 30}
+#: Sends 1 MB to the robot, and one line with what it was sent from.
+SERVER = """
+import socket
+with socket.create_server(("127.0.0.1", 5700)) as listening:
+    print("ready", flush=True)
+    while True:
+        sock, peer = listening.accept()
+        sock.sendall(peer[0].encode().ljust(16) + bytes(1_000_000))
+        sock.close()
+"""
+ROBOT = f"""
+import socket, time
+began = time.monotonic()
+with socket.create_connection(("{FAR}", 5700), timeout=5) as sock, sock.makefile("rb") as stream:
+    data = stream.read()
+print(data[:16].decode().strip(), len(data), time.monotonic() - began)
+"""
+
+
+@pytest.fixture
+def emulator():
+    if shutil.which("ping") is None or shutil.which("ip") is None:
+        pytest.skip("needs ping and ip")
+    link = Link.of("test", Trace.constant(20 * BYTES_PER_MBIT), 0.03)
+    terms = Impairments(loss=0.1)
+    try:
+        running = PacketEmulator(f"{FAR}:0", "127.0.0.1:5700", link, (terms, Impairments()), namespaces=True)
+    except Unsupported as error:
+        pytest.skip(f"no link of packets here: {error}")
+    with running:
+        yield running
+
+
+def run(emulator, end, *words):
+    return subprocess.run([*emulator.network.inside(end), *words], **PIPES).stdout
+
+
+def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator):
+    output = run(emulator, "robot", "ping", "-q", "-i", "0.005", "-c", "200", "-W", "1", FAR)
+    lost = float(re.search(r"([\d.]+)% packet loss", output).group(1)) / 100
+    assert lost == pytest.approx(0.1, abs=0.06)
+    assert float(re.search(r"= ([\d.]+)/", output).group(1)) >= 30.0, "no packet is early"
+    emulator.impair(loss=0.0)
+    words = [*emulator.network.inside("server"), sys.executable, "-c", SERVER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout.readline() == "ready\n"
+            peer, size, seconds = run(emulator, "robot", sys.executable, "-c", ROBOT).split()
+            assert (peer, size) == ("127.77.41.1", "1000016")
+            assert float(seconds) > 8e6 / 20e6, "no faster than the link"
+            emulator.roam()
+            assert run(emulator, "robot", sys.executable, "-c", ROBOT).split()[0] == "127.77.41.3"
+            emulator.cut("blackhole")
+            assert "100% packet loss" in run(emulator, "robot", "ping", "-q", "-c", "1", "-W", "1", FAR)
+            emulator.restore()
+            assert " 0% packet loss" in run(emulator, "robot", "ping", "-q", "-c", "1", FAR)
+        finally:
+            server.kill()
+
+
+def test_namespaces_and_devices_are_gone_in_the_end(emulator):
+    processes = [pathlib.Path("/proc") / emulator.network.inside(end)[-1] for end in network.ENDS]
+    assert all(path.exists() for path in processes)
+    assert FAR.rpartition(".")[0] not in subprocess.run(["ip", "route", "show", "table", "local"], **PIPES).stdout
+    emulator.network.close()
+    assert not any(path.exists() for path in processes)
+
+
+def test_where_devices_are_not_allowed_one_line_says_so_and_the_proxy_runs(monkeypatch, capsys):
+    from edge_offload import beside
+    from edge_offload.commands import link as command
+    from edge_offload_research.commands import link_packet
+
+    monkeypatch.setattr(network, "TUN", "/dev/none")
+    monkeypatch.setattr(beside, "action", lambda name, package: link_packet)
+    args = argparse.Namespace(
+        level="packet", listen="127.77.43.2:0", to="127.0.0.1:5700", queue_kib=None, impair=[], seed=0
+    )
+    with command._emulator(args, Link.of("test", Trace.constant(1e6))) as emulator:
+        assert emulator.stats()["level"] == "tcp"
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "so a proxy of TCP: packets need /dev/none: No such file or directory; be root" in output
