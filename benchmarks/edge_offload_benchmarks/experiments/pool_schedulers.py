@@ -94,22 +94,22 @@ def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespa
             demand.network.name: simulate.poisson(plan.objective * demand.weight * at, args.seconds, source)
             for demand in case.group
         }
-        found = []
+        shares = []
         for serve in SCHEDULERS.values():
             factors = np.random.default_rng([seed, 1])
             stretch = (lambda: 1 + args.spread * float(factors.uniform(-1, 1))) if args.spread else None  # noqa: B023
             outcome = serve(plan, networks, full, slo_s, arrivals, stretch)
-            found.append(float(np.mean(list(outcome.attainment.values()))))
-        return tuple(found)
+            shares.append(float(np.mean(list(outcome.attainment.values()))))
+        return tuple(shares)
 
     rows = []
     for name, plan in plans.items():
         for at in args.at:
-            found = np.array([attained(plan, at, seed) for seed in range(args.seeds)])
+            shares = np.array([attained(plan, at, seed) for seed in range(args.seeds)])
             row = {"cluster": case.cluster, "networks": list(slo_s), "plan": name, "rate": plan.objective, "at": at}
             for place, scheduler in enumerate(SCHEDULERS):
-                row[scheduler] = spread_of(found[:, place])
-            rows.append({**row, "gain": spread_of(found[:, 0] - found[:, 1])})
+                row[scheduler] = spread_of(shares[:, place])
+            rows.append({**row, "gain": spread_of(shares[:, 0] - shares[:, 1])})
     return rows
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
-from typing import Any, Callable, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from edge_offload.server.pool.dispatch.elsewhere import stranded, way_on
 from edge_offload.server.pool.dispatch.members import Members
@@ -50,7 +49,6 @@ class Dispatcher:
         self.members, self.outcomes = Members(), Outcomes(slack_s)
         self.calls = Workers(self.members, start, lead_s)
         self._answer, self._refuse = answer, refuse
-        self._unplaced: List[Request] = []
         self._numbers = itertools.count()
 
     def use(
@@ -64,7 +62,7 @@ class Dispatcher:
             absent: workers that are not there yet; see :meth:`absent`.
             links: links are emulated: what goes from stage to stage is held until it would be there.
         """
-        self._unplaced += self.members.use(routes, nodes, absent)
+        self.members.use(routes, nodes, absent)
         self.calls.links = links
         for stage in self.members.stages():
             for free_s in stage.free_s:
@@ -77,17 +75,19 @@ class Dispatcher:
 
     def arrive(self, request: int, inputs: Any, deadline: float) -> None:
         """A request comes; deadlines rise with arrival."""
-        self._place(Request(deadline, request, inputs))
+        route = self.members.place(Request(deadline, request, inputs))
+        if route is not None:
+            self.calls.look[route.stages[0]] = None
 
     def step(self, now: float) -> float:
         """Send what can be, look at what is overdue; when to come again at the latest."""
-        if self.members.changed or self._unplaced:
+        if self.members.changed or self.members.unplaced:
             self._settle()
         self.calls.wake(now)
         if now >= self.calls.check_s:
             self._check(now)
         for route in self.members.able:
-            if self._drop_s(route) <= now:
+            if route.drop_s(self.outcomes.slack_s) <= now:
                 self.calls.look[route.stages[0]] = None
         while self.calls.look or self.members.changed:
             if self.members.changed:
@@ -95,7 +95,7 @@ class Dispatcher:
             look, self.calls.look = list(self.calls.look), {}
             for stage in look:
                 self._serve(stage, now)
-        return min([self.calls.again_s, *map(self._drop_s, self.members.able)])
+        return min([self.calls.again_s, *(route.drop_s(self.outcomes.slack_s) for route in self.members.able)])
 
     def ended(self, number: int, payload: Any, now: float, stays: bool = False) -> None:
         """A call has ended; what it gave, and whether that stays in its node's store until somebody takes it."""
@@ -143,40 +143,12 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ requests
 
-    def _place(self, request: Request) -> None:
-        """Deal a request to the route that it is the turn of, in proportion to their rates."""
-        routes = self.members.able
-        if not routes or self.members.changed:
-            self._unplaced.append(request)
-            return
-        weights = [route.weight for route in routes]
-        for route, weight in zip(routes, weights):
-            route.credit += weight / sum(weights)
-        route = max(routes, key=lambda each: each.credit)
-        route.credit -= 1
-        route.requests.append(request)
-        self.calls.look[route.stages[0]] = None
-
     def _settle(self) -> None:
-        """Look at everything anew, as other workers are there."""
-        self.members.settle()
-        for route in self.members.routes:
-            if route not in self.members.able:
-                self._unplaced += route.requests
-                route.requests.clear()
-        waiting, self._unplaced = sorted(self._unplaced, key=lambda each: each[:2]), []
-        if self.members.able:
-            for request in waiting:
-                self._place(request)
-        elif waiting:
-            self._refuse([request.number for request in waiting], _NOBODY)
+        """Look at every stage, as other workers are there."""
+        nowhere = self.members.settle()
+        if nowhere:
+            self._refuse([request.number for request in nowhere], _NOBODY)
         self.calls.look.update(dict.fromkeys(self.members.stages()))
-
-    def _drop_s(self, route: Route) -> float:
-        """When the first request that waits there can no longer be in time."""
-        if not route.requests:
-            return math.inf
-        return route.requests[0].deadline - self.outcomes.slack_s - route.path_s[0][1] + 1e-6
 
     def _admit(self, route: Route, now: float) -> None:
         """Form batches of requests for free workers; a request that would make a batch less than full is dropped."""
@@ -188,10 +160,10 @@ class Dispatcher:
                 dropped.append(route.requests.popleft().number)
                 continue
             size = min(route.batch, len(route.requests))
-            found = self.calls.pick(stage, now, size)
-            if found is None:
+            choice = self.calls.pick(stage, now, size)
+            if choice is None:
                 break
-            begin = max(now, stage.free_s[found[0]])
+            begin = max(now, stage.free_s[choice[0]])
             while size and begin + paths[size] > deadline + NEAR:
                 size -= 1
             if not size:
@@ -201,7 +173,7 @@ class Dispatcher:
             numbers, inputs = tuple(each.number for each in given), [each.inputs for each in given]
             job = Job(numbers, given[0].deadline, given[-1].deadline, inputs, now, route)
             job.restart(route)
-            self.calls.send(stage, found[0], job, now, now)
+            self.calls.send(stage, choice[0], job, now, now)
         if dropped:
             self._refuse(dropped, _LATE)
 
@@ -224,18 +196,18 @@ class Dispatcher:
                 self._again(job, now, _NOBODY)
                 continue
             size = len(job.requests)
-            found = self.calls.pick(stage, now, size, job)
+            choice = self.calls.pick(stage, now, size, job)
             path_s = stage.route.path_s[stage.number][size]
-            begin = now if found is None else max(found[1], stage.free_s[found[0]])
+            begin = now if choice is None else max(choice[1], stage.free_s[choice[0]])
             if begin + path_s + self.outcomes.slack_s * (job.stranded is None) > job.latest + NEAR:
                 self._give_up(job, _LATE)
-            elif found is not None:
-                self.calls.send(stage, found[0], job, found[1], now)
+            elif choice is not None:
+                self.calls.send(stage, choice[0], job, choice[1], now)
             else:
                 passed.append(entry)
                 if job.watched is not stage:
                     job.watched = stage
-                    self.calls.wait(job.latest - path_s + NEAR, stage)
+                    self.calls.wait(job.latest - path_s + 2 * NEAR, stage)
                 if not any(stage.opens(worker, now, 0.0) for worker in stage.there):
                     break
         for entry in passed:
@@ -274,10 +246,10 @@ class Dispatcher:
 
     def _again(self, job: Job, now: float, why: str) -> None:
         """Queue a batch once more: from its last tensors, or from its inputs where those may be late or lost."""
-        found, route = way_on(job, self.members, now, self.outcomes.slack_s)
+        possible, route = way_on(job, self.members, now, self.outcomes.slack_s)
         if route is not None:
             job.restart(route)
-        if found:
+        if possible:
             self._queue(job)
         else:
             self._give_up(job, why)

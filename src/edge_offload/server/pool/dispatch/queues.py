@@ -59,7 +59,9 @@ class Stage:
 
     def opens(self, worker: int, now: float, lead_s: float) -> bool:
         """Whether a worker takes a batch: it is idle, or nearly, or it computes and the next one's tensors may come."""
-        calls = [call for call in self.calls[worker] if not call.overdue]
+        calls = self.calls[worker]
+        if calls and calls[0].overdue:
+            calls = [call for call in calls if not call.overdue]
         if not calls:
             return self.number > 0 or self.free_s[worker] <= now + lead_s
         if len(calls) > 1 or calls[0].due < now:
@@ -100,6 +102,12 @@ class Route:
     def weight(self) -> float:
         """Frames per second that its workers that are present do; 0: a stage has none."""
         return self.pipeline.rate * min(len(stage.there) / len(stage.machines) for stage in self.stages)
+
+    def drop_s(self, slack_s: float) -> float:
+        """When the first request that waits can no longer end by so much before its deadline; infinite: none waits."""
+        if not self.requests:
+            return math.inf
+        return self.requests[0].deadline - slack_s - self.path_s[0][1] + 1e-6
 
     def left_s(self, first: int, size: int) -> float:
         """Seconds of the stages from ``first`` on, transfers included, nothing waiting."""

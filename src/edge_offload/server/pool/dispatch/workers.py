@@ -140,16 +140,16 @@ class Workers:
 
     def overdue(self, now: float) -> List[Call]:
         """Calls that are later than they may be, or are so for the second time."""
-        found, self.check_s = [], math.inf
+        late, self.check_s = [], math.inf
         for call in self:
             if call.sent and call.strikes < STRIKES and now >= call.limit - NEAR:
                 call.strikes += 1
-                found.append(call)
+                late.append(call)
             if call.overdue and not call.job.done:
                 self.check_s = min(self.check_s, max(now, call.job.latest) + GRACE_S)
             if call.strikes < STRIKES:
                 self.check_s = min(self.check_s, call.limit)
-        return found
+        return late
 
     def abandon(self, call: Call) -> None:
         """A call is not counted on any more; it may still answer."""
