@@ -33,6 +33,39 @@ def pool(record: Any) -> List[str]:
     return [*lines, *itertools.chain.from_iterable(show(record.get(name)) for name, show in parts)]
 
 
+def pool_schedulers(record: Any) -> List[str]:
+    """The page of ``bench pool-schedulers``."""
+
+    def attained(value: Any) -> str:
+        return f"{100 * value:.2f} %"
+
+    columns: List[Column] = [
+        ("cluster", "cluster", str),
+        ("plan", "plan", str),
+        ("share of its rate", "at", lambda value: f"{value:g}"),
+        ("groups", "groups", str),
+        ("in time, deadlines", "deadlines", attained),
+        ("in time, reserved", "reserved", attained),
+        ("gain, mean", "gain", lambda value: f"{100 * value:+.2f}"),
+        ("gain, least of a group", "least_gain", lambda value: f"{100 * value:+.2f}"),
+    ]
+    lines = [f"{record['seeds']} seeds of {record['seconds']:g} s; gains of deadlines over reserved in points of "
+             "percent. Requests in time, mean over networks and groups:", "",
+             *table(record["summary"], columns)]  # fmt: skip
+    rows = [
+        {
+            **{name: row[name] for name in ("cluster", "plan", "at")},
+            "networks": ", ".join(row["networks"]),
+            **{name: f"{100 * row[name]['mean']:.2f} ± {100 * row[name]['spread']:.2f}"
+               for name in ("deadlines", "reserved", "gain")},
+        }
+        for row in record["rows"]
+    ]  # fmt: skip
+    each: List[Column] = [*columns[:3], ("networks", "networks", str)]
+    lines += ["", "Each group, in percent, with the standard deviation over seeds:", ""]
+    return [*lines, *table(rows, [*each, *((name, name, str) for name in ("deadlines", "reserved", "gain"))])]
+
+
 def _pool_planning(rows: Any) -> List[str]:
     if not rows:
         return []

@@ -536,6 +536,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "programs_link": corpus.over_a_link,
     "programs_loopback": corpus.over_a_link,
     "pool": fleets.pool,
+    "pool_schedulers": fleets.pool_schedulers,
     "fleet": fleets.fleet,
     "gpu": gpu.gpu,
     "packets": links.packets,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from typing import Any, Dict
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 
 from edge_offload.cli import main
-from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.plan import most
+from edge_offload.server.pool import profile
 from edge_offload_benchmarks import pool_faults
 from edge_offload_benchmarks.experiments import pool as experiment
-from edge_offload_benchmarks.simulation import reactive
+
+#: Of a record that is kept.
+FLAT = {name: {"mean": 1.0, "spread": 0.0} for name in ("deadlines", "reserved", "gain")}
 
 
 def a_network(name: str, slow: float) -> profile.Network:
@@ -38,7 +39,7 @@ def test_dividing_networks_holds_more_than_serving_them_whole(
     assert main(["bench", "pool", "--profiles", str(tmp_path), *asked, "--json", str(out)]) == 0
     record = json.loads(out.read_text())
     row = record["groups"][0]
-    assert set(row["systems"]) == {"pooled", "pooled_links_1", "whole", "paired", "reactive"}
+    assert set(row["systems"]) == {"pooled", "pooled_links_1", "whole", "paired"}
     assert row["systems"]["pooled"]["load"] > row["systems"]["whole"]["load"]
     assert record["summary"]["HC1: gain over whole"]["pooled"] > 0
     assert "HC1: gain over whole" in capsys.readouterr().out
@@ -71,17 +72,22 @@ def test_planning_takes_processor_time_that_is_told_kept_and_held_against_the_ba
     assert main([*asked]) == 1
 
 
-def test_a_reactive_scheduler_answers_a_light_load_and_less_of_a_heavy_one() -> None:
-    network = a_network("a", 6.0)
-    cluster = Cluster({"L4": 2, "P4": 4}, 1e9)
-    plan = most([Demand(network, 0.6)], cluster, 0.4, 2)
-
-    def attained(load: float) -> float:
-        times = simulate.poisson(plan.objective * load, 5.0, np.random.default_rng(0))
-        return reactive.run(plan, {"a": network}, cluster, {"a": 0.6}, {"a": times})["a"]
-
-    assert attained(0.3) > 0.98
-    assert attained(2.0) < 0.7
+def test_schedulers_are_compared_on_the_same_arrivals_and_what_is_kept_is_of_other_clusters(tmp_path, capsys):
+    profile.save(tmp_path, {"a": a_network("a", 6.0)})
+    out = tmp_path / "record.json"
+    out.write_text(json.dumps({"rows": [{"cluster": "HC2", "plan": "shipped", "at": 0.5, **FLAT}]}))
+    asked = ("bench", "pool-schedulers", "--profiles", str(tmp_path), "--cluster", "HC1", "--json", str(out))
+    assert main([*asked, "--update", "--at", "0.3", "1.5", "--seconds", "0.5", "--seeds", "2"]) == 0
+    record = json.loads(out.read_text())
+    rows = [row for row in record["rows"] if row["cluster"] == "HC1"]
+    assert [(row["plan"], row["at"]) for row in rows] == list(itertools.product(("shipped", "links_1"), (0.3, 1.5)))
+    for row in rows:
+        assert row["gain"]["mean"] == pytest.approx(row["deadlines"]["mean"] - row["reserved"]["mean"], abs=2e-5)
+        high = min(row[name]["mean"] for name in ("deadlines", "reserved"))
+        assert (high > 0.98) is (row["at"] == 0.3)
+    assert [row["cluster"] for row in record["summary"]] == ["HC2", *["HC1"] * 4]
+    assert main([*asked, "--seeds", "1"]) != 0
+    assert "--seeds at least 2" in capsys.readouterr().err
 
 
 def test_emulated_clusters_without_ray_or_profile_are_refused_in_a_line(tmp_path, capsys):

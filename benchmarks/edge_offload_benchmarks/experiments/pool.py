@@ -31,8 +31,8 @@ two. Ends with 1 if a plan took more than 0.25 s.
 
 pooled: our plan, 0.8 of the links, undivided where that answers more in time, as a server plans; pooled_links_1: the
 greatest rate with all of the links, whatever it holds; whole: no partitions (NP); paired: pairs of one GPU of
-each class (DART-r); reactive: our plan without reservations; authors: their plan, our scheduler. GPUs are emulated by
-their measured latencies: nothing is computed.
+each class (DART-r); authors: their plan, our scheduler. GPUs are emulated by their measured latencies: nothing is
+computed. 'bench pool-schedulers' compares the scheduler with reservations.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _planning(args: argparse.Namespace, networks: Mapping[str, Network], cluster
     for case, alone in _cases(args, networks, clusters):
         for link_share in (0.8, 1.0):
             began = time.process_time()
-            steady(case.group, _cluster(case.cluster, link_share), case.margin, _stages(alone))
+            steady(case.group, cluster_of(case.cluster, link_share), case.margin, _stages(alone))
             taken["one network" if alone else "several networks"].append(time.process_time() - began)
     rows = [
         {
@@ -273,16 +273,7 @@ def _faults(args: argparse.Namespace) -> int:
 def _cases(
     args: argparse.Namespace, networks: Mapping[str, Network], clusters: Sequence[str]
 ) -> List[Tuple[Case, bool]]:
-    if args.plans is not None:
-        groups = _published(args.plans, networks, clusters)
-    else:
-        order = np.random.default_rng(args.seed).permutation(sorted(networks))
-        demands = [Demand(networks[str(name)], _five_times(networks[str(name)])) for name in order]
-        groups = [
-            Case(cluster, tuple(demands[at : at + 3]), 0.4) for cluster in clusters for at in range(0, len(demands), 3)
-        ]
-    if args.groups is not None:
-        groups = [one for cluster in clusters for one in [g for g in groups if g.cluster == cluster][: args.groups]]
+    groups = cases_of(args.plans, networks, clusters, args.groups, args.seed)
     cases = [(group, False) for group in groups]
     if args.alone:
         cases += [
@@ -292,6 +283,22 @@ def _cases(
             for network in networks.values()
         ]
     return cases
+
+
+def cases_of(
+    plans: Optional[pathlib.Path], networks: Mapping[str, Network], clusters: Sequence[str], most_groups: Optional[int],
+    seed: int,
+) -> List[Case]:  # fmt: skip
+    """Groups of networks on each cluster: the authors' where there is their table, else random ones."""
+    if plans is not None:
+        groups = _published(plans, networks, clusters)
+    else:
+        order = np.random.default_rng(seed).permutation(sorted(networks))
+        demands = [Demand(networks[str(name)], _five_times(networks[str(name)])) for name in order]
+        groups = [
+            Case(cluster, tuple(demands[at : at + 3]), 0.4) for cluster in clusters for at in range(0, len(demands), 3)
+        ]
+    return [one for cluster in clusters for one in [g for g in groups if g.cluster == cluster][:most_groups]]
 
 
 def _published(path: pathlib.Path, networks: Mapping[str, Network], clusters: Sequence[str]) -> List[Case]:
@@ -335,7 +342,8 @@ def _five_times(network: Network) -> float:
     return 5 * min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values() if 1 in shares)
 
 
-def _cluster(name: str, link_share: float) -> Cluster:
+def cluster_of(name: str, link_share: float) -> Cluster:
+    """A cluster of 100 GPUs by its name."""
     per_machine, rate = CLUSTERS[name]
     return Cluster(dict(zip(per_machine, COUNTS)), rate, per_machine, link_share)
 
@@ -344,9 +352,7 @@ Serve = Callable[[Dict[str, Any]], simulate.Outcome]
 
 
 def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespace, alone: bool) -> Dict[str, Any]:
-    from edge_offload_benchmarks.simulation import reactive
-
-    full, careful = _cluster(case.cluster, 1.0), _cluster(case.cluster, 0.8)
+    full, careful = cluster_of(case.cluster, 1.0), cluster_of(case.cluster, 0.8)
     stages = _stages(alone)
     began = time.process_time()
     plans = {
@@ -363,21 +369,16 @@ def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespa
     best = plans["pooled_links_1"]
     rates = {demand.network.name: best.objective * demand.weight for demand in case.group}
 
-    def reserved(plan: Plan) -> Serve:
+    def serve(plan: Plan) -> Serve:
         return lambda arrivals: simulate.run(plan, networks, full, slo_s, arrivals)
-
-    def reacts(arrivals: Dict[str, Any]) -> simulate.Outcome:
-        return simulate.Outcome(reactive.run(best, networks, full, slo_s, arrivals), {}, {})
 
     systems: Dict[str, Any] = {}
     step = ALONE_STEP if alone else STEP
     seconds = min(args.seconds, ALONE_REQUESTS / sum(rates.values())) if alone else args.seconds
     for name, plan in plans.items():
         same = next((one for one in systems if plans[one].pipelines == plan.pipelines), None)
-        found = systems[same] if same else _held(rates, reserved(plan), full, args.seed, seconds, step)
+        found = systems[same] if same else _held(rates, serve(plan), full, args.seed, seconds, step)
         systems[name] = {**found, "plan": plan.objective / best.objective}
-    if not alone:
-        systems["reactive"] = {**_held(rates, reacts, full, args.seed, seconds, step), "plan": 1.0}
     return {
         "cluster": case.cluster, "networks": list(slo_s), "margin": case.margin, "planned_s": planned_s,
         "unit": best.objective, "systems": systems,
@@ -422,9 +423,9 @@ def summary(record: Mapping[str, Any]) -> Dict[str, Any]:
             }
         made["low class busy"] = {
             name: round(float(np.mean([list(row["systems"][name]["busy"].values())[1] for row in groups])), 3)
-            for name in names if name != "reactive"
+            for name in names
         }  # fmt: skip
-        for name in ("pooled", "pooled_links_1", "reactive"):
+        for name in ("pooled", "pooled_links_1"):
             shares = np.array([load / row["systems"][name]["plan"] for row in groups for load in _loads(row, name)])
             made[f"{name}: share of its plan that a network holds"] = {
                 "least": round(float(shares.min()), 3),

@@ -91,8 +91,8 @@ def solve(args: argparse.Namespace) -> Tuple[Plan, List[Demand], Cluster]:
     """
     from edge_offload.server.pool import profile
     from edge_offload.server.pool.columns import Cluster, Demand
-    from edge_offload.server.pool.plan import fewest
     from edge_offload_research.server.pool.baselines import PLANNERS
+    from edge_offload_research.server.pool.fewest import fewest
 
     if not 0 <= args.margin < 1:
         raise BadInput(f"--margin {args.margin}", remedy="0 to below 1")

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.dispatch import Call, Dispatcher
+from edge_offload.server.pool.dispatch import Call, Dispatcher, Route, queues, routes_of
+from edge_offload.server.pool.links import Links
 from edge_offload.server.pool.plan import Pipeline, Stage, most
-from edge_offload.server.pool.reserve import Links, Route, StageTable, routes_of
 from edge_offload.server.pool.simulate import run
 from tests.server.pool.pool_nets import a_network
 
@@ -63,7 +63,7 @@ class World:
         heapq.heappush(self.events, (when, next(self.numbers), what))
 
     def where(self, call: Call) -> Tuple[int, int, int]:
-        return self.routes.index(call.track.route), call.stage, call.worker
+        return self.routes.index(call.route), call.stage, call.worker
 
     def start(self, call: Call) -> None:
         node = self.nodes[self.where(call)]
@@ -71,7 +71,7 @@ class World:
             self.at(self.now + 0.017, lambda: self.dispatcher.failed(call.number, "it died", True, self.now))
         elif node in self.frozen:
             self.held.setdefault(node, []).append(call)
-        elif call.track.at in self.dead | self.frozen:
+        elif call.at in self.dead | self.frozen:
             self.waiting_for_ever += 1  # it takes its tensors from there
         else:
             begin = max(self.now, self.free.get(self.where(call), 0.0))
@@ -86,12 +86,12 @@ class World:
         elif node in self.dead:
             self.dispatcher.failed(call.number, "it died", True, self.now)
         else:
-            self.dispatcher.ended(call.number, list(call.track.payload), self.now, self.stays)
+            self.dispatcher.ended(call.number, list(call.payload), self.now, self.stays)
 
     def thaw(self, node: str) -> None:
         self.frozen.discard(node)
         for call in self.held.pop(node, []):
-            self.at(self.now, lambda call=call: self.dispatcher.ended(call.number, list(call.track.payload), self.now))
+            self.at(self.now, lambda call=call: self.dispatcher.ended(call.number, list(call.payload), self.now))
 
     def answer(self, requests: Tuple[int, ...], payload: Any) -> None:
         assert payload == list(requests), "the answer is of these requests"
@@ -202,20 +202,15 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
 
         def harm(world: World = world, victim: str = victim, able: List[int] = able) -> None:
             (world.dead if fault == "die" else world.frozen).add(victim)
-            for call in world.dispatcher._calls:
+            for call in world.dispatcher.calls:
                 if world.nodes[world.where(call)] != victim:
                     continue
-                first = 0 if call.track.at == victim else call.stage  # its tensors are gone, too: from the inputs
-                stages, batch = call.track.route.stages[first:], len(call.track.job.requests)
-                place = world.where(call)[0], first
-                others = [
-                    float(free) for worker, free in enumerate(stages[0].free) if world.nodes[(*place, worker)] != victim
-                ]
+                first = 0 if call.at == victim else call.stage  # its tensors are gone, too: from the inputs
+                size = len(call.job.requests)
                 # a dead one is told of when its call would end, a frozen one is overdue later
                 known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.takes / 2))
-                left_s = sum(float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in stages)
-                if others and max(min(others), known) + left_s <= call.track.job.deadline:
-                    able += call.track.job.requests
+                if call.route.expect(first, size, known, {victim}) <= call.job.deadline:
+                    able += call.job.requests
 
         world.at(1.0, harm)
         found = world.run(2.0)
@@ -234,7 +229,7 @@ class TwoStages:
     """One route, two workers a stage, each on a node of its own (A, B; C, D); a call takes a second."""
 
     def __init__(self) -> None:
-        stages = [StageTable(np.arange(2) + 2 * n, np.zeros(2), np.array([1.0]), 0.0) for n in range(2)]
+        stages = [queues.Stage([2 * n, 2 * n + 1], [0.0, 1.0], 0.0) for n in range(2)]
         shape = tuple(Stage(n, n + 1, "H", 1, 1, 2) for n in range(2))
         self.calls: List[Call] = []
         self.answered: List[int] = []
@@ -250,13 +245,13 @@ class TwoStages:
 
     def began(self) -> List[Tuple[int, int, Any]]:
         """Stage, worker and tensors of the calls that have begun since."""
-        found = [(call.stage, call.worker, call.track.payload) for call in self.calls]
+        found = [(call.stage, call.worker, call.payload) for call in self.calls]
         self.calls = []
         return found
 
     def of(self, request: int) -> Call:
         """The call of a request that has begun since."""
-        (found,) = [call for call in self.calls if call.track.job.requests == (request,)]
+        (found,) = [call for call in self.calls if call.job.requests == (request,)]
         return found
 
     def passes_a_stage(self) -> Call:
@@ -287,12 +282,17 @@ def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs
     assert (world.answered, world.refused) == ([1], [])
 
 
-def test_where_the_node_may_be_gone_the_tensors_and_the_inputs_are_both_tried() -> None:
+def test_where_the_node_may_be_gone_the_inputs_are_tried_and_the_first_answer_counts() -> None:
     world = TwoStages()
-    world.passes_a_stage()
+    second = world.passes_a_stage()
     world.dispatcher.members.doubted.add("A")  # as another call's failure there tells
     world.dispatcher.step(2.6)  # it is overdue on C, which waits for A
-    assert sorted(world.began()) == [(0, 1, ["inputs"]), (1, 1, "kept on A")]
+    (anew,) = world.calls
+    assert world.began() == [(0, 1, ["inputs"])]
+    world.dispatcher.ended(second.number, "result", 2.7)
+    world.dispatcher.ended(anew.number, "kept on B", 3.6)
+    world.dispatcher.step(3.6)
+    assert (world.answered, world.began()) == ([1], [])
 
 
 @pytest.mark.parametrize(("answers", "clear"), [("small", False), ("stored", True), ("ping", True)])
@@ -306,7 +306,7 @@ def test_a_node_whose_store_may_be_gone_is_trusted_again_by_an_answer_that_says_
     world.dispatcher.members.doubted.add("A")
     assert world.dispatcher.members.unsure == {"A"}
     if answers == "ping":
-        world.dispatcher.members.heard("A", 0.5)
+        world.dispatcher.members.heard("A")
     else:
         world.dispatcher.ended(call.number, "result", 1.0, stays=answers == "stored")
     assert world.dispatcher.members.unsure == (set() if clear else {"A"})
@@ -315,7 +315,7 @@ def test_a_node_whose_store_may_be_gone_is_trusted_again_by_an_answer_that_says_
 def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
     world = TwoStages()
     second = world.passes_a_stage()
-    second.track.at = ""
+    second.at = second.job.at = ""
     world.dispatcher.node_lost("A", 1.1)
     world.dispatcher.step(1.1)
     assert world.began() == []
@@ -323,10 +323,11 @@ def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
 
 @pytest.mark.parametrize(("free_s", "goes_to"), [(0.5, 2), (3.5, 1)])
 def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: float, goes_to: int) -> None:
-    stages = [StageTable(np.array([0, 0, 1]), np.array([0.0, 0.0, free_s]), np.array([1.0]), 0.0)]
+    stages = [queues.Stage([0, 0, 1], [0.0, 1.0], 0.0)]
     calls: List[Call] = []
     dispatcher = Dispatcher(calls.append, lambda *_: None, lambda *_: None)
     route = Route(Pipeline("net", 3.0, 1.0, (Stage(0, 1, "H", 1, 1, 3),)), stages, Links(2))
+    stages[0].free_s[2] = free_s
     dispatcher.use([route], {(0, 0, 0): "A", (0, 0, 1): "A", (0, 0, 2): "B"}, [])
     dispatcher.arrive(1, ["inputs"], 4.0)
     dispatcher.step(0.0)
@@ -337,15 +338,15 @@ def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: flo
 
 @pytest.mark.parametrize(("deadline", "route"), [(5.5, 0), (4.5, 1)])
 def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadline: float, route: int) -> None:
-    frees = [np.array([0.0, 3.0]), np.zeros(1)], [np.zeros(1)]
     routes = [
         Route(
-            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, len(free)) for n, free in enumerate(of))),
-            [StageTable(np.zeros(len(free), int), free, np.array([1.0]), 0.0) for free in of],
+            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, count) for n, count in enumerate(of))),
+            [queues.Stage([0] * count, [0.0, 1.0], 0.0) for count in of],
             Links(1),
         )
-        for of in frees
+        for of in ((2, 1), (1,))
     ]
+    routes[0].stages[0].free_s[1] = 3.0
     calls: List[Call] = []
     dispatcher = Dispatcher(calls.append, lambda *_: None, lambda *_: None)
     dispatcher.use(routes, {(0, 0, 0): "A", (0, 0, 1): "B", (0, 1, 0): "C", (1, 0, 0): "D"}, [])
@@ -353,7 +354,8 @@ def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadli
     dispatcher.step(0.0)
     dispatcher.failed(calls[0].number, "it died", True, 0.1)
     dispatcher.step(0.1)
-    assert [routes.index(call.track.route) for call in calls] == [0, route]
+    dispatcher.step(3.0)
+    assert [routes.index(call.route) for call in calls] == [0, route]
 
 
 def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
@@ -361,8 +363,6 @@ def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
     world.dispatcher.arrive(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (first,) = world.calls
-    assert first.use.next is not None
-    assert first.use.next[1].worker == 0
     world.dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
     world.began()
     world.dispatcher.ended(first.number, "kept on A", 1.0)
@@ -370,46 +370,48 @@ def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
     assert world.began() == [(1, 1, "kept on A")]
 
 
-@pytest.mark.parametrize(("deadline", "besides"), [(20.0, [(1, 0)]), (2.5, [])])
-def test_a_next_stage_that_only_a_late_node_has_is_begun_from_the_inputs_besides(
-    deadline: float, besides: List[Tuple[int, int]]
-) -> None:
+def test_a_next_stage_that_only_a_late_node_has_is_begun_there_and_from_the_inputs_once_that_is_late_again() -> None:
     routes = [
         Route(
-            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, 1) for n in range(count))),
-            [StageTable(np.zeros(1, int), np.zeros(1), np.array([1.0]), 0.0) for _ in range(count)],
+            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, 1) for n in range(2))),
+            [queues.Stage([0], [0.0, 1.0], 0.0) for _ in range(2)],
             Links(1),
         )
-        for count in (2, 2)
+        for _ in range(2)
     ]
     calls: List[Call] = []
     answered: List[int] = []
     dispatcher = Dispatcher(calls.append, lambda requests, _: answered.extend(requests), lambda *_: None)
     dispatcher.use(routes, {(0, 0, 0): "A", (0, 1, 0): "C", (1, 0, 0): "D", (1, 1, 0): "E"}, [])
-    dispatcher.arrive(1, ["inputs"], deadline)
+    dispatcher.arrive(1, ["inputs"], 20.0)
     dispatcher.step(0.0)
     dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
     dispatcher.ended(calls[0].number, "kept on A", 1.0)
     dispatcher.step(1.0)
-    begun = [(routes.index(call.track.route), call.stage) for call in calls[1:]]
-    assert sorted(begun) == [(0, 1), *besides], "where that is in time"
-    late = next(call for call in calls[1:] if call.stage == 1)
-    dispatcher.ended(late.number, "result", 2.0)
+    dispatcher.step(2.5)
+    assert [(routes.index(call.route), call.stage) for call in calls[1:]] == [(0, 1), (1, 0)]
+    assert "C" in dispatcher.members.out
+    dispatcher.ended(calls[1].number, "result", 2.6)
     assert answered == [1], "whichever is first"
-    for call in calls[1:]:
-        dispatcher.ended(call.number, "another result", 2.4)
-    assert answered == [1], "once"
+    dispatcher.ended(calls[2].number, "another result", 3.5)
+    dispatcher.step(3.5)
+    assert (answered, len(calls)) == ([1], 3), "once"
 
 
-def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere_at_once() -> None:
+def test_a_worker_that_is_silent_for_as_long_again_is_out_though_it_had_one_call() -> None:
+    world = TwoStages()
+    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    for now, out in ((0.0, False), (1.5, False), (1.9, False), (2.0, True)):
+        world.dispatcher.step(now)
+        assert ("A" in world.dispatcher.members.out) is out
+
+
+def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere() -> None:
     world = TwoStages()
     world.dispatcher.arrive(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (first,) = world.calls
     world.dispatcher.node_lost("C", 0.5)
-    table = first.track.route.stages[1]
-    assert [len(turns) for turns in table.turns] == [0, 1]
-    assert float(table.free[1]) == 2.0, "nobody else gets it meanwhile"
     world.began()
     world.dispatcher.ended(first.number, "kept on A", 1.3)
     world.dispatcher.step(1.3)
@@ -417,29 +419,33 @@ def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere_at_once(
     assert (second.worker, second.due) == (1, pytest.approx(2.3))
     world.dispatcher.ended(second.number, "result", 2.3)
     assert world.answered == [1]
-    assert [len(turns) for turns in table.turns] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("other", "turns", "due"), [(20.0, [2.5, 20.0, 20.0, 20.0], 2.0), (2.9, [2.9, 2.5, 20.0, 20.0], 3.0)]
-)
-def test_what_moves_comes_before_what_has_more_time_unless_that_is_late_then(
-    other: float, turns: List[float], due: float
-) -> None:
+def test_whose_deadline_is_first_goes_first_though_it_came_later() -> None:
     world = TwoStages()
-    for request, deadline in enumerate((2.5, other, 20.0, 20.0), 1):
+    world.dispatcher.node_lost("C", 0.0)
+    for request, deadline in enumerate((20.0, 20.0, 20.0, 8.0), 1):
         world.dispatcher.arrive(request, ["inputs"], deadline)
     world.dispatcher.step(0.0)
-    first, second = world.of(1), world.of(2)
-    table = first.track.route.stages[1]
-    assert [len(each) for each in table.turns] == [2, 2]
-    world.dispatcher.node_lost("C", 0.5)
-    assert [use.deadline for use in table.turns[1]] == turns
-    world.began()
-    for call in (first, second):
-        world.dispatcher.ended(call.number, "small", 1.0)
-    world.dispatcher.step(1.0)
-    assert (world.of(1).worker, world.of(1).due) == (1, pytest.approx(due))
+    for now in (1.0, 2.0):
+        for call in [call for call in world.calls if call.stage == 0]:
+            world.dispatcher.ended(call.number, "small", now)
+        world.dispatcher.step(now)
+    later = [call.job.requests[0] for call in world.calls if call.stage == 1]
+    assert later == [1, 2], "D computes one, and has another one's tensors"
+    world.dispatcher.ended(next(call.number for call in world.calls if call.stage == 1), "result", 2.0)
+    world.dispatcher.step(2.0)
+    assert [call.job.requests[0] for call in world.calls if call.stage == 1] == [1, 2, 4]
+
+
+def test_what_waits_too_long_is_refused_when_that_is_certain() -> None:
+    world = TwoStages()
+    for request in range(1, 6):
+        world.dispatcher.arrive(request, ["inputs"], 2.5)
+    assert world.dispatcher.step(0.0) == pytest.approx(0.5, abs=1e-3)
+    assert world.refused == []
+    world.dispatcher.step(0.51)
+    assert world.refused == [3, 4, 5]
 
 
 def test_a_call_that_is_made_again_comes_before_what_has_more_time() -> None:
@@ -461,15 +467,3 @@ def test_a_call_that_is_made_again_comes_before_what_has_more_time() -> None:
     assert (again.worker, again.due) == (1, pytest.approx(3.0)), (
         "behind what is under way, before what has not come yet"
     )
-
-
-def test_what_moves_is_not_waited_for_by_what_has_more_time() -> None:
-    world = TwoStages()
-    for request, deadline in enumerate((4.0, 20.0, 20.0, 20.0), 1):
-        world.dispatcher.arrive(request, ["inputs"], deadline)
-    world.dispatcher.step(0.0)
-    table = world.of(1).track.route.stages[1]
-    (of_first, _) = table.turns[0]
-    of_first.moved = 1.7  # the stage before takes longer
-    world.dispatcher.node_lost("C", 0.5)
-    assert [use.deadline for use in table.turns[1]] == [20.0, 4.0, 20.0, 20.0]

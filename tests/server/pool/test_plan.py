@@ -17,8 +17,9 @@ from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile
 from edge_offload.server.pool.baselines import whole
 from edge_offload.server.pool.columns import Cluster, Demand, not_beaten
-from edge_offload.server.pool.plan import Plan, fewest, most
+from edge_offload.server.pool.plan import Plan, most
 from edge_offload_research.server.pool.baselines import paired
+from edge_offload_research.server.pool.fewest import fewest
 from tests.server.pool.pool_nets import a_cluster, a_demand, a_network
 
 DATA = pathlib.Path(__file__).resolve().parents[4] / "shared" / "data" / "ppipe"

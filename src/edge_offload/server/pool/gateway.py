@@ -19,7 +19,6 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, Deque, Dict, List, Mapping, Sequence, Tuple
 
-import numpy as np
 import zmq
 
 from edge_offload.errors import EdgeOffloadError
@@ -37,6 +36,8 @@ from edge_offload.server.pool.settings import Settings, network_of
 SURVEY_S = 1.0
 #: Members hear from their driver so often (seconds).
 PING_S = 10.0
+#: Before a member ends a batch it is sent the next one: what a call takes to get there (seconds).
+LEAD_S = 0.005
 #: Share of the SLO by which batches are to end early.
 SLACK = 0.1
 #: Tensors of so many of the bytes that travel with a call may be too many, with what tells of them.
@@ -88,7 +89,7 @@ class Gateway:
         name = f"{socket.gethostname()}{pathlib.Path(settings.endpoint).parent.name}"
         self._seats = Seats(ray, self._model, settings.threads, batches, self._post, name)
         self._front = Front(settings)
-        self._dispatcher = Dispatcher(self._start, self._answer, self._front.refuse, SLACK * settings.slo_s)
+        self._dispatcher = Dispatcher(self._start, self._answer, self._front.refuse, SLACK * settings.slo_s, LEAD_S)
         self._courses = Courses(settings, self._network, self._seats, self._dispatcher)
         self._nodes: Dict[str, cluster.Node] = {}
         self._drivers: List[str] = []
@@ -112,13 +113,14 @@ class Gateway:
             poller.poll(math.ceil(wait_s * 1e3))
             self._wakeup.clear()
             for request, inputs, deadline in self._front.receive():
-                self._dispatcher.every(self._front.interval_s)
                 self._dispatcher.arrive(request, inputs, deadline)
             while self._happened:
                 self._note(*self._happened.popleft())
             now = time.monotonic()
             again_s = self._dispatcher.step(now)
             again_s = min(again_s, self._courses.consider(self._nodes, now))
+            if self._dispatcher.members.changed:  # by another plan
+                again_s = now
         self._seats.end(os.getppid() == front)
 
     # ------------------------------------------------------------------ the front
@@ -139,11 +141,11 @@ class Gateway:
         course = self._courses.course
         for pipeline, route in zip(course.plan.pipelines if course else (), course.routes if course else ()):
             for stage, table in zip(pipeline.stages, route.stages):
-                there = int(np.isfinite(table.free).sum())
+                there = len(table.there)
                 stages.append({
                     "class": stage.gpu, "blocks": [stage.first, stage.end], "share": 1 / stage.parts,
-                    "batch": stage.batch, "gpus": stage.gpus, "workers_there": there, "workers": len(table.free),
-                    "busy": float(table.busy_s / seconds / max(len(table.free), 1)),
+                    "batch": stage.batch, "gpus": stage.gpus, "workers_there": there, "workers": len(table.machines),
+                    "busy": float(table.busy_s / seconds / max(len(table.machines), 1)),
                 })  # fmt: skip
         return {
             "address": self._settings.address, "pid": os.getpid(), "model": self._settings.model,
@@ -213,13 +215,13 @@ class Gateway:
         if part is None or sitting is None or sitting.actor is None:
             self._post("failed", (call.number, seat, None, "its member is not there", True))
             return
-        last = call.stage == len(call.track.route.stages) - 1
+        last = call.stage == len(call.route.stages) - 1
         run = sitting.actor.run.options(num_returns=1 if last else 2)
-        ran = run.remote(part, len(call.track.job.requests), call.track.payload)
+        ran = run.remote(part, len(call.job.requests), call.payload)
         actor = sitting.actor
         reference, kept = (ran, None) if last else ran
         crossing = 0.0 if last else float(self._network.cut_bytes[part[2] - 1])
-        stays = crossing * len(call.track.job.requests) >= INLINE_SHARE * cluster.INLINE_BYTES
+        stays = crossing * len(call.job.requests) >= INLINE_SHARE * cluster.INLINE_BYTES
 
         def done(future: Any) -> None:
             error = future.exception()
@@ -256,13 +258,13 @@ class Gateway:
             self._seats.seated(*about)
             self._courses.bring(about[0], now)
         elif what == "here":
-            self._dispatcher.members.heard(about[0], now)
+            self._dispatcher.members.heard(about[0])
             if self._seats.answered(about, now):
                 self._courses.bring(about, now)
         elif what == "prepared":
             seat, part, batch = about
             self._seats.prepared(seat, part, batch)
-            self._dispatcher.members.heard(seat[0], now, False)
+            self._dispatcher.members.heard(seat[0], False)
             self._courses.bring(seat, now)
         elif what == "lost":
             seat, actor, words = about

@@ -173,7 +173,7 @@ def most(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_
         BadInput: too large a cluster, or a network that no pipeline answers in time.
     """
     tables = tables_of(demands, cluster, margin, most_stages)
-    return _alike_as_one(share_out(demands, tables, cluster))
+    return alike_as_one(share_out(demands, tables, cluster))
 
 
 def tables_of(demands: Sequence[Demand], cluster: Cluster, margin: float, most_stages: int) -> List[Table]:
@@ -196,52 +196,13 @@ def share_out(demands: Sequence[Demand], tables: Sequence[Table], cluster: Clust
         counts.append(mine)
         at = tuple(count - less for count, less in zip(at, mine))
     counts = [at, *reversed(counts)]
-    return _plan(float(best[full]), demands, tables, counts)
+    return plan_of(float(best[full]), demands, tables, counts)
 
 
-def fewest(demands: Sequence[Demand], load: float, cluster: Cluster, margin: float = 0.4, most_stages: int = 3) -> Plan:
-    """The plan with fewest GPUs that serves ``load * weight`` frames per second of each network.
-
-    Raises:
-        BadInput: as :func:`most`, or the cluster is too small for that; the message says what it serves.
-    """
-    tables = tables_of(demands, cluster, margin, most_stages)
-    full = tuple(cluster.gpus.values())
-    # (GPUs of each class, and how they are shared out), none of which another is within
-    partial: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = [(tuple(0 for _ in full), ())]
-    for demand, table in zip(demands, tables):
-        wanted = load * demand.weight * (1 - _NEAR)
-        options = _least([(index, ()) for index in zip(*np.nonzero(table.total >= wanted))])
-        sums = (
-            (tuple(int(a + b) for a, b in zip(used, more)), (*shared, tuple(int(b) for b in more)))
-            for used, shared in partial
-            for more, _ in options
-        )
-        partial = _least([(used, shared) for used, shared in sums if all(a <= b for a, b in zip(used, full))])
-        if not partial:
-            served = share_out(demands, tables, cluster).objective
-            raise BadInput(
-                f"{load:g} frames per second do not fit: this cluster serves {served:.1f}",
-                remedy="add GPUs, allow more time, or serve less",
-            )
-    used, shared = min(partial, key=lambda one: sum(one[0]))
-    return _alike_as_one(_plan(float(sum(used)), demands, tables, shared))
-
-
-def _least(
-    options: Sequence[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]],
-) -> List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]]:
-    """Those whose counts no other's are within."""
-    kept: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = []
-    for option in sorted(options, key=lambda one: (sum(one[0]), one[0])):
-        if not any(all(a <= b for a, b in zip(other[0], option[0])) for other in kept):
-            kept.append(option)
-    return kept
-
-
-def _plan(
+def plan_of(
     objective: float, demands: Sequence[Demand], tables: Sequence[Table], counts: Sequence[Tuple[int, ...]]
 ) -> Plan:
+    """A plan of what each network gets, from their tables."""
     made: List[Pipeline] = []
     rates = {}
     for demand, table, gpus in zip(demands, tables, counts):
@@ -252,7 +213,7 @@ def _plan(
     return Plan(objective, tuple(made), rates)
 
 
-def _alike_as_one(plan: Plan) -> Plan:
+def alike_as_one(plan: Plan) -> Plan:
     """Pipelines that differ in their GPUs' number alone: together, so that any GPU of a stage can go on from any."""
     alike: Dict[Tuple[str, Tuple[Stage, ...]], List[Pipeline]] = {}
     for pipeline in plan.pipelines:

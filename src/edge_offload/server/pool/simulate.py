@@ -1,7 +1,7 @@
-"""A plan under load in virtual time: the scheduler that serves robots, and a reactive one to compare with.
+"""A plan under load in virtual time, by the dispatcher that serves robots.
 
 Requests come at random (Poisson) at a share of the plan's rate. Times that batches really take may differ from the
-profile's; then the scheduler hears of it when they end, as from real members.
+profile's; then the dispatcher hears of it when they end, as from real members.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.server.pool.columns import Cluster
+from edge_offload.server.pool.dispatch import Call, Dispatcher, Route, routes_of
 from edge_offload.server.pool.plan import Plan
 from edge_offload.server.pool.profile import Network
-from edge_offload.server.pool.reserve import Batcher, Dispatch, Route, routes_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def run(
     arrivals: Mapping[str, Array],
     stretch: Optional[Callable[[], float]] = None,
 ) -> Outcome:
-    """Serve ``arrivals`` (seconds, rising) by reservation.
+    """Serve ``arrivals`` (seconds, rising).
 
     Args:
         plan: what runs where.
@@ -62,79 +62,78 @@ def run(
         stretch: factor by which the next stage of a batch really takes longer than profiled; None: it does not.
     """
     routes = routes_of(plan, networks, cluster)
-    batchers = {name: Batcher(routes.get(name, [])) for name in arrivals}
-    answered = {name: np.zeros(len(times), bool) for name, times in arrivals.items()}
-    events: List[Tuple[float, int, Callable[[float], None]]] = []
-    numbers = itertools.count()
-    truth = _Truth(stretch) if stretch is not None else None
-
-    def at(when: float, what: Callable[[float], None]) -> None:
-        heapq.heappush(events, (when, next(numbers), what))
-
-    asked: Dict[str, float] = dict.fromkeys(arrivals, math.inf)
-
-    def decide(name: str, now: float) -> None:
-        let_in, _, again = batchers[name].decide(now)
-        for dispatch in let_in:
-            if truth is None:  # all happens as reserved
-                end = dispatch.way.end
-                for stage, use in zip(dispatch.route.stages, dispatch.way.uses):
-                    stage.turns[use.worker].clear()
-            else:
-                end = truth.follow(dispatch, now, at)
-            for request in dispatch.requests:
-                answered[name][request] = end <= arrivals[name][request] + slo_s[name] + 1e-9
-        if again < asked[name] or asked[name] <= now:
-            asked[name] = again
-            if again < math.inf:
-                at(again, lambda now: decide(name, now) if asked[name] <= now else None)
-
-    def arrive(name: str, request: int, now: float) -> None:
-        if request + 1 < len(arrivals[name]):
-            at(float(arrivals[name][request + 1]), lambda then: arrive(name, request + 1, then))
-        batchers[name].arrive(request, now + slo_s[name])
-        decide(name, now)
-
-    for name, times in arrivals.items():
-        if len(times) and routes.get(name):
-            at(float(times[0]), lambda now, name=name: arrive(name, 0, now))  # type: ignore[misc]
-    while events:
-        now, _, what = heapq.heappop(events)
-        what(now)
+    world = _World(stretch)
+    served = {name: world.serve(routes.get(name, []), times, slo_s[name]) for name, times in arrivals.items()}
+    world.run()
+    seconds = max((float(times[-1]) for times in arrivals.values() if len(times)), default=0.0)
     return Outcome(
-        {name: float(done.mean()) if len(done) else 1.0 for name, done in answered.items()},
-        {name: len(done) for name, done in answered.items()},
-        _utilisation(
-            routes, cluster, max((float(times[-1]) for times in arrivals.values() if len(times)), default=0.0)
-        ),
+        {name: sum(done) / len(done) if done else 1.0 for name, done in served.items()},
+        {name: len(done) for name, done in served.items()},
+        utilisation(routes, cluster, seconds),
     )
 
 
-class _Truth:
-    """What really happens to batches, if stages take longer or shorter than was reserved: workers serve in turn."""
+class _World:
+    """Events in virtual time; workers compute what they are sent in turn."""
 
-    def __init__(self, stretch: Callable[[], float]) -> None:
+    def __init__(self, stretch: Optional[Callable[[], float]]) -> None:
         self._stretch = stretch
+        self._events: List[Tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = itertools.count()
         self._free: Dict[Tuple[int, int], float] = {}
+        self._now = 0.0
 
-    def follow(self, dispatch: Dispatch, now: float, at: Callable[[float, Callable[[float], None]], None]) -> float:
-        """When the batch is really answered; the scheduler is told of each stage when it ends."""
-        ready = now
-        for number, (stage, use) in enumerate(zip(dispatch.route.stages, dispatch.way.uses)):
-            key = (id(stage), use.worker)
-            moved = max(ready, use.begin) + (use.moved - use.begin)
-            begin = max(moved, self._free.get(key, 0.0))
-            end = begin + float(stage.compute_s[dispatch.way.batch - 1]) * self._stretch()
-            self._free[key] = ready = end
-            at(end, _told(dispatch.route, number, use))
-        return ready
+    def run(self) -> None:
+        """Until nothing happens any more."""
+        while self._events:
+            self._now, _, what = heapq.heappop(self._events)
+            what(self._now)
+
+    def _at(self, when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), what))
+
+    def serve(self, routes: Sequence[Route], times: Array, slo_s: float) -> List[bool]:
+        """Have requests come; which of them were in time is there after :meth:`run`."""
+        in_time = [False] * len(times)
+        arrivals = [float(time) for time in times]
+        looks = [math.inf]
+
+        def answer(requests: Tuple[int, ...], _payload: Any) -> None:
+            for request in requests:
+                in_time[request] = self._now <= arrivals[request] + slo_s + 1e-9
+
+        def start(call: Call) -> None:
+            key = id(call.table), call.worker
+            takes = call.takes * (self._stretch() if self._stretch else 1.0)
+            self._free[key] = end = max(self._now, self._free.get(key, 0.0)) + takes
+            self._at(end, lambda now: end_of(call, now))
+
+        def end_of(call: Call, now: float) -> None:
+            dispatcher.ended(call.number, (), now)
+            step(now)
+
+        def step(now: float) -> None:
+            again = dispatcher.step(now)
+            if again < looks[0] or looks[0] <= now:
+                looks[0] = again
+                if again < math.inf:
+                    self._at(again, lambda then: step(then) if looks[0] <= then else None)
+
+        def arrive(request: int, now: float) -> None:
+            if request + 1 < len(arrivals):
+                self._at(arrivals[request + 1], lambda then: arrive(request + 1, then))
+            dispatcher.arrive(request, (), now + slo_s)
+            step(now)
+
+        dispatcher = Dispatcher(start, answer, lambda *_: None)
+        dispatcher.use(routes, {}, [], links=True)
+        if arrivals:
+            self._at(arrivals[0], lambda now: arrive(0, now))
+        return in_time
 
 
-def _told(route: Route, number: int, use: Any) -> Callable[[float], None]:
-    return lambda now: route.used(number, use, now)
-
-
-def _utilisation(routes: Mapping[str, Sequence[Route]], cluster: Cluster, seconds: float) -> Dict[str, float]:
+def utilisation(routes: Mapping[str, Sequence[Any]], cluster: Cluster, seconds: float) -> Dict[str, float]:
+    """Share of time in which the GPUs of each class computed."""
     busy = dict.fromkeys(cluster.gpus, 0.0)
     for route in itertools.chain.from_iterable(routes.values()):
         for stage, table in zip(route.pipeline.stages, route.stages):

@@ -68,6 +68,15 @@ def test_simulate_says_how_many_are_answered_in_time(profiles: str, capsys: Capt
     assert main([*asked, "--at", "0"]) != 0
 
 
+def test_reservations_serve_a_light_load_and_no_more_than_the_plan_of_a_heavy_one(
+    profiles: str, capsys: Capture
+) -> None:
+    asked = ("pool", "simulate", "--profiles", profiles, "--cluster", "2xH,6xL", "--network", "a", "--slo", "0.2")
+    assert main([*asked, "--scheduler", "reserved", "--at", "0.3", "3", "--seconds", "2", "--json"]) == 0
+    light, heavy = json.loads(capsys.readouterr().out)["loads"]
+    assert light["attainment"]["a"] > 0.98 > 0.6 > heavy["attainment"]["a"]
+
+
 def test_load_asks_for_fewer_gpus_than_there_are(profiles: str, capsys: Capture) -> None:
     assert plan(profiles, "--network", "a", "--slo", "0.2", "--load", "20", "--json") == 0
     assert 1 <= json.loads(capsys.readouterr().out)["objective"] < 8

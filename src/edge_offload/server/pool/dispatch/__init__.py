@@ -1,6 +1,6 @@
-"""Serves the requests of one network by its routes: :mod:`.dispatcher`, over who is there, calls and their ways."""
+"""Batches of a pool under way: a queue before each stage, in the order of deadlines; faults of members."""
 
 from edge_offload.server.pool.dispatch.dispatcher import Dispatcher
-from edge_offload.server.pool.dispatch.jobs import GRACE_S, Call, Worker
+from edge_offload.server.pool.dispatch.queues import GRACE_S, Call, Route, Worker, routes_of
 
-__all__ = ["GRACE_S", "Call", "Dispatcher", "Worker"]
+__all__ = ["GRACE_S", "Call", "Dispatcher", "Route", "Worker", "routes_of"]

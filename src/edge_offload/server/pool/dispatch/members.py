@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
-from edge_offload.server.pool.dispatch.jobs import Call, Track, Worker
-from edge_offload.server.pool.reserve import Route, Way
-
-#: Identity of a route, stage, number.
-Key = Tuple[int, int, int]
+from edge_offload.server.pool.dispatch.queues import Request, Route, Stage, Worker
 
 
 class Members:
@@ -17,6 +12,10 @@ class Members:
 
     Attributes:
         routes: that requests are served by.
+        old: that batches are under way on, of plans before.
+        able: routes with a worker in every stage.
+        unplaced: requests without a route.
+        changed: whether who is there has changed since :meth:`settle`.
         out: nodes that are out of the plan, since when.
         strikes: overdue calls of a node without an answer between them.
         doubted: nodes of which a worker has gone, or whose tensors were waited for in vain, and that have not answered
@@ -25,99 +24,96 @@ class Members:
 
     def __init__(self) -> None:
         self.routes: List[Route] = []
+        self.old: List[Route] = []
+        self.able: List[Route] = []
+        self.unplaced: List[Request] = []
+        self.changed = False
         self.out: Dict[str, float] = {}
         self.strikes: Dict[str, int] = {}
         self.doubted: Set[str] = set()
-        self._nodes: Dict[Key, str] = {}
-        self._absent: Set[Key] = set()
 
-    def use(
-        self, routes: Sequence[Route], nodes: Mapping[Worker, str], absent: Sequence[Worker], under_way: Set[int]
-    ) -> None:
-        """Serve by these routes; of others, ``under_way`` (identities) are still of interest."""
-        self.routes = list(routes)
-        before = {key: node for key, node in self._nodes.items() if key[0] in under_way}
-        self._nodes = {**before, **{self.key(worker): node for worker, node in nodes.items()}}
-        self._absent = {self.key(worker) for worker in absent}
-        for key, node in self._nodes.items():
-            if key in self._absent or node in self.out:
-                self._free(key, math.inf)
+    def use(self, routes: Sequence[Route], nodes: Mapping[Worker, str], absent: Sequence[Worker]) -> None:
+        """Serve by these routes, those that wait for others first."""
+        self._withdraw(self.routes)
+        busy = [route for route in (*self.old, *self.routes) if any(s.jobs or any(s.calls) for s in route.stages)]
+        self.old, self.routes = busy, list(routes)
+        for (place, stage, worker), node in nodes.items():
+            routes[place].stages[stage].nodes[worker] = node
+        for place, stage, worker in absent:
+            routes[place].stages[stage].away.add(worker)
+        self.changed = True
 
-    def key(self, worker: Worker) -> Key:
-        """What a worker is known by while its route is under way."""
-        route, stage, number = worker
-        return id(self.routes[route]), stage, number
+    def _withdraw(self, routes: Sequence[Route]) -> None:
+        for route in routes:
+            self.unplaced += route.requests
+            route.requests.clear()
 
-    def present(self, worker: Worker, now: float) -> None:
+    def place(self, request: Request) -> Optional[Route]:
+        """Deal a request to the route that it is the turn of, in proportion to their rates; None: not yet."""
+        if not self.able or self.changed:
+            self.unplaced.append(request)
+            return None
+        weights = [route.weight for route in self.able]
+        for route, weight in zip(self.able, weights):
+            route.credit += weight / sum(weights)
+        route = max(self.able, key=lambda each: each.credit)
+        route.credit -= 1
+        route.requests.append(request)
+        return route
+
+    def settle(self) -> List[Request]:
+        """Note who is there, and deal out what has no route; returns what no route serves."""
+        self.changed = False
+        for stage in self.stages():
+            stage.there = [
+                worker for worker, node in enumerate(stage.nodes) if worker not in stage.away and node not in self.out
+            ]
+        self.able = [route for route in self.routes if route.weight > 0]
+        self._withdraw([route for route in self.routes if route.weight <= 0])
+        waiting, self.unplaced = sorted(self.unplaced, key=lambda each: each[:2]), []
+        if not self.able:
+            return waiting
+        for request in waiting:
+            self.place(request)
+        return []
+
+    def stages(self) -> Iterator[Stage]:
+        """All stages, the last of each route first."""
+        for route in (*self.routes, *self.old):
+            yield from reversed(route.stages)
+
+    def present(self, worker: Worker) -> None:
         """A worker is there (again)."""
-        key = self.key(worker)
-        self._absent.discard(key)
-        if self._nodes.get(key) not in self.out:
-            self._free(key, now)
+        place, stage, number = worker
+        self.routes[place].stages[stage].away.discard(number)
+        self.changed = True
 
-    def leave(self, key: Key) -> None:
+    def leave(self, stage: Stage, worker: int) -> None:
         """A worker is not there until :meth:`present`."""
-        self._absent.add(key)
-        self._free(key, math.inf)
-
-    def node(self, call: Call) -> str:
-        """Where a call is made; empty: that is not known."""
-        return self._nodes.get((id(call.track.route), call.stage, call.worker), "")
-
-    def nodes_of(self, call: Call) -> List[str]:
-        """Of the workers of its stage."""
-        key = id(call.track.route), call.stage
-        return [self._nodes.get((*key, worker), "") for worker in range(len(call.table.free))]
+        stage.away.add(worker)
+        self.changed = True
 
     @property
     def suspects(self) -> Set[str]:
         """Nodes that something speaks against."""
-        return {*self.strikes, *self.doubted}
+        return {*self.strikes, *self.doubted} if self.strikes or self.doubted else set()
 
     @property
     def unsure(self) -> Set[str]:
         """Nodes that are out, or of which an answer is wanted that says that their store is there."""
         return {*self.out, *self.doubted}
 
-    def doubtful(self, track: Track) -> bool:
-        """Whether what it goes on from is on a node that may be gone."""
-        return bool(track.at) and track.at in {*self.suspects, *self.out}
-
-    def heard(self, node: str, now: float, stored: bool = True) -> None:
+    def heard(self, node: str, stored: bool = True) -> None:
         """A node answers; whether that says that its store is there. Members live on without for a while."""
         if node in self.doubted and not stored:
             return
         self.strikes.pop(node, None)
         self.doubted.discard(node)
         if self.out.pop(node, None) is not None:
-            for key, of in self._nodes.items():
-                if of == node and key not in self._absent:
-                    self._free(key, now)
+            self.changed = True
 
-    def take_out(self, node: str, now: float) -> Set[Key]:
-        """A node is out of the plan until it is heard; its workers."""
-        self.out[node] = now
-        keys = {key for key, of in self._nodes.items() if of == node}
-        for key in keys:
-            self._free(key, math.inf)
-        return keys
-
-    def ways(self, batch: int, now: float, avoid: Set[str], other: Optional[Route] = None) -> List[Tuple[Route, Way]]:
-        """The earliest way of a batch through each route that takes it, but the other; by none of these nodes."""
-        routes = [route for route in self.routes if route.batch >= batch and route is not other]
-        known = {id(route): route for route in routes}
-        left_out = []
-        for (route, stage, worker), node in self._nodes.items():
-            if node in avoid and route in known:
-                free = known[route].stages[stage].free
-                left_out.append((free, worker, float(free[worker])))
-                free[worker] = math.inf
-        ways = [(route, route.probe(now, batch)) for route in routes]
-        for free, worker, when in left_out:
-            free[worker] = when
-        return ways
-
-    def _free(self, key: Tuple[int, int, int], when: float) -> None:
-        for route in self.routes:
-            if id(route) == key[0]:
-                route.stages[key[1]].occupy(key[2], when)
+    def take_out(self, node: str, now: float) -> None:
+        """A node is out of the plan until it is heard."""
+        if node not in self.out:
+            self.out[node] = now
+            self.changed = True

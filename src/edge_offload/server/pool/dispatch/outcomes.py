@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from typing import Deque
 
-from edge_offload.server.pool.dispatch.jobs import Stranded
+from edge_offload.server.pool.dispatch.queues import Stranded
 
 #: Batches from whose lateness the slack is taken; from so many on, and anew after each so many.
 LATEST, EVERY = 256, 16
@@ -22,7 +22,7 @@ class Outcomes:
 
     Attributes:
         slack_s: by so much batches are to end before the deadline.
-        late_s: seconds from the reserved ends of the latest calls to their ends.
+        late_s: seconds from the expected ends of the latest calls to their ends.
         stranded: the latest batches that could not go on where they were.
         moved, moved_in_time: how many requests did not, and of these in time.
     """
@@ -36,7 +36,9 @@ class Outcomes:
         self._ended = 0
 
     def learn(self, behind_s: float) -> None:
-        """A batch has ended so long behind its reserved end."""
+        """The calls of a batch have ended so long behind their expected ends."""
+        if not self._most_slack_s:
+            return
         self._behind_s.append(behind_s)
         self._ended += 1
         if self._ended % EVERY == 0:

@@ -8,17 +8,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
 
-import numpy as np
-
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.server.pool import cluster, profile
 from edge_offload.server.pool.choose import steady
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.dispatch import Call, Dispatcher, Worker
+from edge_offload.server.pool.dispatch import Call, Dispatcher, Route, Worker, routes_of
 from edge_offload.server.pool.member import Part
 from edge_offload.server.pool.plan import Plan
 from edge_offload.server.pool.profile import Network
-from edge_offload.server.pool.reserve import Route, routes_of
 from edge_offload.server.pool.seats import Seat, Seats
 from edge_offload.server.pool.settings import Settings
 
@@ -36,7 +33,7 @@ class Course:
 
     Attributes:
         plan: what runs where.
-        routes: its reservation tables.
+        routes: its queues.
         seats: of each worker.
         parts: what each worker runs.
         pending: workers that have not run their stage yet, since when.
@@ -50,12 +47,12 @@ class Course:
 
     def serves(self) -> bool:
         """Whether a route has a worker in every stage."""
-        return any(all(np.isfinite(stage.free).any() for stage in route.stages) for route in self.routes)
+        return any(route.weight > 0 for route in self.routes)
 
     def worker(self, call: Call) -> Optional[Worker]:
         """Who makes a call; None: nobody of this plan."""
         for number, route in enumerate(self.routes):
-            if route is call.track.route:
+            if route is call.route:
                 return number, call.stage, call.worker
         return None
 
@@ -142,7 +139,7 @@ class Courses:
                 if self._seats.prepare(seat, course.parts[worker], batch):
                     del course.pending[worker]
                     if course is self.course:
-                        self._dispatcher.members.present(worker, now)
+                        self._dispatcher.members.present(worker)
         self._switch(now)
 
     def clear(self, now: float) -> None:
@@ -230,10 +227,9 @@ class Courses:
         if self.course is not None:
             self._old.append((now + self._settings.slo_s + 1.0, self.course))
             for worker, seat in self.course.seats.items():
-                busy[seat] = float(self.course.routes[worker[0]].stages[worker[1]].free[worker[2]])
+                busy[seat] = self.course.routes[worker[0]].stages[worker[1]].free_s[worker[2]]
         self.course, self._next = course, None
         for worker, seat in course.seats.items():  # what a member has begun goes first
-            until = busy.get(seat, 0.0)
-            course.routes[worker[0]].stages[worker[1]].occupy(worker[2], until if math.isfinite(until) else 0.0)
+            course.routes[worker[0]].stages[worker[1]].free_s[worker[2]] = busy.get(seat, 0.0)
         nodes = {worker: seat[0] for worker, seat in course.seats.items()}
         self._dispatcher.use(course.routes, nodes, list(course.pending), self.emulated)

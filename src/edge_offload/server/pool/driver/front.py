@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, Dict, Iterator, Sequence, Tuple
 
@@ -13,11 +12,6 @@ from edge_offload.errors import Refused
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
 from edge_offload.server.pool.settings import Settings
-
-#: Weight of the latest interval between requests in their mean.
-LATEST = 0.1
-#: The longest interval, which is taken where none is known (seconds).
-MOST_S = 10.0
 
 
 class Front:
@@ -37,18 +31,12 @@ class Front:
         self.heard_s, self.ended = time.monotonic(), False
         self.counts = {"requests": 0, "answered": 0, "in_time": 0, "refused": 0}
         self._slo_s = settings.slo_s
-        self._arrived_s = self._interval_s = math.inf
         self._deadlines: Dict[int, float] = {}
         context: zmq.Context[Any] = zmq.Context.instance()
         self.socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.sndhwm = 0
         self.socket.connect(settings.endpoint)
-
-    @property
-    def interval_s(self) -> float:
-        """Mean seconds from one request to the next."""
-        return self._interval_s if math.isfinite(self._interval_s) else MOST_S
 
     def receive(self) -> Iterator[Tuple[int, Any, float]]:
         """Requests that have come: number, inputs, deadline."""
@@ -69,13 +57,7 @@ class Front:
             for spec, part in zip(message.body["inputs"], parts)
         ]
         self.counts["requests"] += 1
-        now = time.monotonic()
-        since_s, self._arrived_s = now - self._arrived_s, now
-        if math.isfinite(since_s):
-            since_s = min(since_s, MOST_S)
-            known = math.isfinite(self._interval_s)
-            self._interval_s += LATEST * (since_s - self._interval_s) if known else since_s - self._interval_s
-        deadline = self._deadlines[message.id] = now + self._slo_s
+        deadline = self._deadlines[message.id] = time.monotonic() + self._slo_s
         return message.id, inputs, deadline
 
     def answer(self, requests: Tuple[int, ...], payload: Any, emulated: bool) -> None:

@@ -8,7 +8,6 @@ clock the caller has; nothing here reads one.
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -18,53 +17,13 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.server.pool.columns import Cluster
+from edge_offload.server.pool.dispatch import queues
+from edge_offload.server.pool.links import NEAR, Links, gap
 from edge_offload.server.pool.plan import Pipeline, Plan
 from edge_offload.server.pool.profile import Network
 
-_NEAR = 1e-9
 #: Share of the plan's rate below which batches do not wait in vain until they are full.
 LIGHT = 0.5
-
-
-#: Times from and to, rising, in which a link is in use.
-Spans = List[Tuple[float, float]]
-
-
-class Links:
-    """When each machine's link is in use, up and down.
-
-    Args:
-        machines: how many there are.
-    """
-
-    def __init__(self, machines: int) -> None:
-        self.up: List[Spans] = [[] for _ in range(machines)]
-        self.down: List[Spans] = [[] for _ in range(machines)]
-
-    def begin(self, sender: int, receiver: int, at: float, takes: float) -> float:
-        """The first time from ``at`` on when both machines' links are free for so long."""
-        up, down = self.up[sender], self.down[receiver]
-        begin = -math.inf
-        while at > begin:
-            begin = at
-            at = _gap(down, _gap(up, begin, takes), takes)
-        return begin
-
-    def take(self, sender: int, receiver: int, begin: float, end: float, now: float) -> None:
-        """Nobody else sends from or to there meanwhile; what was over by ``now`` is forgotten."""
-        for spans in (self.up[sender], self.down[receiver]):
-            over = next((place for place, (_, until) in enumerate(spans) if until > now), len(spans))
-            del spans[:over]
-            bisect.insort(spans, (begin, end))
-
-
-def _gap(spans: Spans, at: float, takes: float) -> float:
-    """The first time from ``at`` on that is free for so long; of spans that begin before, the last alone matters."""
-    for begin, end in spans[max(0, bisect.bisect_left(spans, (at - 2 * _NEAR,)) - 1) :]:
-        if begin >= at + takes - _NEAR:
-            break
-        at = max(at, end)
-    return at
 
 
 @dataclass
@@ -109,7 +68,7 @@ class StageTable:
         moved = []
         for use in self.turns[worker]:
             at = max(at, use.moved) + use.takes
-            if use.next is not None and abs(at - use.end) > _NEAR:
+            if use.next is not None and abs(at - use.end) > NEAR:
                 moved.append((*use.next, at - use.end))
             use.end = at
         self.free[worker] = at
@@ -209,7 +168,7 @@ class Route:
     def _moved(self, stage: StageTable, sender: int, at: float, travels: float) -> Tuple[int, float]:
         """The worker that can begin first with what is at ``sender`` from ``at`` on, and when it is there."""
         links = self._links
-        earliest = _gap(links.up[sender], at, travels) + travels
+        earliest = gap(links.up[sender], at, travels) + travels
         begins = np.maximum(stage.free, earliest)
         known: Dict[int, float] = {}
         while True:
@@ -325,50 +284,36 @@ class Batcher:
         such a batch.
         """
         ways = [route.probe(now, route.batch) for route in self._routes]
-        late = [way.end > deadline + _NEAR for way in ways]
+        late = [way.end > deadline + NEAR for way in ways]
         order = sorted(range(len(ways)), key=lambda place: (late[place], ways[place].waiting_s))
         for place in order:
             route, way = self._routes[place], ways[place]
             for batch in range(route.batch, 0, -1):
                 if batch < route.batch:
                     way = route.probe(now, batch)
-                if way.end <= deadline + _NEAR:
+                if way.end <= deadline + NEAR:
                     return route, way
         return self._routes[order[0]], None
 
 
-def routes_of(
-    plan: Plan,
-    networks: Mapping[str, Network],
-    cluster: Cluster,
-    machines: Optional[Mapping[str, Sequence[int]]] = None,
-) -> Dict[str, List[Route]]:
-    """Reservation tables for a plan, by network; its GPUs are dealt out in turn, class by class.
-
-    Args:
-        plan: what runs where.
-        networks: profiles of its networks.
-        cluster: what it runs on.
-        machines: of each GPU of each class, numbers from 0; None: GPUs that share a machine follow each other.
-    """
-    if machines is None:
-        machines, first = {}, 0
-        for gpu, count in cluster.gpus.items():
-            together = cluster.per_machine.get(gpu, 1)
-            machines[gpu] = [first + number // together for number in range(count)]
-            first += math.ceil(count / together)
-    links = Links(1 + max((number for of in machines.values() for number in of), default=-1))
-    taken = dict.fromkeys(cluster.gpus, 0)
-    routes: Dict[str, List[Route]] = {}
-    for pipeline in plan.pipelines:
-        network = networks[pipeline.network]
-        stages = []
-        for stage in pipeline.stages:
-            of = machines[stage.gpu][taken[stage.gpu] : taken[stage.gpu] + stage.gpus]
-            taken[stage.gpu] += stage.gpus
-            workers = np.repeat(np.array(of), stage.parts)
-            transfer_s = float(network.cut_bytes[stage.first - 1]) / cluster.bytes_per_s if stage.first else 0.0
-            compute_s = network.stage_s(stage.gpu, stage.parts, stage.first, stage.end)
-            stages.append(StageTable(workers, np.zeros(len(workers)), compute_s, transfer_s))
-        routes.setdefault(pipeline.network, []).append(Route(pipeline, stages, links))
-    return routes
+def routes_of(plan: Plan, networks: Mapping[str, Network], cluster: Cluster) -> Dict[str, List[Route]]:
+    """Reservation tables for a plan, by network: the workers and links that the pool's own queues have."""
+    return {
+        name: [
+            Route(
+                route.pipeline,
+                [
+                    StageTable(
+                        np.array(stage.machines),
+                        np.zeros(len(stage.machines)),
+                        np.array(stage.compute_s[1:]),
+                        stage.transfer_s,
+                    )
+                    for stage in route.stages
+                ],
+                route.links,
+            )
+            for route in routes
+        ]
+        for name, routes in queues.routes_of(plan, networks, cluster).items()
+    }

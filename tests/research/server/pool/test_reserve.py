@@ -12,9 +12,11 @@ import pytest
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import simulate
 from edge_offload.server.pool.columns import Cluster, Demand
+from edge_offload.server.pool.links import Links
 from edge_offload.server.pool.plan import Pipeline, Plan, Stage, most
 from edge_offload.server.pool.profile import Network
-from edge_offload.server.pool.reserve import Batcher, Dispatch, Links, Route, StageTable, Use, routes_of
+from edge_offload_research.server.pool import reserved
+from edge_offload_research.server.pool.reserve import Batcher, Dispatch, Route, StageTable, Use, routes_of
 from tests.server.pool.pool_nets import a_cluster, a_demand, a_network
 
 
@@ -181,7 +183,7 @@ def test_a_light_load_is_all_in_time_and_an_overload_is_served_up_to_the_rate() 
 
         def attained(load: float, plan: Plan = plan, cluster: Cluster = cluster, number: int = number) -> float:
             times = simulate.poisson(plan.objective * load, 6.0, np.random.default_rng(number))
-            return simulate.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}).attainment["a"]  # noqa: B023
+            return reserved.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}).attainment["a"]  # noqa: B023
 
         assert attained(0.2) > 0.97
         assert 0.3 < attained(2.0) < 0.62
@@ -195,7 +197,7 @@ def test_the_scheduler_hears_of_stages_that_take_longer_and_keeps_its_promise_be
     times = simulate.poisson(plan.objective * 0.85, 10.0, np.random.default_rng(1))
 
     def attained() -> float:
-        return simulate.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}, lambda: 1.1).attainment["a"]
+        return reserved.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}, lambda: 1.1).attainment["a"]
 
     told = attained()
     monkeypatch.setattr(Route, "used", lambda *_: None)

@@ -1,0 +1,109 @@
+"""A plan under load in virtual time, by reservations (IPIPE, Algorithms 3 and 4).
+
+Times that batches really take may differ from the profile's; then the scheduler hears of it when they end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from edge_offload.arrays import Array
+from edge_offload.server.pool.columns import Cluster
+from edge_offload.server.pool.plan import Plan
+from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.simulate import Outcome, utilisation
+from edge_offload_research.server.pool.reserve import Batcher, Dispatch, Route, routes_of
+
+
+def run(
+    plan: Plan,
+    networks: Mapping[str, Network],
+    cluster: Cluster,
+    slo_s: Mapping[str, float],
+    arrivals: Mapping[str, Array],
+    stretch: Optional[Callable[[], float]] = None,
+) -> Outcome:
+    """Serve ``arrivals`` (seconds, rising) by reservation.
+
+    Args:
+        plan: what runs where.
+        networks: profiles of its networks.
+        cluster: what it runs on.
+        slo_s: seconds to an answer, by network.
+        arrivals: by network.
+        stretch: factor by which the next stage of a batch really takes longer than profiled; None: it does not.
+    """
+    routes = routes_of(plan, networks, cluster)
+    batchers = {name: Batcher(routes.get(name, [])) for name in arrivals}
+    answered = {name: np.zeros(len(times), bool) for name, times in arrivals.items()}
+    events: List[Tuple[float, int, Callable[[float], None]]] = []
+    numbers = itertools.count()
+    truth = _Truth(stretch) if stretch is not None else None
+
+    def at(when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(events, (when, next(numbers), what))
+
+    asked: Dict[str, float] = dict.fromkeys(arrivals, math.inf)
+
+    def decide(name: str, now: float) -> None:
+        let_in, _, again = batchers[name].decide(now)
+        for dispatch in let_in:
+            if truth is None:  # all happens as reserved
+                end = dispatch.way.end
+                for stage, use in zip(dispatch.route.stages, dispatch.way.uses):
+                    stage.turns[use.worker].clear()
+            else:
+                end = truth.follow(dispatch, now, at)
+            for request in dispatch.requests:
+                answered[name][request] = end <= arrivals[name][request] + slo_s[name] + 1e-9
+        if again < asked[name] or asked[name] <= now:
+            asked[name] = again
+            if again < math.inf:
+                at(again, lambda now: decide(name, now) if asked[name] <= now else None)
+
+    def arrive(name: str, request: int, now: float) -> None:
+        if request + 1 < len(arrivals[name]):
+            at(float(arrivals[name][request + 1]), lambda then: arrive(name, request + 1, then))
+        batchers[name].arrive(request, now + slo_s[name])
+        decide(name, now)
+
+    for name, times in arrivals.items():
+        if len(times) and routes.get(name):
+            at(float(times[0]), lambda now, name=name: arrive(name, 0, now))  # type: ignore[misc]
+    while events:
+        now, _, what = heapq.heappop(events)
+        what(now)
+    return Outcome(
+        {name: float(done.mean()) if len(done) else 1.0 for name, done in answered.items()},
+        {name: len(done) for name, done in answered.items()},
+        utilisation(routes, cluster, max((float(times[-1]) for times in arrivals.values() if len(times)), default=0.0)),
+    )
+
+
+class _Truth:
+    """What really happens to batches, if stages take longer or shorter than was reserved: workers serve in turn."""
+
+    def __init__(self, stretch: Callable[[], float]) -> None:
+        self._stretch = stretch
+        self._free: Dict[Tuple[int, int], float] = {}
+
+    def follow(self, dispatch: Dispatch, now: float, at: Callable[[float, Callable[[float], None]], None]) -> float:
+        """When the batch is really answered; the scheduler is told of each stage when it ends."""
+        ready = now
+        for number, (stage, use) in enumerate(zip(dispatch.route.stages, dispatch.way.uses)):
+            key = (id(stage), use.worker)
+            moved = max(ready, use.begin) + (use.moved - use.begin)
+            begin = max(moved, self._free.get(key, 0.0))
+            end = begin + float(stage.compute_s[dispatch.way.batch - 1]) * self._stretch()
+            self._free[key] = ready = end
+            at(end, _told(dispatch.route, number, use))
+        return ready
+
+
+def _told(route: Route, number: int, use: Any) -> Callable[[float], None]:
+    return lambda now: route.used(number, use, now)
