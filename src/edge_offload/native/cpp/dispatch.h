@@ -68,12 +68,14 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   std::vector<Return> returns;
-  flush(entry->dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
+  const auto generation = s.generation;
+  const bool dynamic = entry->dynamic;
+  flush(dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
   surveyed.judge(returns);
   supposed.judge(returns);
   give_results(returns, key, stack, arguments, false);
   const int64_t bytes = new_bytes(returns), held = s.taken - s.given;
-  if (!entry->dynamic) { entry->returns = std::move(returns); entry->known = true; }
+  if (!dynamic && generation == s.generation) { entry->returns = std::move(returns); entry->known = true; }  // else it was forgotten
   if (held <= s.room.limit) return;
   torch::jit::drop(*stack, schema.returns().size());  // the server knows of what is dropped here
   s.room.refuse(bytes, held - bytes);
