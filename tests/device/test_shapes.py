@@ -283,9 +283,8 @@ def test_layouts_that_are_worked_out_wrong_at_random_cost_no_result(tmp_path, mo
 
 @pytest.mark.process
 def test_without_a_table_a_first_inference_asks_once_for_each_form_of_a_call(tmp_path):
-    program = NO_TABLE + FIRST.replace("[picture, words]", "[picture]")
-    told = json.loads(run(tmp_path, program).splitlines()[-1])
-    assert told["trips"][0] <= 1.5 * 1 + 10
+    told = json.loads(run(tmp_path, NO_TABLE + FIRST).splitlines()[-1])
+    assert told["trips"][0] <= 1.5 * 1 + 10, "one layer of each kind"
     assert told["trips"][1] <= 2, "other sizes have the forms of those before"
     assert told["equal"] == [True, True, True]
 
