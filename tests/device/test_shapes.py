@@ -135,6 +135,7 @@ def kernel(op, *arguments, **named):
     found = op(*arguments, **named)
     return tuple(map(otherwise, found)) if isinstance(found, tuple) else otherwise(found)
 
+getattr(torch.library, "_impls", set()).clear()  # what releases before 2.13 refuse to replace
 for name in CHOSEN:
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")

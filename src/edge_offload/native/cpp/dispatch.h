@@ -29,6 +29,7 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   if (torch::jit::tracer::isTracing()) check_traceable(schema);
   const size_t arguments = schema.arguments().size(), first = stack->size() - arguments;
   Key key(&schema);
+  key.apart = facts_of(op).steps;
   for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
   ++s.count_calls;
   auto* entry = lookup(key);
@@ -40,8 +41,8 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     check_written(schema, *stack, first);
     const bool dynamic = has_dynamic_results(op, *stack, first);
     std::vector<Return> returns;
-    bool here = false;
-    if (!dynamic && plain(key) && !s.distrusted.count(&schema)) {
+    bool here = !dynamic && schema.returns().empty() && facts_of(op).writes;  // nothing is to be known
+    if (!here && !dynamic && plain(key) && !s.distrusted.count(&schema)) {
       if (s.survey) surveyed.guess(op, *stack, first, key);
       else if (s.trusted.count(&schema)) {
         returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
