@@ -106,6 +106,70 @@ from edge_offload.device import installation, shapes
 shapes.FOLDER = pathlib.Path("nowhere")
 shapes.trust(installation.installed().native, installation.installed().remote)
 """
+#: Meta kernels that now and then answer with strides and sizes of storages that no kernel makes.
+WRONG_AT_RANDOM = """
+import copy, functools, json, random, warnings
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+warnings.simplefilter("ignore")
+draws, wrong, library = random.Random(7), 0, torch.library.Library("aten", "IMPL")
+CHOSEN = ("_convolution", "convolution", "native_layer_norm", "native_group_norm", "native_batch_norm", "_softmax",
+          "gelu", "silu", "hardswish", "sigmoid", "add.Tensor", "mul.Tensor", "cat", "sum.dim_IntList", "mean.dim",
+          "addmm", "bmm", "avg_pool2d", "amax", "clone", "upsample_nearest2d", "max_pool2d_with_indices")
+
+def otherwise(result):
+    global wrong
+    if not isinstance(result, torch.Tensor) or draws.random() < 0.6:
+        return result.to("meta")
+    order, strides, step = draws.sample(range(result.dim()), result.dim()), [0] * result.dim(), 1
+    for axis in order:
+        strides[axis], step = step, step * max(result.size(axis), 1)
+    wrong, whole = wrong + 1, torch.empty(step + draws.choice((0, 5)), dtype=result.dtype, device="meta")
+    return whole.as_strided(result.shape, strides)
+
+def kernel(op, *arguments, **named):
+    on_host = lambda t: torch.zeros(t.untyped_storage().nbytes() // t.itemsize, dtype=t.dtype).as_strided(
+        t.shape, t.stride(), t.storage_offset())
+    arguments, named = tree_map_only(torch.Tensor, on_host, (arguments, named))
+    found = op(*arguments, **named)
+    return tuple(map(otherwise, found)) if isinstance(found, tuple) else otherwise(found)
+
+getattr(torch.library, "_impls", set()).clear()  # what releases before 2.13 refuse to replace
+for name in CHOSEN:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    library.impl(name, functools.partial(kernel, op), "Meta")
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.group = nn.Conv2d(16, 16, 3, stride=2), nn.GroupNorm(4, 16)
+        self.mixed, self.layer, self.last = nn.Linear(16, 48), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = torch.nn.functional.silu(self.norm(self.first(x)))
+        x = torch.cat([x, torch.nn.functional.avg_pool2d(x, 3, 1, 1) * x], 1)
+        x = torch.nn.functional.interpolate(self.group(self.second(x)), scale_factor=2)
+        x = torch.nn.functional.max_pool2d(x, 2)
+        words = self.layer(x.flatten(2).transpose(1, 2))
+        q, k, v = self.mixed(words).reshape(len(x), -1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        words = words + nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(words.shape)
+        words[:, ::2] += 1
+        scores = (words[:, 1:, :4] @ words[:, 1:, :4].transpose(1, 2)).softmax(-1).sum(-1)
+        return self.last(nn.functional.gelu(words)).mean(1) + scores.amax(1, keepdim=True), x.sigmoid().sum((1, 3))
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+network = Network().eval()
+there, equal = copy.deepcopy(network).to("cuda"), []
+with torch.no_grad():
+    for count, size in ((1, 16), (2, 16), (1, 16), (3, 12), (3, 12), (1, 16), (3, 12), (2, 20), (2, 20), (2, 20)):
+        pictures = torch.rand(count, 3, size, size)
+        equal += [torch.equal(a.cpu(), b) for a, b in zip(there(pictures.to("cuda")), network(pictures))]
+print(json.dumps({"wrong": wrong, "equal": equal}))
+"""
 SURVEY = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -206,18 +270,22 @@ def test_the_server_can_be_asked_instead(tmp_path):
 
 
 @pytest.mark.process
-def test_what_the_server_finds_otherwise_is_an_error_before_any_result(tmp_path):
-    first, again = run(tmp_path, WRONG).splitlines()
-    assert first.startswith("refused aten::_convolution: robot and server disagree")
-    assert "--shapes ask" in first
-    assert again == "a result True", "it is asked from then on"
+def test_what_the_server_finds_otherwise_is_what_the_program_goes_on_with(tmp_path):
+    assert run(tmp_path, WRONG).splitlines() == ["a result True", "a result True"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["lazy", "replay"])
+def test_layouts_that_are_worked_out_wrong_at_random_cost_no_result(tmp_path, mode):
+    told = json.loads(run(tmp_path, NO_TABLE + WRONG_AT_RANDOM, options=("--mode", mode)).splitlines()[-1])
+    assert told["wrong"] >= 20, "they were worked out wrong"
+    assert told["equal"] == [True] * len(told["equal"])
 
 
 @pytest.mark.process
 def test_without_a_table_a_first_inference_asks_once_for_each_form_of_a_call(tmp_path):
-    program = NO_TABLE + FIRST.replace("[picture, words]", "[picture]")
-    told = json.loads(run(tmp_path, program).splitlines()[-1])
-    assert told["trips"][0] <= 1.5 * 1 + 10
+    told = json.loads(run(tmp_path, NO_TABLE + FIRST).splitlines()[-1])
+    assert told["trips"][0] <= 1.5 * 1 + 10, "one layer of each kind"
     assert told["trips"][1] <= 2, "other sizes have the forms of those before"
     assert told["equal"] == [True, True, True]
 
@@ -226,8 +294,7 @@ def test_without_a_table_a_first_inference_asks_once_for_each_form_of_a_call(tmp
 def test_what_ran_ahead_is_compared_before_any_result_too(tmp_path):
     trusted()
     said = run(tmp_path, WRONG_AHEAD, options=("--mode", "replay")).splitlines()
-    assert said[-2].startswith("7 refused aten::_convolution: robot and server disagree"), said
-    assert all(line.endswith("True") for line in said[:-2])
+    assert all(line.endswith("True") for line in said[:-1]), said
     assert int(said[-1]) > 0
 
 

@@ -12,9 +12,9 @@ from edge_offload.errors import BadInput
 from edge_offload.execute.session.instructions import KERNEL
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import Step
+from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep
 from tests.execute.native_runner import native_runner

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import Unsupported
-from edge_offload.ir.trace.calls import layout_of
+from edge_offload.ir.trace.storage import layout_of
 from edge_offload.passes.views import is_dense, laid_out, view_as
 
 KINDS = ("slice", "select", "permute", "merge", "divide", "expand", "unsqueeze", "step")

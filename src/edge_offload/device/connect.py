@@ -124,7 +124,9 @@ def connect(settings: Settings) -> LinkRemote:
     except (EdgeOffloadError, FutureTimeout):
         client.close()
         raise
-    return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
+    made = LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
+    made.begin()
+    return made
 
 
 def say_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:

@@ -34,7 +34,8 @@ LAYOUTS = "rcdgex"
 def trust(native: Any, remote: Any) -> None:
     """Have the device work out what results look like, where that is known to be what ``remote`` will find.
 
-    It checks: an executor that finds otherwise raises before any result is used, and is asked from then on. The device
+    It checks: an executor that finds other layouts goes on with its own, one that finds other sizes raises before any
+    result is used, and both are asked from then on. The device
     also records operators as a GPU's kernels take them where ``remote`` computes on one.
     """
     facts = remote.facts

@@ -125,6 +125,7 @@ class Answer:
 
     ``ran``: index of a step of the trace graph, its first new storage, and its outcome, in the order in which they ran.
     ``fetched``: bytes of the storages that were wanted.
+    ``disagreed``: operators whose results lie otherwise than the robot has worked out.
     ``refused``: why nothing of the message was done: from then on the session is not what the client takes it to be.
     """
 
@@ -132,6 +133,7 @@ class Answer:
     error: Optional[Exception] = None
     ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
     fetched: List[Buffer] = field(default_factory=list)
+    disagreed: List[str] = field(default_factory=list)
     refused: str = ""
 
     def extend(self, other: Answer) -> None:
@@ -139,6 +141,7 @@ class Answer:
         self.outcomes += other.outcomes
         self.ran += other.ran
         self.fetched += other.fetched
+        self.disagreed += other.disagreed
         self.error = self.error or other.error
         self.refused = self.refused or other.refused
 
@@ -202,6 +205,7 @@ def answer_to_wire(
     ran: Sequence[Tuple[int, int, Outcome]],
     fetched: Sequence[Buffer] = (),
     error: Optional[Dict[str, Any]] = None,
+    disagreed: Sequence[str] = (),
 ) -> List[Buffer]:
     """An answer as buffers: facts (msgpack), what was read, then what was fetched."""
     facts: Dict[str, Any] = {"outcomes": []}
@@ -221,6 +225,8 @@ def answer_to_wire(
         facts["outcomes"].append(item)
     if fetched:
         facts["fetched"] = len(fetched)
+    if disagreed:
+        facts["disagreed"] = list(disagreed)
     if error is not None:
         facts["error"] = error
     return [msgpack.packb(facts, use_bin_type=True), *replies, *fetched]
@@ -252,6 +258,7 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
             answer.ran.append((_count(index), _count(base), outcome))
         del answer.outcomes[first:]
         answer.fetched = list(buffers[used : used + _count(facts.get("fetched", 0))])
+        answer.disagreed = [_text(name) for name in facts.get("disagreed", ())]
         if "error" in facts:
             error = _map(facts["error"])
             answer.error = _exception(error)

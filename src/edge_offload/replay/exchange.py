@@ -6,7 +6,7 @@ import contextlib
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Deque, Iterable, Iterator, List, Optional, Sequence
+from typing import Deque, Iterable, Iterator, List, Optional, Sequence, Set
 
 from edge_offload.errors import DeviceLost, LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
@@ -47,12 +47,14 @@ class Exchange:
         freed: storages that the session is to free with the next message.
         unsettled: how many speculated steps the program has accepted, to be said with the next message.
         forget: whether the session is to forget all definitions with the next message.
+        disagreed: operators whose results lie otherwise than was worked out here.
     """
 
     def __init__(self, remote: Remote, definitions: Definitions, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.counters = Counters()
         self._definitions = definitions
+        self.disagreed: Set[str] = set()
         self._outstanding: Deque[Arriving] = deque()
         self._arriving: Deque[Arriving] = deque()
         self.restart(remote)
@@ -134,6 +136,7 @@ class Exchange:
             raise
         while self._arriving and self._arriving[0].ended:  # also those that nobody waits for
             ended = self._arriving.popleft().so_far
+            self.disagreed.update(ended.disagreed)
             if ended.refused:
                 self.failure = _end_of(ended)
                 raise self.failure

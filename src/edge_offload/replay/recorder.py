@@ -23,7 +23,7 @@ from edge_offload.protocol.messages import Message
 from edge_offload.protocol.remote import Remote, SessionEnded, SessionLost
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.exchange import Counters
-from edge_offload.replay.flushed import BARRIER, READ, FlushedSegment
+from edge_offload.replay.flushed import ASYNC, BARRIER, READ, FlushedSegment
 from edge_offload.replay.recovery.copies import UploadCopies
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.replay.speculative import Speculative
@@ -180,7 +180,7 @@ class Recorder:
         known.recovery.freed(freed)
         known.next_storage = flushed.base
         invocation: Optional[SegmentInvocation] = None
-        failed, first, wrong = True, not known.has_read, ""
+        failed, first, wrong = True, not known.has_read, known.exchange.disagreed
         try:
             if flushed.calls:
                 invocation = SegmentInvocation.of(flushed)
@@ -196,12 +196,12 @@ class Recorder:
                 result = self._recover(lost, invocation, flushed)
             failed = False
         except Disagreement as error:
-            wrong = error.operator
+            wrong.add(error.operator)
             raise
         finally:
             known.recovery.done(invocation, known.definitions.signatures, first, not self.strategy.in_step, failed)
-            if wrong:
-                known.native.distrust(wrong)
+            while wrong and (failed or flushed.reason != ASYNC):  # in the middle of a call none is forgotten
+                self._distrust(wrong.pop())
         return result
 
     def _outcome(self, invocation: Optional[SegmentInvocation], reason: int, freed: List[int]) -> Any:
@@ -214,6 +214,14 @@ class Recorder:
         exchange.counters.segments += 1
         outcome = self.strategy.run(invocation, freed)
         return outcome.tensor if reason == READ else outcome.results
+
+    def _distrust(self, operator: str) -> None:
+        """Ask the server from now on what results of ``operator`` look like: it has found them to lie otherwise."""
+        self.dispatcher.native.distrust(operator)
+        self._once.notify(
+            f"results of {operator} lie otherwise than was worked out here: where the program goes by that, the last "
+            "digits of this inference are not its own; from the next one on they are"
+        )
 
     # -- when the session is lost
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Optional
 
+from edge_offload.errors import Disagreement
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.trace_graph import TraceGraph
-from edge_offload.protocol.messages import Message
+from edge_offload.protocol.messages import Answer, Message
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.prediction.predict import Branches
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
@@ -72,7 +73,7 @@ class RunningAhead:
         if speculation is None:
             return None
         if speculation.accepted >= len(speculation.ran):
-            speculation.take_in(speculation.future.so_far, self._dispatcher.definitions.signatures)
+            self._take_in(speculation, speculation.future.so_far)
         if not speculation.may_go_on_with(done, start):
             self._roll_back(speculation, speculation.accepted + 1)  # whatever runs, it is not this
             return None
@@ -99,8 +100,19 @@ class RunningAhead:
                 speculation.future, blocked=not speculation.waited, outcomes=0, ran=speculation.accepted + 1
             )
             speculation.waited = True
-            speculation.take_in(answer, self._dispatcher.definitions.signatures)
+            self._take_in(speculation, answer)
         return speculation.ran[speculation.accepted] if speculation.accepted < len(speculation.ran) else None
+
+    def _take_in(self, speculation: Speculation, answer: Answer) -> None:
+        """Go through what ran; a step with a result that lies otherwise than was worked out here counts as not run.
+
+        The program may have seen that result: the step is run as the program issued it.
+        """
+        try:
+            speculation.take_in(answer, self._dispatcher.definitions.signatures)
+        except Disagreement as error:
+            speculation.lost = True
+            self._dispatcher.exchange.disagreed.add(error.operator)
 
     def _roll_back(self, speculation: Speculation, ran: int) -> None:
         """What ran and was not accepted is undone by the session, which hears of it with the next message."""

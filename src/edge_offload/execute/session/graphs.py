@@ -23,8 +23,8 @@ from edge_offload.execute.session.interpreter import Interpreter
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.results import failed_call
 from edge_offload.execute.session.undo import bytes_of
-from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.storage import StorageBuffer
 
 #: Runs on the same addresses before a step is captured: more than a segment has until replay runs it as a trace step.
 EAGER_RUNS = 4

@@ -12,8 +12,9 @@ from edge_offload.execute.session.results import failed_call
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import SIZE, STRIDE, Layout
-from edge_offload.ir.trace.calls import Buffer, Result, StorageBuffer, host_copy, layout_of
+from edge_offload.ir.trace.calls import Buffer, Result, host_copy
 from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.storage import StorageBuffer, layout_of
 
 
 class Interpreter:
@@ -246,6 +247,7 @@ class Interpreter:
             raise ProtocolError(f"{entry.name} makes another number of storages than the last time")
         ordinal = op.new[0].ordinal if op.new else self.code.grown
         for i, slot in enumerate(new):
+            slot.lay_out()  # registers hold views for longer than one call
             self.slots[op.first + i] = slot
             if op.first + i not in self.code.dead:
                 self.keep(ordinal + i, op.first + i, slot)

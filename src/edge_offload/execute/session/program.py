@@ -25,8 +25,9 @@ from edge_offload.execute.session.interpreter import Interpreter
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.results import failed_call
 from edge_offload.execute.session.storages import Storages
-from edge_offload.ir.trace.calls import Buffer, StorageBuffer, host_tensor
+from edge_offload.ir.trace.calls import Buffer, host_tensor
 from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import SAME
 

@@ -80,7 +80,8 @@ def serve(
         error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
     session.unused = tuple
     session.leaving = message.freed  # not yet: a storage may be dropped after its last use in these very steps
-    return answer_to_wire(outcomes, ran, fetched, error)
+    disagreed, session.disagreed = session.disagreed, []
+    return answer_to_wire(outcomes, ran, fetched, error, sorted(set(disagreed)))
 
 
 def _take_in(session: DeviceSession, message: Message) -> None:

@@ -20,9 +20,10 @@ from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.speculative import SpeculativeExecutor
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
-from edge_offload.ir.trace.calls import BoundOperator, StorageBuffer
+from edge_offload.ir.trace.calls import BoundOperator
 from edge_offload.ir.trace.keys import calls_in, unpacked_words
 from edge_offload.ir.trace.segments import Outcome, Segment, Step, StepSignature
+from edge_offload.ir.trace.storage import StorageBuffer
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
 MAX_PROGRAMS = 4

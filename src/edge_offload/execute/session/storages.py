@@ -8,16 +8,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from edge_offload.errors import BadInput, Disagreement, EdgeOffloadError, ProtocolError
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.cuda_driver import Captures, captures_of
 from edge_offload.execute.session.generators import Generators
 from edge_offload.execute.session.limits import Limits
-from edge_offload.execute.session.results import classify, failed_call
+from edge_offload.execute.session.results import disagreement, failed_call, result_of, supposed_layouts
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import HostNumber, HostTensor, Symbol, View
 from edge_offload.ir.trace.calls import (
     ALLOC,
-    ARGUMENT,
     DOWNLOAD,
     NEW,
     RESIZE,
@@ -26,13 +25,12 @@ from edge_offload.ir.trace.calls import (
     UPLOAD,
     BoundOperator,
     Buffer,
-    Result,
-    StorageBuffer,
     host_copy,
     host_number,
     host_tensor,
 )
 from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.storage import StorageBuffer, Supposed, layout_of
 
 
 class Storages:
@@ -46,6 +44,7 @@ class Storages:
         leaving: numbers of storages to be freed when there is time.
         unused: numbers of storages that may be freed at once where there is no room.
         returned: bytes that the answer under way brings back so far.
+        disagreed: operators whose results lie otherwise than the robot has worked out, which has to hear of it.
         graphs: captures of steps, where the device is a GPU.
     """
 
@@ -61,6 +60,7 @@ class Storages:
         self.leaving: Sequence[int] = []
         self.unused: Callable[[], Sequence[int]] = tuple
         self.returned = 0
+        self.disagreed: List[str] = []
         self.graphs: Optional[Captures] = captures_of(self.device, self.limits.storage_bytes)
         self._padded: Dict[str, bytes] = {}
         self._generators = Generators(self.device)
@@ -82,7 +82,7 @@ class Storages:
         if number in self.slots or len(self.slots) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
         self.slots[number] = slot
-        self.allocated += slot.storage.nbytes()
+        self.allocated += slot.nbytes
         if undo is not None:
             undo.created.append(number)
 
@@ -122,7 +122,7 @@ class Storages:
         for number in storages:
             slot = self.slots.pop(number, None)
             if slot is not None:
-                self.allocated -= slot.storage.nbytes()
+                self.allocated -= slot.nbytes
 
     # -- speculation
 
@@ -185,6 +185,10 @@ class Storages:
             except (RuntimeError, MemoryError) as error:
                 raise failed_call(operator.name, error) from None
         tensors = [slots[view.reference].view(view.layout) for view in operator.views]
+        supposed = any(slot.supposed is not None for slot in slots)
+        if supposed:  # of those that lie otherwise a view may have had one laid out
+            tensors = [slots[view.reference].view(view.layout) for view in operator.views]
+        lay = [layout_of(tensor) if supposed else view.layout for tensor, view in zip(tensors, operator.views)]
         arguments = list(operator.arguments)
         for position, hole in operator.direct:
             arguments[position] = self._operand(hole, tensors, numbers, hosts)
@@ -200,7 +204,7 @@ class Storages:
             raise failed_call(operator.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
         new: List[StorageBuffer] = []
-        if operator.results is not None and not describe and operator.fixed:
+        if operator.results is not None and not describe and operator.fixed and not supposed:
             for (_, known), value in zip(operator.results, returns):
                 for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
                     if result.kind == NEW:
@@ -212,35 +216,42 @@ class Storages:
         told = describe or operator.claimed is not None
         for value in returns:
             if isinstance(value, torch.Tensor) or value is None:
-                result = self._result(operator, value, tensors, slots, new)
+                result = result_of(operator, value, tensors, slots, new, lay)
                 operator.results.append(("t", [result]))
                 if told:
                     described.append(["t", result.to_wire()])
             elif isinstance(value, (list, tuple)):
-                results = [self._result(operator, item, tensors, slots, new) for item in value]
+                results = [result_of(operator, item, tensors, slots, new, lay) for item in value]
                 operator.results.append(("l", results))
                 if told:
                     described.append(["l", [result.to_wire() for result in results]])
             else:
                 operator.results.append(("v", []))
                 described.append(["v", value])
+        if supposed:
+            operator.results = None  # it is compared again where its operands lie as the robot supposes
         if operator.claimed is not None and operator.claimed != described:
-            operator.results = None  # the next time it is compared again
-            raise Disagreement(
-                f"{operator.name}: robot and server disagree on its result ({operator.claimed} and {described})",
-                remedy="do it again: the server is asked from now on; for a new start 'edge-offload exec --shapes ask'",
-            )
+            self._suppose(operator, described, new, supposed)
+            described = operator.claimed
         return new, Outcome(outcome.tensor, described) if describe else outcome
 
-    def _result(
-        self, operator: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor],
-        slots: List[StorageBuffer], new: List[StorageBuffer],
-    ) -> Result:  # fmt: skip
-        found = classify(operator, tensor, tensors, slots, new)
-        if found.kind == ARGUMENT and operator.views[found.ref].layout != found.layout:
-            operator.fixed = False
-            slots[operator.views[found.ref].reference].forget_views()
-        return found
+    def _suppose(self, operator: BoundOperator, described: List[Any], new: List[StorageBuffer], derived: bool) -> None:
+        """Go on with results that lie otherwise than the robot has worked out, which hears of it with the answer.
+
+        It does not where they may lie so because operands do (``derived``).
+
+        Raises:
+            Disagreement: they differ in more than that.
+        """
+        operator.results = None  # the next time it is compared again
+        layouts = supposed_layouts(operator.claimed or [], described)
+        if layouts is None:
+            raise disagreement(operator, described)
+        for number, layout, nbytes in layouts:
+            self.limits.check_held(self.allocated, nbytes)
+            new[number].suppose(Supposed(layout, nbytes, new[number].tensor))
+        if not derived:
+            self.disagreed.append(operator.name)
 
     def _special(
         self, operator: BoundOperator, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
@@ -252,7 +263,7 @@ class Storages:
             return [StorageBuffer(torch.UntypedStorage(size, device=self.device))], outcome
         if operator.name == RESIZE:
             self.check_room(size)
-            self.allocated += size - slots[0].storage.nbytes()
+            self.allocated += size - slots[0].nbytes
             slots[0].resize(size)
         elif operator.name == UPLOAD:
             slots[0].view(operator.views[0].layout).copy_(host_tensor(hosts, operator.hosts[0]))

@@ -8,8 +8,8 @@ from typing import Dict, List, Tuple
 import torch
 
 from edge_offload.ir.operators import Layout
-from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
+from edge_offload.ir.trace.storage import StorageBuffer
 
 
 @dataclass

@@ -25,7 +25,8 @@ _INTERNAL = """
     _softmax _log_softmax _safe_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training
     _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _embedding_bag_forward_only _cdist_forward _unique2
     _convolution
-    _fused_sdp_choice _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
+    _fused_sdp_choice _fused_sgd_ _fused_adam_ _fused_adamw_ _fused_adagrad_
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
     _transformer_encoder_layer_fwd _native_multi_head_attention _fft_c2c _fft_c2r _fft_r2c _upsample_bilinear2d_aa
     _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     _linalg_det _linalg_slogdet _linalg_solve_ex _linalg_svd _linalg_eigh _linalg_eigvals _linalg_check_errors

@@ -9,13 +9,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 
-from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.errors import ProtocolError, Unsupported
 from edge_offload.ir.operators import Arg, HostNumber, HostTensor, Layout, StorageRef, Symbol, View
 from edge_offload.ir.schemas import enumerated
 from edge_offload.ir.trace import composed
 from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
 from edge_offload.ir.trace.checksums import appended
-from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, ITEM_BYTES, decode, integers_of
+from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES, decode, integers_of
 
 Buffer = Union[bytes, bytearray, memoryview]
 #: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
@@ -39,85 +39,6 @@ class Described(NamedTuple):
     strides: Sequence[int] = ()
     offset: int = 0
     storage_bytes: int = 0
-
-
-class StorageBuffer:
-    """One storage, and its views, by layout.
-
-    It is given as such, or by a ``tensor`` that a kernel has made.
-    """
-
-    __slots__ = ("_storage", "_tensor", "views")
-
-    def __init__(self, storage: Optional[torch.UntypedStorage] = None, tensor: Optional[torch.Tensor] = None) -> None:
-        self._storage = storage
-        self._tensor = tensor
-        self.views: Dict[Layout, torch.Tensor] = {}
-
-    @property
-    def storage(self) -> torch.UntypedStorage:
-        """The storage itself."""
-        if self._storage is None:
-            assert self._tensor is not None
-            self._storage = self._tensor.untyped_storage()
-        return self._storage
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """Some tensor in it."""
-        if self._tensor is None:
-            assert self._storage is not None
-            self._tensor = torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
-        return self._tensor
-
-    def view(self, layout: Layout) -> torch.Tensor:
-        """The tensor of ``layout``, made on first use.
-
-        Raises:
-            BadInput: it would reach beyond the storage.
-        """
-        found = self.views.get(layout)
-        if found is not None:
-            return found
-        tensor = self._tensor
-        if tensor is None or not lies_so(tensor, layout):
-            tensor = self._made(layout)
-        self.views[layout] = tensor
-        return tensor
-
-    def forget_views(self) -> None:
-        """An operator has changed the layout of a tensor in it."""
-        self._storage, self._tensor = self.storage, None
-        self.views.clear()
-
-    def resize(self, nbytes: int) -> None:
-        """Give the storage another size: views may reach beyond it now."""
-        self.forget_views()
-        self.storage.resize_(nbytes)
-
-    def _made(self, layout: Layout) -> torch.Tensor:
-        dtype = DTYPES[layout.dtype]
-        last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
-        held = self.storage.nbytes()
-        if 0 not in layout.sizes and (last + 1) * ITEM_BYTES[dtype] > held:
-            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
-        try:
-            if (
-                self._tensor is not None
-                and self._tensor.dtype == dtype
-                and not layout.flags
-                and not _flags(self._tensor)
-            ):
-                return torch.as_strided(self._tensor, layout.sizes, layout.strides, layout.offset)
-            tensor = torch.empty(0, dtype=dtype, device=self.storage.device)
-            tensor.set_(self.storage, layout.offset, layout.sizes, layout.strides)
-            if layout.flags & 1:
-                tensor = torch._conj(tensor)
-            if layout.flags & 2:
-                tensor = torch._neg_view(tensor)
-        except RuntimeError as error:
-            raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
-        return tensor
 
 
 NEW, ALIAS, ARGUMENT, UNDEFINED = range(4)
@@ -336,28 +257,6 @@ def _is_generator(value: Any) -> bool:
 
 def _no_kernel(*arguments: Any, **named: Any) -> Any:
     raise ProtocolError("a call that is no operator has no kernel")
-
-
-def layout_of(tensor: torch.Tensor) -> Layout:
-    """How ``tensor`` lies in its storage."""
-    return Layout(
-        DTYPE_NUMBERS[tensor.dtype], _flags(tensor), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-    )
-
-
-def lies_so(tensor: torch.Tensor, layout: Layout) -> bool:
-    """Whether :func:`layout_of` of ``tensor`` is ``layout``."""
-    return (
-        tensor.shape == layout.sizes
-        and tensor.stride() == layout.strides
-        and tensor.storage_offset() == layout.offset
-        and tensor.dtype == DTYPES[layout.dtype]
-        and _flags(tensor) == layout.flags
-    )
-
-
-def _flags(tensor: torch.Tensor) -> int:
-    return (1 if tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,9 +28,10 @@ from edge_offload.link.sockets.sparingly import Sparingly
 log = logging.getLogger(__name__)
 rare = Sparingly(log)
 
-# how long until the next look: at least, and at most
+# how long until the next look: at least, at most, and where nobody is connected
 TICK_S = 0.01
 IDLE_S = 0.1
+NOBODY_S = 1.0
 REFRESH_S = 0.25
 # faster than that no peer fills its bound between two looks
 FASTEST_BYTES_PER_S = 2e9
@@ -163,6 +164,7 @@ class Gate:
         self._zap.linger = 0
         self._zap.bind("inproc://zeromq.zap.01")
         self._stop = threading.Event()
+        self._wakeup = descriptors.Wakeup()
         self._thread = threading.Thread(target=self._run, name="edge_offload-gate", daemon=True)
 
     def start(self) -> None:
@@ -173,8 +175,10 @@ class Gate:
     def close(self) -> None:
         """Stop the thread and close its sockets."""
         self._stop.set()
+        self._wakeup.wake()
         if self._thread.is_alive():
             self._thread.join()
+        self._wakeup.close()
         with self._lock:
             self._monitor.close(0)
             self._zap.close(0)
@@ -229,13 +233,17 @@ class Gate:
         poller.register(self._zap, zmq.POLLIN)
         # its descriptor, not the socket: the listener's thread reads it, too, under the lock
         poller.register(self._monitor.getsockopt(zmq.FD), zmq.POLLIN)
+        poller.register(self._wakeup.descriptor, zmq.POLLIN)
         looked_s = refreshed_s = 0.0
         wait_s = TICK_S
         while not self._stop.is_set():
             ready = dict(poller.poll(int(wait_s * 1e3)))
-            if self._zap in ready:
-                self._answer()
             now = time.monotonic()
+            if self._zap in ready:
+                if now - refreshed_s >= REFRESH_S:  # it may have slept for longer
+                    with self._lock:
+                        self._allow.refresh()
+                self._answer()
             if ready or now - looked_s >= TICK_S:
                 looked_s = now
                 with self._lock:
@@ -295,7 +303,7 @@ class Gate:
 
     def _look(self, now: float) -> float:
         """Break connections that are over a bound; returns the seconds until the next could be."""
-        wait_s = IDLE_S
+        wait_s = IDLE_S if self._doors else NOBODY_S
         for door in list(self._doors.values()):
             counters = door.tcp.counters()
             if counters is None:

@@ -316,7 +316,7 @@ class Listener:
         swept_s = 0.0
         try:
             while not self._stop.is_set():
-                poller.poll(100)
+                poller.poll(100 if len(self._roster) else 1000)
                 self._wakeup.clear()
                 self._outgoing.flush()
                 self._drain()

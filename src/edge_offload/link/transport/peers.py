@@ -166,6 +166,9 @@ class Roster:
         self._by_identity[identity] = peer
         return peer
 
+    def __len__(self) -> int:
+        return len(self._peers)
+
     def sweep(self) -> None:
         """Let go of those whose connection or lease is over, or who never said hello."""
         now = time.monotonic()

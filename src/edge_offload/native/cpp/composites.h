@@ -3,6 +3,7 @@
 #pragma once
 #include "dispatch.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/group_norm_native.h>
@@ -48,6 +49,22 @@ inline void whole_on_gpu_or_parts(const c10::OperatorHandle& op, c10::DispatchKe
 inline void boxed_on_gpu(const c10::OperatorHandle& op, Stack* stack) {
   if (state().gpu) boxed(op, stack);
   else parts(op, stack);
+}
+
+// Cells of recurrent networks where gradients are wanted: a GPU has them fused, a CPU computes these parts.
+inline Tensor with_bias(const Tensor& gates, const optional<Tensor>& bias) { return bias && bias->defined() ? gates + *bias : gates; }
+inline std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& hidden, const Tensor& cx,
+                                                    const optional<Tensor>& input_bias, const optional<Tensor>& hidden_bias) {
+  const auto gates = (with_bias(hidden, hidden_bias) + with_bias(input, input_bias)).unsafe_chunk(4, 1);
+  const auto cy = gates[1].sigmoid() * cx + gates[0].sigmoid() * gates[2].tanh();
+  return {gates[3].sigmoid() * cy.tanh(), cy, Tensor()};
+}
+inline std::tuple<Tensor, Tensor> gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& hx,
+                                           const optional<Tensor>& input_bias, const optional<Tensor>& hidden_bias) {
+  const auto ours = with_bias(input, input_bias).unsafe_chunk(3, 1), theirs = with_bias(hidden, hidden_bias).unsafe_chunk(3, 1);
+  const auto reset = (theirs[0] + ours[0]).sigmoid(), update = (theirs[1] + ours[1]).sigmoid();
+  const auto fresh = (ours[2] + theirs[2] * reset).tanh();
+  return {(hx - fresh) * update + fresh, Tensor()};
 }
 
 // A CPU normalises channels that lie last as they lie, a GPU copies them first: the bits of the one, the strides of the other.

@@ -9,6 +9,7 @@ namespace edge_offload {
 struct Facts {  // of an operator, worked out once
   bool writes = false;
   bool random = false;
+  bool steps = false;                      // a step of an optimizer: its numbers are others every time
   int generator = -1;                      // argument that names a generator
   int train = -1;                          // whether it draws at all
   int statistics = -1;                     // the first of two arguments that are written if the one behind them is true
@@ -27,6 +28,8 @@ inline const Facts& facts_of(const c10::OperatorHandle& op) {
     if (argument.name() == "train") facts.train = i;
     if (argument.alias_info() && argument.alias_info()->isWrite()) { facts.writes = true; facts.written.push_back(i); }
   }
+  const auto& name = schema.name();
+  facts.steps = facts.writes && (name.rfind("aten::_foreach_", 0) == 0 || name.rfind("aten::_fused_", 0) == 0 || name == "aten::addcdiv_" || name == "aten::add_");
   if (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm" || schema.name() == "aten::instance_norm")
     facts.statistics = 3;
   return known.emplace(&schema, std::move(facts)).first->second;

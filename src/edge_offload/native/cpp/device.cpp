@@ -153,6 +153,8 @@ int install(py::object handler) {
       else library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed>());
       ++registered;
     }
+  above.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+  above.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   for (const auto& name : whole_on_gpu()) {
     above.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&whole_on_gpu_or_parts>());
     library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_on_gpu>());

@@ -29,6 +29,7 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   if (torch::jit::tracer::isTracing()) check_traceable(schema);
   const size_t arguments = schema.arguments().size(), first = stack->size() - arguments;
   Key key(&schema);
+  key.apart = facts_of(op).steps;
   for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
   ++s.count_calls;
   auto* entry = lookup(key);
@@ -40,8 +41,8 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     check_written(schema, *stack, first);
     const bool dynamic = has_dynamic_results(op, *stack, first);
     std::vector<Return> returns;
-    bool here = false;
-    if (!dynamic && plain(key) && !s.distrusted.count(&schema)) {
+    bool here = !dynamic && schema.returns().empty() && facts_of(op).writes;  // nothing is to be known
+    if (!here && !dynamic && plain(key) && !s.distrusted.count(&schema)) {
       if (s.survey) surveyed.guess(op, *stack, first, key);
       else if (s.trusted.count(&schema)) {
         returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
@@ -68,12 +69,14 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     return;
   }
   std::vector<Return> returns;
-  flush(entry->dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
+  const auto generation = s.generation;
+  const bool dynamic = entry->dynamic;
+  flush(dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
   surveyed.judge(returns);
   supposed.judge(returns);
   give_results(returns, key, stack, arguments, false);
   const int64_t bytes = new_bytes(returns), held = s.taken - s.given;
-  if (!entry->dynamic) { entry->returns = std::move(returns); entry->known = true; }
+  if (!dynamic && generation == s.generation) { entry->returns = std::move(returns); entry->known = true; }  // else it was forgotten
   if (held <= s.room.limit) return;
   torch::jit::drop(*stack, schema.returns().size());  // the server knows of what is dropped here
   s.room.refuse(bytes, held - bytes);

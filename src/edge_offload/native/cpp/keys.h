@@ -42,6 +42,7 @@ class Key {
   c10::SmallVector<at::Tensor, 2> payloads;               // host tensors, in order: the P items
   c10::SmallVector<Number, 2> numbers;                    // the W items
   int host_arrays = 0;                                    // host tensors that are not single numbers
+  bool apart = false;                                     // f64 arguments are sent with the call, too: they change from step to step
 
   explicit Key(const void* identity) { put(identity); }
 
@@ -108,6 +109,13 @@ class Key {
     else if (v.isNone()) tag('N');
     else if (v.isInt()) { tag('I'); put(v.toInt()); }
     else if (v.isBool()) { tag('B'); put(static_cast<uint8_t>(v.toBool())); }
+    else if (v.isDouble() && apart) {
+      Number number;
+      const double plain = v.toDouble();
+      std::memcpy(number.bytes, &plain, 8);
+      tag('W'); tag('d'); put(static_cast<uint8_t>(at::kDouble)); put(uint8_t{1});
+      numbers.push_back(number);
+    }
     else if (v.isDouble()) { tag('F'); put(v.toDouble()); }
     else if (v.isComplexDouble()) { tag('Z'); auto z = v.toComplexDouble(); put(z.real()); put(z.imag()); }
     else if (v.isString()) { const auto& s = v.toStringRef(); tag('X'); put(static_cast<uint32_t>(s.size())); if (!s.empty()) std::memcpy(room(s.size()), s.data(), s.size()); }

@@ -199,7 +199,11 @@ inline bool work_out(const c10::OperatorHandle& op, const Stack& stack, size_t f
     if (rule) return rule(stack, first, *returns);
     const bool one = returns->size() == 1 && (*returns)[0].kind == Return::kTensor && (*returns)[0].outs[0].kind == Out::kNew;
     return one && elementwise(key, key.numbers.size() + numbers, *returns);
-  } catch (const std::exception&) { return false; }
+  } catch (const std::exception&) {
+    const py::gil_scoped_acquire gil;
+    PyErr_Clear();  // a meta kernel in Python may have raised
+    return false;
+  }
 }
 
 }  // namespace edge_offload

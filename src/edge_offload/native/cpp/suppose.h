@@ -38,12 +38,17 @@ inline bool is_in_place(const c10::OperatorHandle& op) {
 }
 
 // How results are worked out that need no call before: in place by the meta kernel; element by element by torch's own
-// iterator, where all operands are tensors or lie in rows.
+// iterator, where all operands are tensors or lie in rows; a single new tensor of operands in rows, whose sizes meta kernels
+// know: where it lies otherwise, the executor goes on with that.
 inline int way_at_once(const c10::OperatorHandle& op, const Key& key) {
   if (is_in_place(op)) return kMeta;
-  if (!op.hasTag(at::Tag::pointwise) || rule_of(op.schema())) return kWays;
+  const auto& schema = op.schema();
   const auto layout = layout_of(key);
-  return layout == kRows || (layout < kEmpty && !numbers_of(op.schema())) ? kRule : kWays;
+  const bool rule = rule_of(schema) != nullptr;
+  if (op.hasTag(at::Tag::pointwise) && !rule) return layout == kRows || (layout < kEmpty && !numbers_of(schema)) ? kRule : kWays;
+  const auto& results = schema.returns();
+  const bool one = results.size() == 1 && results[0].type()->kind() == c10::TypeKind::TensorType && !results[0].alias_info();
+  return one && layout == kRows ? (rule ? kRule : kMeta) : kWays;
 }
 
 // What is supposed of one call; where nothing is, each way is judged by what the server says.
@@ -55,8 +60,11 @@ class Supposed {
     form_ = form_of(key);
     auto& known = s.supposed[form_];
     const int at_once = way_at_once(op, key);
-    for (int way : {kRule, kNumbers, kMeta})
-      if ((known[way] == kRight || (way == at_once && known[way] != kWrong)) && edge_offload::work_out(op, stack, first, key, way, returns)) return true;
+    for (int way : {kRule, kNumbers, kMeta}) {
+      const bool supposed = way == at_once && known[way] != kWrong;
+      if ((known[way] != kRight && !supposed) || !edge_offload::work_out(op, stack, first, key, way, returns)) continue;
+      if (known[way] == kRight || is_in_place(op) || (*returns)[0].outs[0].kind == Out::kNew) return true;
+    }
     for (int way = 0; way < kWays; ++way) told_[way] = edge_offload::work_out(op, stack, first, key, way, &guesses_[way]);
     return false;
   }

@@ -13,8 +13,8 @@ import torch
 
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.operators import Layout, View
-from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPES
+from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.replay.signatures import Definition, SegmentInvocation, SignatureTable
 
 

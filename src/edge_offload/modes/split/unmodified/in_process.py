@@ -20,7 +20,7 @@ from edge_offload.execute.devices import facts
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.calls import StorageBuffer
+from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.modes.split.unmodified.cut import Cut
 from edge_offload.modes.split.unmodified.inferences import REPEATS, Inference
 from edge_offload.modes.split.unmodified.strategy import SplitStrategy

@@ -22,9 +22,10 @@ from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.build import TracedProgram, from_graph_module
 from edge_offload.ir.operators import HostNumber, HostTensor, Layout, StorageRef, View
-from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, StorageBuffer, host_number
+from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, host_number
 from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
+from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.passes.expansions import encoder_layer
 from edge_offload.passes.folding import Folded, fold
 from edge_offload.passes.views import is_dense, laid_out, view_as
