@@ -124,9 +124,7 @@ def connect(settings: Settings) -> LinkRemote:
     except (EdgeOffloadError, FutureTimeout):
         client.close()
         raise
-    made = LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
-    made.begin()
-    return made
+    return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
 
 
 def say_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:

@@ -170,10 +170,6 @@ class LinkRemote(Remote):
         self.client.let_go(LET_GO_S)
         return sent.answer
 
-    def begin(self) -> None:
-        """Have the server start the session's executor: that takes as long as a program does to make its network."""
-        self.client.request(HAVE, {"session": self.session, "number": 1, "names": []}, timeout_s=self.timeout_s)
-
     def is_back(self) -> bool:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
         return self._lost is not None and self.client.state is LinkState.READY
