@@ -20,7 +20,7 @@ HELP_OF = (3, 11)
 def main() -> int:
     """Run the command line."""
     sys.path[:0] = [str(ROOT / folder) for folder in ("docs", "src", "benchmarks", "research", "training")]
-    from generate import reference, results
+    from generate import platforms, reference, results
 
     words = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("scripts/docs", description=__doc__, formatter_class=words)
@@ -34,7 +34,7 @@ def main() -> int:
             print(f"shortened {path}")
         return 0
     os.environ["COLUMNS"] = "100"
-    pages = {**reference.pages(ROOT), **results.pages(ROOT)}
+    pages = {**reference.pages(ROOT), **results.pages(ROOT), **platforms.pages(ROOT)}
     if sys.version_info[:2] == HELP_OF:
         try:
             pages.update(reference.help_pages())

@@ -95,10 +95,10 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     assert (modes.messages[1].mode, modes.messages[1].policy) == ("local", "latency")
     assert "server 400±1 ms" in modes.messages[1].reason
     assert "server 42% busy" in modes.messages[1].reason
-    tell(0.1, 0.085, doubt=0.05)
-    wait_for(lambda: "server is not better by 3%" in graph.values(node).get("reason", ""), "the doubt")
     tell(0.4, 0.1)
     wait_for(lambda: len(modes) == 3 and modes.messages[2].mode == "server", "the server")
+    tell(0.09, 0.1, doubt=0.05)
+    wait_for(lambda: "local is not better by 3%" in graph.values(node).get("reason", ""), "the doubt")
     tell(0.4, 0.1, "no server: the plug was pulled")
     wait_for(lambda: len(modes) == 4, "the fallback")
     assert "plug was pulled" in modes.messages[3].reason

@@ -108,8 +108,15 @@ def supposed_layouts(claimed: List[Any], found: List[Any]) -> Optional[List[Tupl
         found: results as they are, likewise.
 
     Returns:
-        None: they differ in more than in how new storages lie.
+        None: they differ in more than in how new storages lie, or what is claimed is no result.
     """
+    try:
+        return _supposed_layouts(claimed, found)
+    except (TypeError, ValueError, IndexError):
+        return None
+
+
+def _supposed_layouts(claimed: List[Any], found: List[Any]) -> Optional[List[Tuple[int, Layout, int]]]:
     if [kind for kind, _ in claimed] != [kind for kind, _ in found]:
         return None
     pairs: List[Tuple[List[Any], List[Any]]] = []

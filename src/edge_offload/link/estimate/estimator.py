@@ -281,11 +281,10 @@ class LinkEstimator:
         """A request was answered."""
         with self._lock:
             delay_s = self._delay_s()
-            # what the clock is off by is in the delay, too: the shortest way in either direction seems to take half
-            # of the shortest round trip; what round trips vary by is in no transfer's delay
+            # the clock's error is in the delay, too; what round trips vary by is in no transfer's delay
             varies_s = abs(transfer.clock_error_s - delay_s) + self._varies_s()
             error_s = min(transfer.clock_error_s, varies_s) + JITTER_S
-            # a transfer had the link to itself only from when the one before it was through
+            # a transfer had the link to itself when the one before it was through
             up_began = max(transfer.sent_s + delay_s, self._up_free_s)
             down_began = max(transfer.server_sent_s + delay_s, self._down_free_s)
             now = transfer.received_s
@@ -394,8 +393,8 @@ class LinkEstimator:
 
     def _varies_s(self) -> float:
         """By how much the delay of a transfer may be above the shortest."""
-        latest = sorted(rtt for _, rtt in self._round_trips)
-        return latest[len(latest) // 2] - latest[0] if latest else 0.0
+        latest = sorted(rtt for _, rtt in self._round_trips) or [0.0]
+        return latest[len(latest) // 2] - latest[0]
 
     def _delay_s(self) -> float:
         return min((rtt for _, rtt in self._round_trips), default=0.0) / 2

@@ -37,6 +37,18 @@ inline bool is_in_place(const c10::OperatorHandle& op) {
          name.rfind("aten::resize", 0) != 0 && name.rfind("aten::set", 0) != 0;
 }
 
+// Whether a call asks for a dtype that the device does not hold, which meta kernels do not refuse.
+inline bool is_quantizing(const c10::OperatorHandle& op, const Stack& stack, size_t first) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size() && first + i < stack.size(); ++i) {
+    const auto& value = stack[first + i];
+    if (arguments[i].real_type()->kind() == c10::TypeKind::ScalarTypeType && value.isInt() &&
+        c10::isQIntType(static_cast<at::ScalarType>(value.toInt())))
+      return true;
+  }
+  return false;
+}
+
 // How results are worked out that need no call before: in place by the meta kernel; element by element by torch's own
 // iterator, where all operands are tensors or lie in rows; a single new tensor of operands in rows, whose sizes meta kernels
 // know: where it lies otherwise, the executor goes on with that.
@@ -59,7 +71,7 @@ class Supposed {
     if (!s.supposes || s.asked.count(&op.schema())) return false;
     form_ = form_of(key);
     auto& known = s.supposed[form_];
-    const int at_once = way_at_once(op, key);
+    const int at_once = is_quantizing(op, stack, first) ? kWays : way_at_once(op, key);
     for (int way : {kRule, kNumbers, kMeta}) {
       const bool supposed = way == at_once && known[way] != kWrong;
       if ((known[way] != kRight && !supposed) || !edge_offload::work_out(op, stack, first, key, way, returns)) continue;
