@@ -26,6 +26,7 @@ from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.running_ahead import RunningAhead
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation, upload_sizes
 from edge_offload.replay.strategy import Strategy
+from edge_offload.replay.worth import Worth
 
 
 class Speculative(Strategy):
@@ -46,6 +47,8 @@ class Speculative(Strategy):
         self._invocations: List[SegmentInvocation] = []
         self._deferred = 0
         self._freed_in_step: List[int] = []
+        self._worth = Worth()
+        self._left: Optional[int] = None
 
     @property
     def in_step(self) -> bool:  # type: ignore[override]
@@ -117,10 +120,33 @@ class Speculative(Strategy):
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         """See :class:`Strategy`."""
         try:
-            return self._run(invocation, freed)
+            outcome = self._run_plainly(invocation) if self._stays_left(invocation) else self._run(invocation, freed)
         except BaseException:
             self._invocations, self._deferred = [], 0
             raise
+        if invocation.reason in (READ, DYNAMIC):
+            self._worth.done(self.dispatcher.exchange.counters.round_trips)
+        return outcome
+
+    def _stays_left(self, invocation: SegmentInvocation) -> bool:
+        """Whether the inference goes on that has been left: another one begins with an upload."""
+        if self._left is None or invocation.payloads or self._invocations:
+            return False
+        return self._ahead.current is None
+
+    def _run_plainly(self, invocation: SegmentInvocation) -> Outcome:
+        """As in mode lazy: at once and alone, and nothing is learnt."""
+        if invocation.reason != INFER:
+            self._left = invocation.reason
+        return self.dispatcher.run([invocation])
+
+    def _leave(self, done: CompletedStep) -> Outcome:
+        """Run the rest of the inference, from ``done`` on, as mode lazy does."""
+        self._predictor.leave()
+        outcome = self._run_deferred(None)
+        self._invocations, self._deferred, self._left = [], 0, done.reason
+        self._expect(self._predictor.next())
+        return outcome
 
     def _run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         before = self._invocations[-1] if self._invocations else None
@@ -133,10 +159,15 @@ class Speculative(Strategy):
             described = self._ahead.described(invocation)
             return described if described is not None else self._run_deferred(None)
         done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step)
-        self._predictor.begin(done)
+        self._predictor.begin(done, self._left)
+        trips = self.dispatcher.exchange.counters.round_trips
+        self._worth.step(done.signature.number, done.opens, trips)
+        self._left = None if done.opens else self._left
         ran = self._ahead.accept(done, self._predictor.start)
         if ran is not None:
             outcome, facts = ran.outcome, ran.facts
+        elif self._left is not None or not self._worth.ahead(trips):
+            return self._leave(done)
         else:
             outcome = self._run_deferred(done)
             facts = facts_of(outcome, done.signature.integers[-1])

@@ -177,3 +177,15 @@ def test_an_upload_that_joins_what_was_computed_before_begins_no_inference() -> 
         assert not program.predictor.opens()
         program.step(11, upload=True, live=(first,))
         assert program.predictor.start == first
+
+
+def test_of_inferences_that_are_left_the_beginning_is_expected() -> None:
+    program = Program()
+    for turn in range(4):
+        program.step(10, upload=True)
+        program.step(11, kind=(turn % 2,))
+        program.step(12)
+        if turn:  # of what follows nothing is heard
+            program.predictor.leave()
+            program.predictor.leave()
+    assert program.expected()[:3] == [10, 11, 12]

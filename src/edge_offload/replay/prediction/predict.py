@@ -28,6 +28,8 @@ MAX_STEPS = 1024
 MAX_ENDLESS = 8
 #: After so many, learning begins anew.
 MAX_SITES = 8192
+#: Stands for all the steps of which nothing is heard.
+LEFT = -1
 
 #: Of work (see :mod:`~edge_offload.ir.trace.budget`): for what follows a few steps, and for each step that is searched.
 CONTEXT_UNITS, SEARCH_UNITS = 10, 16
@@ -156,13 +158,24 @@ class Predictor:
         last = self._known[signature].last if signature in self._known else None
         return last is not None and last.opens
 
-    def begin(self, done: CompletedStep) -> None:
+    def leave(self) -> None:
+        """Of the rest of this inference nothing is heard: what is expected next is the beginning of another."""
+        if self._place.trail[-1:] != ((LEFT, ()),):
+            self._place = self._contexts.after(self._place, LEFT, ())
+        self._log.clear()
+        self._cycle, self._search_at, self._since_search = [], 4, 0
+        self._missed = self._put_off = False
+        self._ended = READ
+        self._version += 1
+
+    def begin(self, done: CompletedStep, left: Optional[int] = None) -> None:
         """``done`` is the next step; its outcome is not known yet. Says of it whether it begins an inference.
 
         One does that uploads something after a read, unless it is a constant; or after a size that depends on data, if
         the upload varies and what is done with it uses nothing but what it used last time: an inference that finds
-        nothing has nothing to read.
+        nothing has nothing to read. ``left``: why the step before it ended, after :meth:`leave`.
         """
+        self._ended = left if left is not None else self._ended
         if done.payloads and self._ended == READ:
             done.opens = not self._constants.note(done.signature.number, done.payloads)
         elif done.payloads and self._ended == DYNAMIC:
