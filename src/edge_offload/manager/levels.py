@@ -59,8 +59,8 @@ class Levels:
     def start(self, now: float, key: Hashable, value: float, shares: bool) -> None:
         """Take ``value`` for the mean, and forget what was known of ``key``.
 
-        A mode that begins may still be slow from that, so one frame leaves its mean uncertain, and its noise is taken
-        to be that of the modes that have run on the same machines.
+        The first frames of a mode include its start-up, so one frame leaves the mean uncertain by :data:`CHANGE`. The
+        noise begins as the mean noise of the other modes on the same machines.
 
         Args:
             now: monotonic seconds.
@@ -77,8 +77,8 @@ class Levels:
         index = self._index[key]
         self._covariance[index, :] = self._covariance[:, index] = 0.0
         self._covariance[index, index] = _UNKNOWN
-        noises = [self._noise[other] for other in self._noise if other != key and self._shares[self._index[other]]]
-        noise = max([FIRST_NOISE**2, sum(noises) / len(noises)]) if shares and noises else FIRST_NOISE**2
+        others = [self._noise[other] for other in self._noise if other != key and self._shares[self._index[other]]]
+        noise = max(FIRST_NOISE**2, sum(others) / len(others) if shares and others else 0.0)
         self._noise[key], self._count[key], self._aside[key] = noise, STEP, []
         self._update(key, _logarithm(value), max(noise, CHANGE**2))
 

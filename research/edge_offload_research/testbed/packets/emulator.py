@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
 from typing import Any, Dict, Optional
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.emulate.trace import Link, constant_trace
 from edge_offload.link.security.keys import is_loopback, join_address, split_address
 from edge_offload_research.testbed.packets import impairments
 from edge_offload_research.testbed.packets.forwarder import DOWN, UP, Forwarder
@@ -97,13 +96,8 @@ class PacketEmulator:
 
     def set(self, mbps: Optional[float] = None, rtt_s: Optional[float] = None, direction: str = "both") -> None:
         """Set a constant bandwidth (0: nothing is served) and/or round trip time, for ``up``, ``down`` or ``both``."""
-        if direction not in ("up", "down", "both"):
-            raise BadInput(f"no direction {direction!r}", remedy="directions: up, down, both")
-        for value, what in ((mbps, "mbps"), (rtt_s, "rtt_s")):
-            if value is not None and not (0 <= value < math.inf):
-                raise BadInput(f"{what} must be a number of at least 0, not {value!r}")
+        trace = constant_trace(mbps, rtt_s, direction)
         up, down = direction != "down", direction != "up"
-        trace = None if mbps is None else Trace.constant(mbps * BYTES_PER_MBIT)
         with self._lock:
             now = self._link
             link = Link(

@@ -10,7 +10,6 @@ buffer (set to :data:`~edge_offload.link.emulate.relay.KERNEL_BUFFER`) holds: a 
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any, Dict, Optional
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.lane import Lane
 from edge_offload.link.emulate.relay import Relay, reset, shrink
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.emulate.trace import Link, constant_trace
 from edge_offload.link.security.keys import join_address, split_address
 from edge_offload.link.sockets.lookup import socket_addresses
 
@@ -98,12 +97,7 @@ class Emulator:
 
     def set(self, mbps: Optional[float] = None, rtt_s: Optional[float] = None, direction: str = "both") -> None:
         """Set a constant bandwidth (0 is an outage) and/or round trip time, for ``up``, ``down`` or ``both``."""
-        if direction not in ("up", "down", "both"):
-            raise BadInput(f"no direction {direction!r}", remedy="directions: up, down, both")
-        for value, what in ((mbps, "mbps"), (rtt_s, "rtt_s")):
-            if value is not None and not (0 <= value < math.inf):
-                raise BadInput(f"{what} must be a number of at least 0, not {value!r}")
-        trace = None if mbps is None else Trace.constant(mbps * BYTES_PER_MBIT)
+        trace = constant_trace(mbps, rtt_s, direction)
         with self._change() as now:
             self.link_name = "custom"
             for lane, name in ((self._relay.up, "up"), (self._relay.down, "down")):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import csv
+import math
 import os
 import pathlib
 from dataclasses import dataclass, field
@@ -130,6 +131,25 @@ class Link:
     def of(name: str, trace: Trace, rtt_s: float = RTT_S) -> Link:
         """The same both ways."""
         return Link(name, trace, trace, rtt_s / 2, rtt_s / 2)
+
+
+def constant_trace(mbps: Optional[float], rtt_s: Optional[float], direction: str) -> Optional[Trace]:
+    """Return the trace of a constant bandwidth that a running link is set to; None: its own stays.
+
+    Args:
+        mbps: in Mbit/s, 0: nothing is served; None: unchanged.
+        rtt_s: round trip time that is set beside it, in seconds; None: unchanged.
+        direction: ``up``, ``down`` or ``both``.
+
+    Raises:
+        BadInput: one of them cannot be set.
+    """
+    if direction not in ("up", "down", "both"):
+        raise BadInput(f"no direction {direction!r}", remedy="directions: up, down, both")
+    for value, what in ((mbps, "mbps"), (rtt_s, "rtt_s")):
+        if value is not None and not (0 <= value < math.inf):
+            raise BadInput(f"{what} must be a number of at least 0, not {value!r}")
+    return None if mbps is None else Trace.constant(mbps * BYTES_PER_MBIT)
 
 
 def load_trace(path: Union[str, os.PathLike[str]]) -> Trace:

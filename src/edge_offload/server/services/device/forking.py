@@ -26,21 +26,11 @@ from edge_offload.execute import heap
 from edge_offload.execute.session import worker
 
 MESSAGE_BYTES = 1 << 20
-LOADED = (
-    "LD_",
-    "MALLOC",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "PYTHON",
-    "PYTORCH",
-    "TORCH",
-    "CUDA",
-    "NVIDIA",
-    "EDGE_OFFLOAD",
-)
-"""Beginnings of environment variables that are read while programs and libraries are loaded."""
+# fmt: off
+LOADED = ("LD_", "MALLOC", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "PYTORCH", "TORCH", "CUDA", "NVIDIA",
+          "EDGE_OFFLOAD")
+# fmt: on
+"""Prefixes of environment variables that are read while programs and libraries are loaded."""
 POLL_S = 0.02
 """Seconds between two looks at whether an executor has ended, for which only the end of a session waits."""
 
@@ -50,6 +40,7 @@ class ForkedProcess:
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self._server, self._number = server, number
+        self._code: Optional[int] = None
 
     def kill(self) -> None:
         """Send SIGKILL; nothing happens if it has ended."""
@@ -62,13 +53,14 @@ class ForkedProcess:
             subprocess.TimeoutExpired: it has not ended, or nobody knows.
         """
         ends_s = time.monotonic() + timeout
-        while True:
-            code = self._server.exit_code(self._number)
-            if code is not None:
-                return code
+        while self._code is None:
+            self._code = self._server.take_exit_code(self._number)
+            if self._code is not None:
+                break
             if time.monotonic() >= ends_s:
                 raise subprocess.TimeoutExpired("executor", timeout)
             time.sleep(POLL_S)
+        return self._code
 
 
 class ForkServer:
@@ -125,18 +117,18 @@ class ForkServer:
             try:
                 self._control.send(json.dumps({"kill": number}).encode())
             except OSError:
-                # the process that forked it has ended, so nobody has taken its end note of
+                # the process that forked it has ended, which would have reaped it
                 self._receive()
-                if number in self._pids and number not in self._ended:
+                if number in self._pids:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(self._pids[number], signal.SIGKILL)
+                        os.kill(self._pids.pop(number), signal.SIGKILL)
                     self._ended[number] = -signal.SIGKILL
 
-    def exit_code(self, number: int) -> Optional[int]:
-        """Return the exit code of an executor; None while it runs, and if the process that forked it has ended."""
+    def take_exit_code(self, number: int) -> Optional[int]:
+        """Return the exit code of an executor, once; None while it runs, or if that is not known."""
         with self._lock:
             self._receive()
-            return self._ended.get(number)
+            return self._ended.pop(number, None)
 
     def _receive(self) -> None:
         """Take in which executors have begun and ended; the lock is held."""
@@ -189,20 +181,20 @@ def prepare() -> None:
             fork_server(heap.of_executor(os.environ))
 
 
-class _Forking:
+class _ForkLoop:
     """The process that forks, on the other end of the control socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._numbers: Dict[int, int] = {}
-        self._woken, wake = os.pipe()
-        for descriptor in (self._woken, wake):
+        self._woken, self._wake = os.pipe()
+        for descriptor in (self._woken, self._wake):
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake)
+        signal.set_wakeup_fd(self._wake)
 
     def run(self) -> Optional[Tuple[int, Dict[str, Any]]]:
-        """Serve until the server hangs up; in a process that was forked return its socket and its message."""
+        """Fork until the server hangs up, then return None; return in each executor its socket and its message."""
         while True:
             sources: List[Any] = [self._control, self._woken]
             readable, _, _ = select.select(sources, [], [])
@@ -244,21 +236,23 @@ class _Forking:
             self._control.send(json.dumps(message).encode())
 
     def leave(self) -> None:
-        """Take nothing of it along into a process that was forked."""
+        """Release everything of the loop, in a process that was forked."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
+        for descriptor in (self._woken, self._wake):
+            os.close(descriptor)
 
 
 def main() -> int:
     """Import, and fork until the server hangs up; each executor serves its session."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker.prepare()
-    forking = _Forking(socket.socket(fileno=int(sys.argv[1])))
-    forked = forking.run()
+    loop = _ForkLoop(socket.socket(fileno=int(sys.argv[1])))
+    forked = loop.run()
     if forked is None:
         return 0
-    forking.leave()
+    loop.leave()
     descriptor, message = forked
     os.environ.clear()
     os.environ.update(message["environment"])
