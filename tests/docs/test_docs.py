@@ -19,6 +19,7 @@ import pytest
 from tests.docs import rules
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import Page
+from tests.docs.prose import is_generated, lines_of_prose, sentences_of
 from tests.docs.terminals import Terminals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -85,7 +86,7 @@ def _sources():
 
 #: Two cells of a row that begin with a measured figure.
 _FIGURES = re.compile(r"^\|(?:.*\|)?(?: [~−-]?[\d.,]+(?: (?:ms|s|[kM]B|µs|%))? \|.*){2}$", re.MULTILINE)
-MOST_LINES = 120
+MOST_LINES = 170
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "explanation").glob("*.md")), ids=lambda page: page.name)
@@ -93,6 +94,26 @@ def test_explanations_are_short_and_hold_no_measurements(page):
     text = page.read_text(encoding="utf-8")
     assert text.count("\n") <= MOST_LINES
     assert not _FIGURES.search(text), "tables of figures stand in docs/results"
+
+
+#: Pages that people write; the others say by what they are written.
+HAND_WRITTEN = [page for page in (*PAGES, pathlib.Path("CONTRIBUTING.md")) if not is_generated(ROOT / page)]
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=str)
+def test_sentences_and_lines_of_a_page_are_short(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    sentences = sentences_of(text)
+    long = [sentence for sentence in sentences if len(sentence.split()) > 35]
+    assert not long, f"sentences of more than 35 words: {long}"
+    assert sum(len(sentence.split()) for sentence in sentences) <= 20 * max(1, len(sentences))
+    assert not [line for line in lines_of_prose(text) if len(line) > 120]
+
+
+def test_a_long_sentence_is_seen():
+    sentence = " ".join(["Word", *["word"] * 35])
+    assert max(len(text.split()) for text in sentences_of(f"Short one. {sentence}.\n\n- item\n")) == 36
+    assert sentences_of("```sh\na b c d e\n```\n| a | b c d e f |\n\n    indented code\n") == []
 
 
 def test_a_table_of_measurements_is_seen():
