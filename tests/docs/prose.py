@@ -18,7 +18,8 @@ def lines_of_prose(text: str) -> List[str]:
     """Return the lines of ``text`` that are neither code, comment, table, heading nor diagram."""
     text = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    lines, is_code = [], False
+    lines: List[str] = []
+    is_code = False
     for line in text.split("\n"):
         # code is indented by four behind an empty line or more code
         is_code = line.startswith("    ") and (is_code or not lines or not lines[-1].strip())
