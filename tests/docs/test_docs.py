@@ -110,6 +110,14 @@ def test_sentences_and_lines_of_a_page_are_short(page):
     assert not [line for line in lines_of_prose(text) if len(line) > 120]
 
 
+def test_an_entry_of_the_changelog_is_one_short_sentence():
+    text = (ROOT / "CHANGELOG.rst").read_text(encoding="utf-8")
+    entries = [" ".join(entry.split()) for entry in re.findall(r"^\* ((?:.|\n  )+)", text, re.MULTILINE)]
+    assert len(entries) > 50
+    assert not [entry for entry in entries if len(entry.split()) > 25]
+    assert all(f"\n{version} (" in text for version in ("0.1.0", "0.2.0"))
+
+
 def test_a_long_sentence_is_seen():
     sentence = " ".join(["Word", *["word"] * 35])
     assert max(len(text.split()) for text in sentences_of(f"Short one. {sentence}.\n\n- item\n")) == 36
