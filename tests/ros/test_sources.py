@@ -24,6 +24,13 @@ def test_images_come_in_the_order_of_their_numbers(tmp_path):
     assert int(source.read()[0, 0, 0]) == 1
 
 
+def test_tiff_images_are_not_left_out(tmp_path):
+    for number, suffix in enumerate((".png", ".tif", ".TIFF"), start=1):
+        cv2.imwrite(str(tmp_path / f"{number}{suffix}"), np.full((4, 4, 3), number, dtype=np.uint8))
+    source = ImageFolder(str(tmp_path))
+    assert [int(source.read()[0, 0, 0]) for _ in range(3)] == [1, 2, 3]
+
+
 def test_a_video_plays_to_its_end_and_again(tmp_path):
     path = str(tmp_path / "clip.avi")
     writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 7.0, (32, 32))

@@ -16,7 +16,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.addresses import hide
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 class SourceLost(EdgeOffloadError):
