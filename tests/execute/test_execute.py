@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -291,3 +292,16 @@ def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch
     ModuleExecutor(torch.nn.Identity(), "cuda")
     assert told == fingerprint("cuda")["cudnn_flags"]
     assert (told["benchmark"], told["deterministic"]) == (False, True)
+
+
+@pytest.mark.process
+def test_an_executor_closes_what_it_inherits():
+    """A program under ``PYTHONWARNINGS=error`` sees no traceback of it."""
+    parent, inherited = socket.socketpair()
+    parent.close()
+    command = [sys.executable, "-W", "error::ResourceWarning", "-m", "edge_offload.execute.session.worker"]
+    with inherited:
+        ended = subprocess.run(
+            [*command, str(inherited.fileno())], pass_fds=[inherited.fileno()], capture_output=True, timeout=120
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"")

@@ -73,6 +73,14 @@ def test_a_module_and_a_class_or_both_in_one_are_a_detector(name: str, detector:
     assert not any(parameter.requires_grad for parameter in made.module.parameters())
 
 
+def test_scores_that_are_nan_are_told() -> None:
+    made = build_detector("nets_of_mine:net", "")
+    image, placement = made.prepare(bright(3))
+    boxes, scores, classes = made.module(image * 0 + 3)
+    with pytest.raises(BadInput, match="NaN"):
+        made.interpret((boxes, scores * np.nan, classes), placement)
+
+
 def test_weights_are_loaded_from_safetensors(tmp_path: pathlib.Path) -> None:
     weights = {"weight": torch.full((4, 2), 7.0), "bias": torch.zeros(4)}
     save_file(weights, str(tmp_path / "mine.safetensors"))

@@ -64,6 +64,23 @@ def test_tables_of_six_columns_are_told_apart_by_what_the_exporter_wrote(
         build_detector(write(tmp_path / "bare.onnx", {"output0": table}))
 
 
+@pytest.mark.parametrize("columns", [slice(None), slice(0, 5)], ids=["everywhere", "in some places"])
+def test_a_network_that_computes_nan_is_not_one_that_sees_nothing(columns: slice, tmp_path: pathlib.Path) -> None:
+    """Half precision overflows in many networks, and every comparison with NaN is false."""
+    table = RECORDED["v11.table"].astype(np.float32)
+    table[4:, columns] = np.nan
+    rows = RECORDED["v26e2e.table"].astype(np.float32)
+    rows[:, 4] = np.nan
+    maps = np.full((1, 3, 8, 8), np.nan, dtype=np.float32)
+    for name in (
+        of_yolov8(tmp_path / "yolo.onnx", table, METADATA["v11"]),
+        write(tmp_path / "end2end.onnx", {"output0": rows[None]}, metadata=METADATA["v26e2e"]),
+        write(tmp_path / "map.onnx", {"output0": maps}, (1, 3, 8, 8)),
+    ):
+        with pytest.raises(BadInput, match=r"NaN.*half precision"):
+            seen(name)
+
+
 def test_people_of_a_pose_network_have_its_keypoints(tmp_path: pathlib.Path) -> None:
     name = of_yolov8(tmp_path / "pose.onnx", RECORDED["v11pose.table"], METADATA["v11pose"])
     same(seen(name), RECORDED["v11pose.rows"])

@@ -147,6 +147,11 @@ def test_progress_on_a_terminal_is_one_line_that_says_how_many_how_long_and_wher
     assert " ms, local" in shown
 
 
+def test_a_video_that_cannot_be_written_is_told_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["track", "nowhere.mp4", "--model", MODEL, "--out", "people.mkv"]) == 1
+    assert capsys.readouterr().err == "edge-offload track: --out people.mkv; name a .mp4 or .avi\n"
+
+
 @pytest.mark.parametrize("option", ["--json", "--out", "--png"])
 def test_a_place_that_cannot_be_written_is_told_before_the_model_is_loaded(
     option: str, video: str, capsys: pytest.CaptureFixture[str]

@@ -376,6 +376,8 @@ DYNAMIC: Dict[str, Dict[str, str]] = {
         "edge_offload_msgs/SemanticGrid edge_offload_msgs/OffloadMode edge_offload_msgs/Bandwidth "
         "edge_offload_msgs/Power edge_offload_msgs/ServerStatus"
     },
+    # on behalf of nodes that are listed here
+    "nodes/common/bags.py": {"read_messages": ""},
     "nodes/camera/bag.py": {"read_messages": "sensor_msgs/Image sensor_msgs/CompressedImage sensor_msgs/CameraInfo"},
     "nodes/lidar/sweeps.py": {"read_messages": "sensor_msgs/PointCloud2"},
     "dashboard/bag.py": {

@@ -125,10 +125,11 @@ def used_types():
         if "rospy" not in text and "rosbag" not in text:
             continue
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            name = getattr(call.func, "attr", "")
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
             if name not in RECEIVE | PUBLISH:
                 continue
-            written = ast.get_source_segment(text, call.args[1]) if len(call.args) > 1 else ""
+            typed = len(call.args) > 1 and name != "read_messages"
+            written = ast.get_source_segment(text, call.args[1]) if typed else ""
             kinds = known.get(written) or ALWAYS.get(name) or DYNAMIC.get(where, {}).get(f"{name} {written}".strip())
             if kinds is None:
                 unknown.append(f"{where}: {name}({written})")

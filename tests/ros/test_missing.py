@@ -329,7 +329,7 @@ def test_a_lidar_that_falls_silent_is_told(monkeypatch):
     monkeypatch.setattr(topic_types, "others_of", lambda *_: " (there are some on /velodyne_points)")
     monkeypatch.setattr(lidar_node.rospy, "Publisher", lambda *_, **__: types.SimpleNamespace(publish=lambda _: None))
     monkeypatch.setattr(lidar_node.rospy, "Subscriber", lambda *_, **__: None)
-    monkeypatch.setattr(lidar_node, "cloud_to_points", lambda _: [])
+    monkeypatch.setattr(lidar_node, "cloud_to_points", lambda _: [0])
     monkeypatch.setattr(lidar_node, "points_to_cloud", lambda *_: None)
     params = {param.name: param.default for param in lidar_node.LidarNode.declared}
     node = lidar_node.LidarNode({**params, "input": "/points"}, Health())

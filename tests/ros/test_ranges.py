@@ -262,6 +262,22 @@ def test_a_depth_image_comes_before_the_cloud_and_one_that_is_not_aligned_is_tol
     assert position.xyz[2] == pytest.approx(2.5, abs=0.01)
 
 
+@pytest.mark.parametrize(("frame_id", "level"), [("cam", OK), ("/cam", OK), ("", OK), ("depth_cam", WARN)])
+def test_depth_images_of_another_lens_are_told_though_their_size_fits(monkeypatch, frame_id, level):
+    """A stereo camera's own depth has the size of its colour images, and shows what another lens sees."""
+    from sensor_msgs.msg import Image
+
+    rig = Rig(monkeypatch, cloud=False, depth=True)
+    pixels = np.full((96, 128), 2500, "<u2").tobytes()
+    rig.intake._depth._on_message(Image(header(1.0, frame_id), 96, 128, "16UC1", 0, 256, pixels))
+    position, report = rig.locate(image(1.0))
+    assert position.source == "depth"
+    assert report.level == level
+    assert ("frame depth_cam, the images in cam; name the topic of aligned depth" in report.message) == (level == WARN)
+    rig.intake._depth._on_message(Image(header(1.0, "cam"), 96, 128, "16UC1", 0, 256, pixels))
+    assert rig.locate(image(1.0))[1].level == OK, "the driver was mended"
+
+
 @pytest.mark.parametrize(
     ("unit", "nearest", "level"), [(1.0, 0.3, OK), (1.0, 60.0, OK), (1e3, 0.3, WARN), (1e3, 60.0, WARN)]
 )

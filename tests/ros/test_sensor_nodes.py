@@ -89,6 +89,75 @@ def test_what_is_no_bag_of_this_ros_is_refused_in_a_line(master, tmp_path, begin
         open_bag(str(tmp_path / "recorded"))
 
 
+@pytest.fixture
+def bad_chunk(tmp_path):
+    """A bag with images and clouds whose third chunk is damaged: its index is whole, so that it opens."""
+    import rosbag
+    from sensor_msgs.msg import Image, PointCloud2
+    from std_msgs.msg import Header
+
+    from edge_offload.nodes.common.convert import points_to_cloud
+
+    path = tmp_path / "disk.bag"
+    noise = np.random.default_rng(0).integers(0, 256, 3 * 48 * 64, dtype=np.uint8).tobytes()
+    with rosbag.Bag(str(path), "w", compression="bz2", chunk_threshold=1) as out:
+        for _ in range(4):
+            out.write("/camera/image_raw", Image(Header(), 48, 64, "bgr8", 0, 192, noise))
+            out.write("/points", points_to_cloud(np.ones((9, 4), dtype=np.float32), Header()))
+        assert isinstance(points_to_cloud(np.ones((1, 4)), Header()), PointCloud2)
+        place = out._chunks[4].pos
+    data = bytearray(path.read_bytes())
+    data[place + 200 : place + 400] = bytes(200)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_bag_that_is_damaged_in_its_middle_is_told_in_a_line(master, bad_chunk):
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.camera.bag import BagImages
+    from edge_offload.nodes.lidar.sweeps import BagSweeps
+
+    images = BagImages(str(bad_chunk))
+    assert [images.read().shape for _ in range(2)] == [(48, 64, 3)] * 2
+    with pytest.raises(BadInput, match=r"disk\.bag is damaged: .*; copy it again"):
+        images.read()
+    assert len(list(zip(BagSweeps(str(bad_chunk)), range(2)))) == 2
+
+
+@pytest.mark.parametrize("points", [np.zeros((0, 4)), np.zeros((9, 4))], ids=["no points", "no returns"])
+def test_a_lidar_that_sees_nothing_is_no_green_light(master, points):
+    from std_msgs.msg import Header
+
+    from edge_offload.nodes.common import params
+    from edge_offload.nodes.common.convert import points_to_cloud
+    from edge_offload.nodes.common.health import Health
+    from edge_offload.nodes.lidar.lidar_node import LidarNode
+
+    health = Health()
+    node = LidarNode(params.read(LidarNode.declared, {"input": "/points_raw"}), health)
+    node.start()
+    try:
+        node._on_cloud(points_to_cloud(points, Header()))
+        assert f"none of {len(points)} points is a return" in health.report().message
+        node._on_cloud(points_to_cloud(np.ones((9, 4)), Header()))
+        assert "return" not in health.report().message
+    finally:
+        node.stop()
+
+
+def test_a_bag_without_images_is_refused_with_what_it_has(master, tmp_path):
+    import rosbag
+    from std_msgs.msg import String
+
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes.camera.bag import BagImages
+
+    with rosbag.Bag(str(tmp_path / "words.bag"), "w") as out:
+        out.write("/chatter", String("x"))
+    with pytest.raises(BadInput, match=r"0 image topics; it has: /chatter \(std_msgs/String\)"):
+        BagImages(str(tmp_path / "words.bag"))
+
+
 def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
     from sensor_msgs.msg import CameraInfo, Image
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
+from edge_offload.models.video import Video
 from edge_offload.nodes.camera.frames import Device, ImageFolder, VideoFile
 from edge_offload.perception.scene.scans import read_scan, scan_files
 
@@ -24,6 +25,13 @@ def test_images_come_in_the_order_of_their_numbers(tmp_path):
     assert int(source.read()[0, 0, 0]) == 1
 
 
+def test_tiff_images_are_not_left_out(tmp_path):
+    for number, suffix in enumerate((".png", ".tif", ".TIFF"), start=1):
+        cv2.imwrite(str(tmp_path / f"{number}{suffix}"), np.full((4, 4, 3), number, dtype=np.uint8))
+    source = ImageFolder(str(tmp_path))
+    assert [int(source.read()[0, 0, 0]) for _ in range(3)] == [1, 2, 3]
+
+
 def test_a_video_plays_to_its_end_and_again(tmp_path):
     path = str(tmp_path / "clip.avi")
     writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 7.0, (32, 32))
@@ -35,6 +43,26 @@ def test_a_video_plays_to_its_end_and_again(tmp_path):
     for _ in range(2):
         assert [source.read() is None for _ in range(5)] == [False] * 4 + [True]
         source.rewind()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_video_that_was_cut_off_says_how_much_of_it_is_there(tmp_path, capsys, share):
+    """OpenCV ends it as if that were all."""
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 7.0, (64, 64))
+    chance = np.random.default_rng(0)
+    for _ in range(40):
+        writer.write(chance.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    writer.release()
+    path.write_bytes(path.read_bytes()[: round(share * path.stat().st_size)])
+    source = VideoFile(str(path))
+    read = 0
+    while source.read() is not None:
+        read += 1
+    words = f"{path}: {read} of 40 frames can be read; copy it again from its source"
+    assert source.lacking == (words if share < 1 else "")
+    assert len(list(Video(path).frames())) == read
+    assert (words in capsys.readouterr().err) == (share < 1)
 
 
 @pytest.mark.parametrize("make", [VideoFile, ImageFolder])

@@ -109,6 +109,8 @@ def test_files_that_hold_something_else_are_told_before_anything_starts(master, 
     (tmp_path / "frames").mkdir()
     (tmp_path / "text").write_text("{ this is text")
     (tmp_path / "text.bin").write_text("this is text")
+    (tmp_path / "ros2").mkdir()
+    (tmp_path / "ros2" / "metadata.yaml").write_text("rosbag2_bagfile_information:\n")
     with rosbag.Bag("words.bag", "w") as bag:
         bag.write("/said", String("hello"))
     for arguments_, advice in [
@@ -116,6 +118,7 @@ def test_files_that_hold_something_else_are_told_before_anything_starts(master, 
         (["images:=frames"], "no images in"),
         (["calibration:=text"], "is not YAML"),
         (["bag:=text"], "cannot read bag"),
+        (["bag:=ros2/"], "is a bag of ROS 2; convert it"),
         (["scans:=text.bin"], "bytes"),
         (["scans:=frames/"], "no scans in"),
         (["bag:=words.bag"], "0 image topics"),

@@ -71,8 +71,9 @@ def run(args: argparse.Namespace) -> int:
     """Track, and print the summary."""
     if args.frames is not None and args.frames < 1:
         raise BadInput(f"--frames {args.frames}", remedy="give at least 1")
-    if args.png and pathlib.Path(args.png).suffix.lower() != ".png":
-        raise BadInput(f"--png {args.png}", remedy="name a .png")
+    for option, path, suffixes in (("--out", args.out, (".mp4", ".avi")), ("--png", args.png, (".png",))):
+        if path and pathlib.Path(path).suffix.lower() not in suffixes:
+            raise BadInput(f"{option} {path}", remedy=f"name a {' or '.join(suffixes)}")
     from edge_offload.models.video import Video
 
     video = Video(args.video)

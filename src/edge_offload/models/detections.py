@@ -10,6 +10,9 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
+NOT_FINITE = "compute the network in float32: half precision overflows in many; or check its weights"
+"""Remedy where a network computes NaN."""
+
 
 @dataclass
 class Detections:
@@ -41,7 +44,7 @@ class Detections:
             if array.shape != shape:
                 raise BadInput(f"detections: {name} has shape {array.shape}, expected {shape}")
             if not np.isfinite(array).all():
-                raise BadInput(f"detections: {name} holds NaN or infinity")
+                raise BadInput(f"detections: {name} holds NaN or infinity", remedy=NOT_FINITE)
         if n and self.classes.min() < 0:
             raise BadInput(f"detections: class {self.classes.min()} is no position in the labels")
         if self.mask is not None:

@@ -95,7 +95,8 @@ class Boxes(Detector):
                 "an ONNX file are decoded by themselves",
             )
         boxes, scores, classes = (output.numpy() for output in outputs)
-        kept = scores >= self.least_score
+        # NaN is kept, so that it is told
+        kept = ~(scores < self.least_score)
         return Detections(placement.boxes_to_image(boxes[kept]), scores[kept], classes[kept])
 
 

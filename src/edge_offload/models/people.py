@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.models.detections import NOT_FINITE
 
 COCO_KEYPOINTS: Tuple[str, ...] = (
     "nose",
@@ -68,7 +69,7 @@ class People:
             if array.shape != shape:
                 raise BadInput(f"people: {name} has shape {array.shape}, expected {shape}")
             if not np.isfinite(array).all():
-                raise BadInput(f"people: {name} holds NaN or infinity")
+                raise BadInput(f"people: {name} holds NaN or infinity", remedy=NOT_FINITE)
 
     @classmethod
     def empty(cls) -> People:

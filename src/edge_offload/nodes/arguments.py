@@ -172,7 +172,7 @@ def source(argument: str) -> Rule:
             camera, resolved = sources.meant(argument, value)
         except BadInput as error:
             return str(error)
-        there = {"file": file(), "folder": folder()}.get(camera.place, lambda _: None)
+        there = {"file": file(), "folder": folder(), "file or folder": anything()}.get(camera.place, lambda _: None)
         return opened(there, camera.check)(resolved)
 
     return rule

@@ -167,14 +167,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     prepare()
     from edge_offload.protocol.channel import Channel
 
-    channel = Channel(socket.socket(fileno=args.fd))
-    try:
-        serve_forever(channel, args)
-    except LinkLost:
-        return 1
-    except DeviceLost as error:
-        print(f"edge_offload: an executor ends: {error}", file=sys.stderr, flush=True)
-        return 1
+    with socket.socket(fileno=args.fd) as inherited:
+        try:
+            serve_forever(Channel(inherited), args)
+        except LinkLost:
+            return 1
+        except DeviceLost as error:
+            print(f"edge_offload: an executor ends: {error}", file=sys.stderr, flush=True)
+            return 1
     return 0
 
 

@@ -18,6 +18,7 @@ Formats, with A = places of the network, q = queries, c = classes, e = what belo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
@@ -91,7 +92,9 @@ class Readout(nn.Module):
             return outputs
         chosen = [outputs[number] for number in plan.outputs]
         if plan.decoder == SEGMENTATION:
-            boxes = torch.zeros((0, 4), device=chosen[0].device)
+            # an object of NaN where a score is: a class could not say so
+            faults = chosen[0].isnan().any().reshape(1).nonzero()
+            boxes = torch.full((len(faults), 4), math.nan, device=chosen[0].device)
             return boxes, boxes[:, 0], boxes[:, 0].long(), class_map(chosen[0], plan.size)
         rows = DECODERS[plan.decoder](chosen, plan)
         more: Tuple[torch.Tensor, ...] = ()
@@ -196,7 +199,8 @@ def keypoints(rest: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 def _apart(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: Plan) -> Rows:
     """Of boxes with centre and size, in pixels: the confident ones, without duplicates."""
-    kept = (scores > plan.score).nonzero()[:, 0]
+    # NaN is kept, so that it is told
+    kept = (~(scores <= plan.score)).nonzero()[:, 0]
     rows = Rows(_corners(boxes[kept]), scores[kept], classes[kept], rest[kept])
     # classes are moved apart, as the networks' own suppression does: the same rounding, the same survivors
     moved = rows.boxes + rows.classes[:, None].float() * APART
@@ -206,7 +210,7 @@ def _apart(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, res
 def _best(rows: Rows, plan: Plan) -> Rows:
     """The confident ones, best first."""
     order = rows.scores.argsort(descending=True, stable=True)
-    return rows.at(order[rows.scores[order] > plan.score][:MAX_DET])
+    return rows.at(order[~(rows.scores[order] <= plan.score)][:MAX_DET])
 
 
 def _shares(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, plan: Plan) -> Rows:

@@ -11,7 +11,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera.calibration import is_rectified
 from edge_offload.nodes.camera.frames import FrameSource
-from edge_offload.nodes.common.bags import open_bag
+from edge_offload.nodes.common.bags import open_bag, read_messages
 from edge_offload.nodes.common.convert import image_to_bgr
 
 IMAGE_TYPES = {"sensor_msgs/Image": Image, "sensor_msgs/CompressedImage": CompressedImage}
@@ -52,12 +52,12 @@ class BagImages(FrameSource):
 
     def _calibration(self, topic: str) -> Optional[CameraInfo]:
         beside = self.topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
-        for _, message, _ in self._bag.read_messages(topics=[topic or beside, f"/{(topic or beside).strip('/')}"]):
+        for _, message, _ in read_messages(self._bag, [topic or beside, f"/{(topic or beside).strip('/')}"]):
             return message if message._type == "sensor_msgs/CameraInfo" else None
         return None
 
     def _read(self) -> Iterator[Any]:
-        return (message for _, message, _ in self._bag.read_messages(topics=[self.topic]))
+        return (message for _, message, _ in read_messages(self._bag, [self.topic]))
 
     def read(self) -> Optional[Array]:
         message = next(self._messages, None)
@@ -76,11 +76,8 @@ def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
     Raises:
         BadInput: ``wanted`` has no images, or it is empty and not exactly one topic has.
     """
-    topics = {
-        name: IMAGE_TYPES[facts.msg_type]
-        for name, facts in bag.get_type_and_topic_info().topics.items()
-        if facts.msg_type in IMAGE_TYPES
-    }
+    types = {name: facts.msg_type for name, facts in bag.get_type_and_topic_info().topics.items()}
+    topics = {name: IMAGE_TYPES[kind] for name, kind in types.items() if kind in IMAGE_TYPES}
     if wanted:
         # as on the graph, a leading slash says no more where all names are global, and images may be compressed
         names = {name.strip("/"): name for name in topics}
@@ -98,6 +95,8 @@ def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
     if len(topics) != 1:
         raise BadInput(
             f"{bag.filename} has {len(topics)} image topics",
-            remedy=f"choose one (image_topic): {', '.join(topics)}" if topics else "",
+            remedy=f"choose one (image_topic): {', '.join(topics)}"
+            if topics
+            else f"it has: {', '.join(f'{name} ({kind})' for name, kind in types.items()) or 'no messages'}",
         )
     return next(iter(topics.items()))

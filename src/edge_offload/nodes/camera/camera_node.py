@@ -201,6 +201,8 @@ class CameraNode(Node):
                 continue
             if frame is not None:
                 return frame
+            if self._source.lacking and self.health.warn("lacking", self._source.lacking):
+                rospy.logwarn(self._source.lacking)
             if not self.params["loop"] or rewound:
                 self.health.fine(f"end of {self._source.name} after {self._published} frames")
                 rospy.loginfo(f"end of {self._source.name}: {self._published} frames published")

@@ -14,9 +14,10 @@ import cv2
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.models.video import sample_video, shortfall
 from edge_offload.nodes.camera.addresses import hide
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 class SourceLost(EdgeOffloadError):
@@ -36,6 +37,7 @@ class FrameSource(abc.ABC):
         pauses_s: before the first attempt to open it again, the second one, and so on; the last one again and again.
         arrived_s: monotonic instant at which the frame read last arrived; 0: it is as new as the call.
         dropped: frames that were too old by the time of a call.
+        lacking: what should have been there before the end and was not, in words.
     """
 
     name: str
@@ -47,6 +49,7 @@ class FrameSource(abc.ABC):
     pauses_s: Tuple[float, ...] = (1.0,)
     arrived_s: float = 0.0
     dropped: int = 0
+    lacking: str = ""
 
     @classmethod  # noqa: B027  (a device can be looked at only when it is opened)
     def check(cls, value: str) -> None:
@@ -90,14 +93,14 @@ class VideoFile(FrameSource):
 
     def __init__(self, path: str) -> None:
         _expect_path(path)
-        self._path = _sample() if path == "sample" else pathlib.Path(path).expanduser().absolute()
+        self._path = sample_video() if path == "sample" else pathlib.Path(path).expanduser().absolute()
         self.name = f"video {self._path}"
         if not self._path.is_file():
             raise BadInput(f"no video file {self._path}", remedy="give the path of a video")
         self._capture = self._open()
         rate = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate = rate if 0 < rate <= 1000 else 0.0
-        self._read = 0
+        self._read, self._declared = 0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT))
 
     @classmethod
     def check(cls, value: str) -> None:
@@ -114,6 +117,7 @@ class VideoFile(FrameSource):
         if not read:
             if self._read == 0:
                 raise BadInput(f"{self._path} holds no frame that can be decoded")
+            self.lacking = shortfall(self._path, self._read, self._declared)
             return None
         self._read += 1
         image: Array = frame
@@ -135,12 +139,6 @@ def _expect_path(value: str) -> None:
             f"{hide(value)} is a stream or pipeline, no file or device",
             remedy="give it to camera_node or a launch file: video:=… or camera:=…",
         )
-
-
-def _sample() -> pathlib.Path:
-    from edge_offload.models.video import sample_video
-
-    return sample_video()
 
 
 class ImageFolder(FrameSource):

@@ -30,7 +30,7 @@ class SourceType:
         example: such a value.
         source: ``module:Class`` of a FrameSource, imported when it is needed.
         options: parameters of camera_node that the constructor takes beside the value.
-        place: ``file`` or ``folder`` where the value is a path that has to be there, else empty.
+        place: ``file``, ``folder`` or either, where the value is a path that has to be there, else empty.
     """
 
     name: str
@@ -100,7 +100,7 @@ SOURCES: Tuple[SourceType, ...] = (
     SourceType("video file", ("video",), r"(?!\w+://).+", "lab.mp4", f"{_HERE}.frames:VideoFile", place="file"),
     SourceType("folder of images", ("images",), r".+", "frames/", f"{_HERE}.frames:ImageFolder", place="folder"),
     SourceType("bag with images", ("bag",), r".+", "walk.bag",
-               f"{_HERE}.bag:BagImages", options=("topic", "info_topic"), place="file"),
+               f"{_HERE}.bag:BagImages", options=("topic", "info_topic"), place="file or folder"),
 )  # fmt: skip
 
 

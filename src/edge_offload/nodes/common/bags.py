@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pathlib
 import shlex
+import struct
+from typing import Any, Iterator, Sequence
 
+import genpy
 import rosbag
 
 from edge_offload.errors import BadInput
@@ -32,6 +35,19 @@ def open_bag(path: str) -> rosbag.Bag:
         raise BadInput(f"bag {path} has no index", remedy=f"run: rosbag reindex {shlex.quote(path)}") from error
     except (rosbag.ROSBagException, OSError, ValueError) as error:
         raise BadInput(f"cannot read bag {path}: {error}", remedy="see what 'rosbag info' says of it") from error
+
+
+def read_messages(bag: rosbag.Bag, topics: Sequence[str], raw: bool = False) -> Iterator[Any]:
+    """Topic, message and time of recording of each message on ``topics``, as ``Bag.read_messages`` gives them.
+
+    Raises:
+        BadInput: what follows is damaged.
+    """
+    damaged = (rosbag.ROSBagException, genpy.DeserializationError, OSError, ValueError, EOFError, KeyError)
+    try:
+        yield from bag.read_messages(topics=list(topics), raw=raw)
+    except (*damaged, struct.error) as error:
+        raise BadInput(f"bag {bag.filename} is damaged: {error}", remedy="copy it again from its source") from error
 
 
 def _of_ros_2(file: pathlib.Path) -> bool:

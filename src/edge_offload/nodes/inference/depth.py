@@ -17,6 +17,7 @@ from edge_offload.errors import BadInput
 from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.convert import depth_pixels
 from edge_offload.nodes.common.health import Losses
+from edge_offload.nodes.common.poses import frame_name
 from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, SILENCE_S, Frame
 
@@ -159,4 +160,13 @@ class DepthIntake(MatchedIntake):
             self._losses.note(str(error))
             return None, "32FC1"
         self._losses.note()
+        self._compare_frames(frame_name(nearest.header.frame_id), frame_name(frame.message.header.frame_id))
         return pixels, encoding
+
+    def _compare_frames(self, frame: str, images: str) -> None:
+        """Tells of depth images that name another lens than the images: their pixels lie elsewhere."""
+        if frame and images and frame != images:
+            cause = f"depth images are in frame {frame}, the images in {images}; name the topic of aligned depth "
+            self._node.health.warn("depth frame", f"{cause}(depth_topic:=), or have its driver write {images}")
+        else:
+            self._node.health.clear("depth frame")

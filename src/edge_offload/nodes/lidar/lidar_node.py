@@ -29,7 +29,7 @@ from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
@@ -112,7 +112,7 @@ class LidarNode(Node):
         self._arrivals.frame(message, time.monotonic())
         points = cloud_to_points(message)
         self._publisher.publish(points_to_cloud(points, message.header))
-        if len(points) or not message.width * message.height:
+        if len(points):
             self.health.clear("returns")
         else:
             self.health.warn("returns", f"none of {message.width * message.height} points is a return: is it covered?")
@@ -127,6 +127,10 @@ class LidarNode(Node):
                 if not self.params["loop"]:
                     self.health.fine(f"end of {self._sweeps}")
                     return
+        except EdgeOffloadError as error:
+            rospy.logfatal(str(error))
+            self.health.error("playback", str(error))
+            self.finish(str(error), exit_code=1)
         except Exception as error:
             self.fault("playback", error)
 

@@ -94,8 +94,10 @@ class BagSweeps:
         return open_bag(self._path)
 
     def __iter__(self) -> Iterator[Sweep]:
+        from edge_offload.nodes.common.bags import read_messages
+
         with self._open() as bag:
-            for _, message, _ in bag.read_messages(topics=[self._topic]):
+            for _, message, _ in read_messages(bag, [self._topic]):
                 try:
                     yield Sweep(cloud_to_points(message))
                 except BadInput as error:

@@ -37,7 +37,7 @@ from edge_offload import records
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.bag import image_topic
 from edge_offload.nodes.camera.calibration import is_rectified, rectified
-from edge_offload.nodes.common.bags import open_bag
+from edge_offload.nodes.common.bags import open_bag, read_messages
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.lidar.sweeps import cloud_topic
@@ -159,7 +159,7 @@ class RegressNode(Node):
     def _check_stamps(self) -> None:
         """Refuse a bag whose frames cannot be told apart, before anything is published."""
         stamps: Counts[int] = Counter()
-        for _, (_, data, *_), _ in self._bag.read_messages(topics=[self._topic], raw=True):
+        for _, (_, data, *_), _ in read_messages(self._bag, [self._topic], raw=True):
             # a header begins with seq, seconds and nanoseconds
             _, seconds, nanoseconds = struct.unpack_from("<III", data)
             stamps[seconds * 10**9 + nanoseconds] += 1
@@ -182,7 +182,7 @@ class RegressNode(Node):
             raise BadInput(f"nobody is at the other end of {absent}", remedy=f"start {self._node}")
         stamps: List[int] = []
         limit = self.params["frames"]
-        for topic, message, _ in self._bag.read_messages(topics=[self._topic, *self._beside]):
+        for topic, message, _ in read_messages(self._bag, [self._topic, *self._beside]):
             if topic in self._beside:
                 self._beside[topic](message)
                 continue
