@@ -31,6 +31,7 @@ machine can run: it compiles the real sources with the compiler that is there.
   mode `local` the robot's.
 - *1.2e-07 of the range*: the largest difference, where two releases of torch or two instruction sets compute. `split`
   of an `OffloadedModule` computes in float64.
+- *names what works*: `edge-offload doctor` on that robot names exactly the modes that then work.
 - An arm64 robot is emulated: Debian 12 under qemu-user. Its server is native, on x86-64.
 """
 
