@@ -20,6 +20,8 @@ NOT_RUN = (
         "Ubuntu 20.04 with ROS Noetic",
         "nodes run on Debian 12 with Debian's packages of ROS, under Python 3.11",
     ),
+    ("Debian 11, Debian 13", "not run; the rows with Python 3.9 and 3.13 have their Pythons, on Debian 12"),
+    ("torch 1.13 and older", "refused by `pip`: 2.0.1 is the oldest"),
     ("CUDA", "[what ran on a GPU](../results/gpu.md)"),
 )
 INTRODUCTION = """
