@@ -70,7 +70,9 @@ def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_pat
 
 def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path) -> None:
     """The distribution's cv_bridge, with which nodes may share a Python, is built against numpy 1."""
-    pins = [line.split(";")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "numpy==" in line]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "numpy==" in line]
+    # no distribution has ROS 1 for Python 3.13
+    pins = [line.split(";")[0] for line in lines if '>= "3.13"' not in line]
     assert pins
     assert all(pin.startswith("numpy==1.") for pin in pins), pins
     _, calls = set_up(tmp_path, "exit 2")
