@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import importlib.machinery
+import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import types
 from typing import List, Tuple
 
 import pytest
@@ -67,7 +70,9 @@ def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_pat
 
 def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path) -> None:
     """The distribution's cv_bridge, with which nodes may share a Python, is built against numpy 1."""
-    pins = [line.split(";")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "numpy==" in line]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "numpy==" in line]
+    # no distribution has ROS 1 for Python 3.13
+    pins = [line.split(";")[0] for line in lines if '>= "3.13"' not in line]
     assert pins
     assert all(pin.startswith("numpy==1.") for pin in pins), pins
     _, calls = set_up(tmp_path, "exit 2")
@@ -147,6 +152,40 @@ def test_the_version_matrix_says_which_pythons_are_not_there(tmp_path: pathlib.P
     wrong = subprocess.run([*command, "2.4.1"], capture_output=True, text=True, timeout=60, check=False)
     assert wrong.returncode == 2
     assert "PYTHON:TORCH" in wrong.stderr
+
+
+def test_an_older_python_is_refused_in_one_line_before_anything_is_built() -> None:
+    """Emulated: this Python says that it is 3.6."""
+    words = "import runpy, sys; sys.version_info = (3, 6, 15); sys.argv = ['setup.py', 'egg_info']; "
+    command = [sys.executable, "-c", f"{words}runpy.run_path('setup.py')"]
+    environment = {**os.environ, "PEP517_BUILD_BACKEND": "setuptools.build_meta"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "edge_offload needs Python 3.8 or newer, and this is 3.6; JetPack 5 has it\n"
+
+
+DETAIL = "of programs (exec): local, lazy; of nodes and OffloadedModule: local, server, split (traced by make_fx)"
+WORKS = {"exec local": "same bits", "exec lazy": "same bits", "module server": "same bits", "module split": "same bits"}
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "words"),
+    [
+        ({}, "ok", "names what works"),
+        ({"module split": "FAILED: 0 frames"}, "ok", "FAILED: it names module split, which fails"),
+        ({"exec replay": "same bits"}, "ok", "FAILED: it does not name exec replay, which works"),
+        ({"exec replay": "FAILED: exit code 1", "module replay": "FAILED: 0 frames"}, "ok", "names what works"),
+        ({}, "missing", "FAILED: missing modes"),
+    ],
+)  # fmt: skip
+def test_a_row_fails_unless_doctor_names_exactly_the_modes_that_work(more, level, words):
+    loader = importlib.machinery.SourceFileLoader("version_matrix", str(ROOT / "scripts" / "version-matrix"))
+    matrix = types.ModuleType("version_matrix")
+    matrix.__file__ = loader.path
+    loader.exec_module(matrix)
+    report = json.dumps({"findings": [{"level": level, "what": "modes", "detail": DETAIL, "remedy": ""}]})
+    assert matrix.compare_doctor(matrix.Done(0, report, ""), {**WORKS, **more}).startswith(words)
+    assert matrix.compare_doctor(matrix.Done(1, "", "no torch"), WORKS) == "FAILED: exit code 1: no torch"
 
 
 @pytest.mark.parametrize("script", ["clean-room", "version-matrix"])

@@ -20,6 +20,8 @@ NOT_RUN = (
         "Ubuntu 20.04 with ROS Noetic",
         "nodes run on Debian 12 with Debian's packages of ROS, under Python 3.11",
     ),
+    ("Debian 11, Debian 13", "not run; the rows with Python 3.9 and 3.13 have their Pythons, on Debian 12"),
+    ("torch 1.13 and older", "refused by `pip`: 2.0.1 is the oldest"),
     ("CUDA", "[what ran on a GPU](../results/gpu.md)"),
 )
 INTRODUCTION = """
@@ -31,6 +33,7 @@ machine can run: it compiles the real sources with the compiler that is there.
   mode `local` the robot's.
 - *1.2e-07 of the range*: the largest difference, where two releases of torch or two instruction sets compute. `split`
   of an `OffloadedModule` computes in float64.
+- *names what works*: `edge-offload doctor` on that robot names exactly the modes that then work.
 - An arm64 robot is emulated: Debian 12 under qemu-user. Its server is native, on x86-64.
 """
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
+import pathlib
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -39,7 +42,8 @@ def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool 
     """
     checks: Tuple[Callable[[], Iterator[Finding]], ...] = (
         *((_built,) if build else ()), _python, _torch, _packages, _devices, _compiler, _virtual_device, _modes,
-        _executor, _codecs, _engines, _pool, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
+        _platform, _executor, _codecs, _engines, _pool, _ros, _npm, lambda: _keys(keys), _cache,
+        lambda: _link(server, keys),
     )  # fmt: skip
     findings: List[Finding] = []
     for one in checks:
@@ -146,6 +150,31 @@ def _modes() -> Iterator[Finding]:
         yield Finding(OK, "modes", detail)
     else:
         yield Finding(WARN, "modes", detail, "do what is said of the virtual GPU" if not device else "use another mode")
+
+
+def _platform() -> Iterator[Finding]:
+    """What the record of ``scripts/version-matrix`` has of this torch, Python and processor."""
+    from edge_offload.native import torch_facts
+
+    def name(torch: str, python: str, arch: str) -> str:
+        release, minor = re.match(r"[\d.]*\d", torch), ".".join(python.split(".")[:2])
+        return f"torch {release.group() if release else torch}, Python {minor}, {arch}"
+
+    record = pathlib.Path(__file__).with_name("platforms.json")
+    rows = json.loads(record.read_text(encoding="utf-8"))["rows"] if os.path.exists(record) else []
+    # of a robot that was run with several servers the row with its own torch there counts
+    rows.sort(key=lambda row: row["robot"] == row["server"])
+    robots = {name(one["robot"]["torch"], one["robot"]["python"], one["robot"]["arch"]): one for one in rows}
+    here = name(torch_facts.torch_version(), platform.python_version(), platform.machine())
+    if here not in robots:
+        detail = f"{here} is not among those that scripts/version-matrix has run: {'; '.join(sorted(robots))}"
+        yield Finding(OK, "platform", detail)
+        return
+    row = robots[here]
+    failed = [mode for mode, words in row["modes"].items() if words.startswith("FAILED")]
+    worked = f"every mode but {', '.join(failed)}" if failed else "every mode"
+    emulated = " under emulation" if row["emulated"] else ""
+    yield Finding(OK, "platform", f"{here} ran {worked} on {row['date']}{emulated}")
 
 
 def _executor() -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from edge_offload.power.ina3221 import Ina3221, find_rails
 from edge_offload.power.nvml import GpuLoad, Nvml
 from edge_offload.power.rapl import Rapl, Zone
 from edge_offload.power.tegrastats import Tegrastats, parse_line, total_watts
+from edge_offload.power.thermal import board_values, throttling
 
 
 def write(path: pathlib.Path, text: object) -> None:
@@ -298,3 +299,27 @@ def test_a_source_asked_for_by_name_must_be_there(tmp_path: pathlib.Path) -> Non
     with pytest.raises(BadInput, match="use one of"):
         detect("battery", root=tmp_path)
     assert detect("model", root=tmp_path).sources == []
+
+
+def cooling_device(root: pathlib.Path, number: int, kind: str, state: object, most: int) -> None:
+    directory = root / f"sys/class/thermal/cooling_device{number}"
+    for name, value in (("type", kind), ("cur_state", state), ("max_state", most)):
+        write(directory / name, value)
+
+
+def test_an_emulated_board_tells_its_power_mode_its_fan_and_what_heat_slows(tmp_path: pathlib.Path) -> None:
+    zones = tmp_path / "sys/class/thermal"
+    assert (board_values(tmp_path), throttling(zones)) == ({}, "")
+    write(tmp_path / "var/lib/nvpmodel/status", "pmode:0002")
+    assert board_values(tmp_path) == {"nvpmodel": "mode 2"}
+    modes = ["# < POWER_MODEL ID=2 NAME=OLD >", "< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=2 NAME=MODE_15W >"]
+    write(tmp_path / "etc/nvpmodel.conf", "\n".join(modes))
+    cooling_device(tmp_path, 0, "pwm-fan", 3, 10)
+    cooling_device(tmp_path, 1, "cpufreq-cpu0", 0, 28)
+    cooling_device(tmp_path, 2, "hot-surface-alert", 1, 1)
+    cooling_device(tmp_path, 3, "gpu-throttle-alert", "cannot be read", 1)
+    assert board_values(tmp_path) == {"nvpmodel": "mode 2 MODE_15W", "fan": "3 of 10"}
+    assert throttling(zones) == ""
+    cooling_device(tmp_path, 1, "cpufreq-cpu0", 7, 28)
+    cooling_device(tmp_path, 3, "gpu-throttle-alert", 1, 1)
+    assert throttling(zones).endswith("slowly: cpufreq-cpu0 7 of 28, gpu-throttle-alert 1 of 1")

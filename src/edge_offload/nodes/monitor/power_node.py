@@ -13,6 +13,7 @@ three (config/power.yaml has those of a Jetson Xavier NX).
 Sensors: INA3221 rails in sysfs and tegrastats (Jetson), RAPL (processor), NVML (NVIDIA GPU). Those that are absent
 are listed on /diagnostics with the reason. A machine of which only a part is measured (rails that do not add up, the
 GPU without the processor) is UNKNOWN, and /diagnostics warns. A ~source that is named is read, whatever it measures.
+/diagnostics has the nvpmodel mode and the fan of a Jetson, and warns while heat slows a machine (sysfs).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from edge_offload.power.detect import CHOICES, detect
 from edge_offload.power.meter import EnergyMeter
 from edge_offload.power.source import MEASURED, MODEL, UNKNOWN
 from edge_offload.power.states import COMMUNICATE, COMPUTE, WATTS, StateModel, StateTimeline, powers_of
+from edge_offload.power.thermal import board_values, throttling
 from edge_offload_msgs.msg import Latency, Power
 
 #: Constants of the message.
@@ -67,6 +69,7 @@ class PowerNode(Node):
         self._meter = EnergyMeter(found.sources, model).start()
         why = f"unknown: {found.parts or 'no sensor'}, and no table of watts for this machine"
         self.health.value("source", self._meter.name or why)
+        self.health.watch("throttling", self._look_at_board)
         self._started = self._counted = time.monotonic()
         self._joules, self._known = 0.0, False
         self._publisher = rospy.Publisher("offload/power", Power, queue_size=10)
@@ -78,6 +81,12 @@ class PowerNode(Node):
         if hasattr(self, "_ticker"):
             self._ticker.close()
             self._meter.close()
+
+    def _look_at_board(self) -> str:
+        """Set what the board shows of its mode and fan; why it is slowed, or nothing."""
+        for name, text in board_values().items():
+            self.health.value(name, text)
+        return throttling()
 
     def _on_latency(self, message: Any) -> None:
         report = report_of(message)
