@@ -7,18 +7,31 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional, Tuple
 
-# struct tcp_info (linux/tcp.h): u64 tcpi_bytes_acked at 120 and u64 tcpi_bytes_received at 128, since Linux 4.1
-_INFO_BYTES = 136
+# struct tcp_info (linux/tcp.h): tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us) at 68, u64 tcpi_bytes_acked and
+# tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_in at 140 since 4.2
+_LEAST_BYTES, _INFO_BYTES = 136, 144
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes that the far end has acknowledged, and bytes received in order, since the connection began."""
+    """What the kernel counts since the connection began.
+
+    Attributes:
+        acked: bytes that the far end has acknowledged.
+        received: bytes received in order.
+        segments: segments received, empty and repeated ones included; 0 where the kernel does not count.
+        unacked: segments sent and not acknowledged yet.
+        rtt_s, rtt_deviation_s: smoothed round trip between the kernels, and its mean deviation (seconds).
+    """
 
     acked: int
     received: int
+    segments: int = 0
+    unacked: int = 0
+    rtt_s: float = 0.0
+    rtt_deviation_s: float = 0.0
 
 
 class Connection:
@@ -54,9 +67,24 @@ class Connection:
                 info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             except OSError:
                 return None
-        if len(info) < _INFO_BYTES:
+        if len(info) < _LEAST_BYTES:
             return None
-        return Counters(*struct.unpack_from("=QQ", info, 120))
+        acked, received = struct.unpack_from("=QQ", info, 120)
+        if len(info) < _INFO_BYTES:
+            return Counters(acked, received)
+        unacked, rtt_us, deviation_us, segments = struct.unpack_from("=24xI40xII64xI", info)
+        return Counters(acked, received, segments, unacked, rtt_us / 1e6, deviation_us / 1e6)
+
+    def ends(self) -> Optional[Tuple[int, Any, Any]]:
+        """Address family, this end's socket address and the far end's; None if the connection is gone."""
+        duplicate = self._held.dup() if self._held is not None else self._duplicate()
+        if duplicate is None:
+            return None
+        with duplicate:
+            try:
+                return int(duplicate.family), duplicate.getsockname(), duplicate.getpeername()
+            except OSError:
+                return None
 
     def shutdown(self) -> bool:
         """Break the connection; its owner notices by itself. False if it was gone already."""

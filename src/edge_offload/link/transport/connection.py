@@ -2,7 +2,7 @@
 
 A connection is alive while the peer is heard. A heartbeat that waits behind a large upload is no sign of death: its
 time to be answered begins when the kernel reports it acknowledged by the next hop, and until then the upload itself
-must make progress.
+must make progress. When no segment comes any more, the path is examined (:mod:`edge_offload.link.transport.path`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from edge_offload.link.sockets import descriptors
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
+from edge_offload.link.transport.path import PROBE_S, SUSPECT_S, Probes, Suspicion, Verdict
 from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, Target, Terms, Timings
 
 __all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "Timings"]
-
 rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
@@ -61,6 +61,7 @@ class Heartbeat:
 
     Attributes:
         heard_s: when the peer was heard last.
+        segment_s: when the peer's kernel was.
     """
 
     def __init__(self, timings: Timings, now: float) -> None:
@@ -71,6 +72,7 @@ class Heartbeat:
         self._ping_id = self._heartbeats = 0
         self._given = self._acked_base = self._acked = self._received = 0
         self._acked_s = 0.0
+        self._segments, self.segment_s = 0, now
 
     def welcomed(self, counters: Optional[descriptors.Counters]) -> None:
         """The welcome answers all that was sent before it: what is acknowledged now is where counting begins."""
@@ -94,6 +96,13 @@ class Heartbeat:
             return math.inf
         oldest = next(iter(self._pings.values()))
         return max(self.heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
+
+    def count_segments(self, now: float, counters: descriptors.Counters) -> float:
+        """Returns for how long the kernel has received none, although one is to be acknowledged (seconds)."""
+        if counters.segments != self._segments or not counters.unacked:
+            self.segment_s = now
+        self._segments = counters.segments
+        return now - self.segment_s
 
     def due_s(self, now: float, busy: bool, attentive: bool) -> float:
         """When something is to be done, at the latest."""
@@ -179,6 +188,7 @@ class Dialled:
         self._limits = limits
         self._far = far
         self._tcp: Optional[descriptors.Connection] = None
+        self._suspicion: Optional[Suspicion] = None
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
         self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
         socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
@@ -211,18 +221,20 @@ class Dialled:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
+        self._dispel()
         if self._tcp is not None:
             self._tcp.release()
 
     @property
     def sockets(self) -> List[zmq.Socket[Any]]:
-        """Where something comes."""
+        """Those to be polled."""
         return [self._socket, self._monitor]
 
     def due_s(self, busy: bool, attentive: bool) -> float:
         """When :meth:`check` must be called next, at the latest; arguments as there."""
         now = time.monotonic()
-        return self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
+        due_s = self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
+        return min(due_s, now + PROBE_S) if self._suspicion else due_s
 
     def check(self, busy: bool, attentive: bool) -> None:
         """Send heartbeats and look at the timeouts.
@@ -240,11 +252,33 @@ class Dialled:
                 what = "no connection" if self._tcp is None else "no welcome"
                 raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
             return
-        self.pulse.check(now, self._counters())
+        counters = self._counters()
+        self.pulse.check(now, counters)
+        if counters is not None:
+            self._check_path(now, counters)
         number = self.pulse.ping(now, busy, attentive)
         if number:
             self.send(messages.pack_header(Message("ping", self._epoch, number, "", {}, (time.monotonic(),))), [])
             self.pulse.pinged(now, busy)
+
+    def _check_path(self, now: float, counters: descriptors.Counters) -> None:
+        silent_s = self.pulse.count_segments(now, counters)
+        if silent_s < SUSPECT_S or self._tcp is None:
+            self._dispel()
+            return
+        self._suspicion = self._suspicion or Suspicion(Probes(self._tcp), self._timings.path_s)
+        verdict = self._suspicion.judge(now, silent_s, counters)
+        if verdict is Verdict.ALIVE:
+            self.pulse.segment_s = now
+            self._dispel()
+        elif verdict is not Verdict.OPEN:
+            words, moved = f"{verdict.value}: nothing heard for {silent_s:.2f} s", verdict is Verdict.MOVED
+            raise ConnectionLost(words, over=not moved, moved=moved)
+
+    def _dispel(self) -> None:
+        if self._suspicion is not None:
+            self._suspicion.close()
+            self._suspicion = None
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.
