@@ -166,13 +166,14 @@ def test_a_silent_connection_over_a_path_that_is_well_is_kept(serve, connect):
     wire = Wire(listener.address)
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
-    with client.attend():
+    with client.attend() as attention:
         wire.cut(all_of_it=False)
         future = client.request("echo", {"a": 1})
         time.sleep(3 * Timings().path_s)
         wire.restore()
         assert future.result(PATIENCE_S).body == {"a": 1}, "sent again, by the same connection"
     assert client.counters["connections"] == 1
+    assert attention.longest_s > Timings().path_s
 
 
 class OneServer:

@@ -18,12 +18,12 @@ from typing import Any, List
 
 from edge_offload.link.sockets.descriptors import Connection, Counters
 
-#: Seconds without any segment, while one is to be acknowledged, from which on a path is suspected; a round trip and two
-#: deviations at least (``bench levels``: moved).
-SUSPECT_S = 0.05
+#: Seconds without any segment, while one is to be acknowledged, after which the route is looked at (``bench levels``:
+#: moved).
+SUSPECT_S = 0.03
 #: Seconds between two new connections, or this share of the longest round trip; so many must stay without an answer
 #: (``bench levels``: noticed, false).
-PROBE_S, PROBE_SHARE, PROBES = 0.025, 0.2, 3
+PROBE_S, PROBE_SHARE, PROBES = 0.02, 0.2, 3
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
@@ -117,13 +117,12 @@ class Suspicion:
             return Verdict.MOVED
         if self._sent and self._probes.answered():
             return Verdict.ALIVE
-        soon_s = counters.rtt_s + 2 * counters.rtt_deviation_s
-        timeout_s = counters.rtt_s + 4 * counters.rtt_deviation_s
+        timeout_s = counters.rtt_s + 2 * counters.rtt_deviation_s
         enough = len(self._sent) >= PROBES and now - self._sent[0] >= timeout_s
-        if enough and silent_s >= max(self._dead_s, soon_s + timeout_s):
+        if enough and silent_s >= self._dead_s:
             return Verdict.DEAD
         due = not self._sent or now - self._sent[-1] >= max(PROBE_S, PROBE_SHARE * timeout_s)
-        if due and silent_s >= max(SUSPECT_S, soon_s):
+        if due and silent_s >= max(2 * SUSPECT_S, counters.rtt_s):
             self._probes.send()
             self._sent.append(now)
         return Verdict.OPEN

@@ -46,7 +46,7 @@ class Timings:
     heartbeat_s: float = 0.25
     idle_s: float = 0.25
     silence_s: float = 1.0
-    path_s: float = 0.25
+    path_s: float = 0.2
     backoff_cap_s: float = 0.5
 
 
