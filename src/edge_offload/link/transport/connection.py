@@ -22,6 +22,7 @@ from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.security.keys import trust_command
 from edge_offload.link.sockets import descriptors
+from edge_offload.link.sockets.descriptors import Deliveries
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
@@ -34,6 +35,8 @@ rare = Sparingly(logging.getLogger(__name__))
 ZERO_COPY_BYTES = 64 << 10
 # what a ZMTP 3 peer sends before anything else
 GREETING_BYTES = 64
+#: Seconds between two looks at an upload that is under way, for so long at most (``bench levels``: error).
+UPLOAD_LOOK_S, UPLOAD_S = 4e-3, 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
 
@@ -61,7 +64,8 @@ class Heartbeat:
 
     Attributes:
         heard_s: when the peer was heard last.
-        segment_s: when the peer's kernel was.
+        segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
+        delivered: bytes that have reached the next hop, as of the latest look.
     """
 
     def __init__(self, timings: Timings, now: float) -> None:
@@ -71,8 +75,9 @@ class Heartbeat:
         self._pings: Dict[int, _Ping] = {}
         self._ping_id = self._heartbeats = 0
         self._given = self._acked_base = self._acked = self._received = 0
-        self._acked_s = 0.0
-        self._segments, self.segment_s = 0, now
+        self._acked_s = self._given_s = 0.0
+        self.delivered = 0
+        self.segments, self.segment_s = 0, now
 
     def welcomed(self, counters: Optional[descriptors.Counters]) -> None:
         """The welcome answers all that was sent before it: what is acknowledged now is where counting begins."""
@@ -83,6 +88,7 @@ class Heartbeat:
     def gave(self, size: int) -> None:
         """So many bytes were given to ZeroMQ."""
         self._given += size
+        self._given_s = time.monotonic()
 
     def progress(self) -> Tuple[int, int]:
         """Bytes given to ZeroMQ, and bytes that the next hop has acknowledged, since the welcome."""
@@ -97,16 +103,12 @@ class Heartbeat:
         oldest = next(iter(self._pings.values()))
         return max(self.heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
 
-    def count_segments(self, now: float, counters: descriptors.Counters) -> float:
-        """Returns for how long the kernel has received none, although one is to be acknowledged (seconds)."""
-        if counters.segments != self._segments or not counters.unacked:
-            self.segment_s = now
-        self._segments = counters.segments
-        return now - self.segment_s
-
     def due_s(self, now: float, busy: bool, attentive: bool) -> float:
         """When something is to be done, at the latest."""
         look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
+        given, acked = self.progress()
+        if given - acked >= Deliveries.LEAST_BYTES and now - self._given_s < UPLOAD_S:
+            look_s = now + UPLOAD_LOOK_S
         return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, look_s)
 
     def check(self, now: float, counters: Optional[descriptors.Counters]) -> None:
@@ -116,6 +118,7 @@ class Heartbeat:
             ConnectionLost: one has been overdue for too long.
         """
         if counters is not None:
+            self.delivered = counters.delivered
             if counters.received != self._received:
                 self._received, self.heard_s = counters.received, now
             if counters.acked != self._acked or self._acked_s == 0.0:
@@ -157,12 +160,9 @@ class Dialled:
     """A fresh DEALER socket on its way to, or in conversation with, a server. Used by one thread only.
 
     Args:
-        context: ZeroMQ's.
-        target: the server.
-        hello: what it is told first.
-        epoch: of the connection.
-        timings: patience.
-        limits: bounds on one message.
+        context, target: ZeroMQ's, and the server.
+        hello, epoch: the first message, and the connection's number.
+        timings, limits: patience, and bounds on one message.
         far: what the server's threads wait for a processor; pongs tell.
 
     Attributes:
@@ -183,10 +183,7 @@ class Dialled:
         self.clock = PeerClock()
         self._began_s = time.monotonic()
         self.pulse = Heartbeat(timings, self._began_s)
-        self._epoch = epoch
-        self._timings = timings
-        self._limits = limits
-        self._far = far
+        self._epoch, self._timings, self._limits, self._far = epoch, timings, limits, far
         self._tcp: Optional[descriptors.Connection] = None
         self._suspicion: Optional[Suspicion] = None
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
@@ -262,7 +259,9 @@ class Dialled:
             self.pulse.pinged(now, busy)
 
     def _check_path(self, now: float, counters: descriptors.Counters) -> None:
-        silent_s = self.pulse.count_segments(now, counters)
+        if counters.segments != self.pulse.segments or not counters.unacked:
+            self.pulse.segment_s = now
+        self.pulse.segments, silent_s = counters.segments, now - self.pulse.segment_s
         if silent_s < SUSPECT_S or self._tcp is None:
             self._dispel()
             return
