@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Callable, Deque, Optional, Tuple
@@ -372,6 +373,11 @@ class LinkEstimator:
                 samples=up.samples + down.samples,
                 age_s=now - max(up.updated_s, down.updated_s),
             )
+
+    @property
+    def current(self) -> LinkReading:
+        """The reading of this moment, cautious."""
+        return self.reading(time.monotonic()).cautious
 
     def _varies_s(self) -> Tuple[float, float]:
         """By how much the delay of a transfer may be above the shortest, and how far apart successive ones are."""
