@@ -35,6 +35,7 @@ def levels(record: Any) -> List[str]:
             ("level", "level", str),
             ("RTT, ms", "rtt_ms", lambda value: f"{value:g}"),
             ("impairments", "impairments", lambda terms: ", ".join(f"{key} {terms[key]:g}" for key in terms) or "none"),
+            ("congestion control", "congestion", lambda name: name or "the kernel's"),
             ("estimate off by (median)", "error_p50", percent),
             ("frame p50, ms", "frame_s.p50", ms),
             ("p99", "frame_s.p99", ms),

@@ -1,13 +1,18 @@
 """Mode ``server`` gives the robot's own bits, through real sockets and a real server process."""
 
+import math
+
 import pytest
 import torch
 
-from edge_offload.errors import EdgeOffloadError
+from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import module as executing
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.messages import Message
+from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.runtime.module import OffloadedModule
@@ -82,6 +87,34 @@ def test_report_says_what_the_frame_cost(server, robot):
     assert 200 * 300 * 3 < report.bytes_up < 200 * 300 * 3 + 2000
     assert report.bytes_down > 0
     assert 0 < report.clock_error_s < 0.05
+
+
+def test_a_fast_link_gets_plain_bytes_and_a_slow_one_coded_ones_each_way(server, robot, monkeypatch):
+    inputs = [torch.arange(9e4).reshape(300, 300).floor().remainder(8)]
+    bot = robot(server.address, "many", example=inputs)
+    bot.wait_open(inputs)
+    spent = {}
+    for uplink, downlink in ((1e5, 1e5), (1e12, 1e5), (1e5, 1e12), (1e12, 1e12)):
+        link = LinkReading(uplink=uplink, downlink=downlink, uplink_error=0.1, downlink_error=0.1)
+        monkeypatch.setattr(bot.client.estimator, "reading", lambda now, link=link: link)
+        for _ in range(3):  # codecs are measured meanwhile
+            results, report = bot.run(inputs)
+        assert bit_equal(results, small_nets.many()(*inputs))
+        spent[uplink, downlink] = report.bytes_up, report.bytes_down
+    (coded_up, coded_down), (plain_up, plain_down) = spent[1e5, 1e5], spent[1e12, 1e12]
+    assert 3 * coded_up < plain_up
+    assert 3 * coded_down < plain_down
+    assert plain_up > inputs[0].nbytes
+    assert spent[1e12, 1e5][0] > 0.9 * plain_up, "each way by its own rate"
+    assert spent[1e5, 1e12][1] > 0.9 * plain_down, "each way by its own rate"
+    assert 3 * spent[1e12, 1e5][1] < plain_down
+
+
+def test_a_rate_that_is_none_is_refused():
+    for rate in (0.0, -1.0, math.inf, "fast", 5, True):
+        request = Request(Peer("robot", "key"), Message("request", body={"downlink": rate}), 0.0, 1, print)
+        with pytest.raises(ProtocolError, match="downlink"):
+            _ = request.downlink
 
 
 def test_a_new_input_shape_is_opened_by_itself(server, robot):

@@ -4,6 +4,7 @@ At the level packet both ends are in network namespaces (root). Frames of 200 kB
 
   edge-offload bench levels                            every case, 20 s of frames and five dead paths each (six minutes)
   edge-offload bench levels --case packet_loss_3
+  edge-offload bench levels --congestion reno          as of kernels that take each loss for a full queue (cubic, too)
   edge-offload bench levels --json levels.json
 
 error: median of |estimate - bandwidth| / bandwidth upwards. quiet: the longest wait for a sign of life while packets
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import json
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
@@ -24,11 +26,12 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from edge_offload.outputs import add_output
 
 FAR = "127.77.63.2"
+ENDS = ("robot", "server")
 #: Before anything is counted, of a dead path, and until something that never comes is given up.
 LEAD_S, DEAD_S, PATIENCE_S = 3.0, 3.0, 20.0
 
@@ -66,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of frames in each case (20)")
     parser.add_argument("--cuts", type=int, default=5, metavar="N", help="dead paths of each case (5)")
+    parser.add_argument("--congestion", metavar="NAME", help="of both ends: reno, bbr (the kernel's); packets only")
     parser.add_argument("--seed", type=int, default=0, help="of losses and jitter (0)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records levels_bench here")
 
@@ -81,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     heads = ("case", "error", "p50 ms", "p99 ms", "quiet ms", "false", "noticed s", "back s", "moved s")
     print("{:17} {:>6} {:>7} {:>7} {:>8} {:>5} {:>11} {:>11} {:>11}".format(*heads))
     for name in args.case or CASES:
-        row = {"case": name, **measure(CASES[name], args.seconds, args.cuts, args.seed)}
+        row = {"case": name, **measure(CASES[name], args.seconds, args.cuts, args.seed, args.congestion)}
         rows.append(row)
         shown = (row[key] for key in ("noticed_s", "back_s", "moved_s"))
         times = " ".join("          -" if one is None else f"{one['p50']:6.2f}/{one['most']:.2f}" for one in shown)
@@ -122,7 +126,7 @@ class Robot:
         return since_s + PATIENCE_S
 
 
-def measure(case: Case, seconds: float, cuts: int, seed: int) -> Dict[str, Any]:
+def measure(case: Case, seconds: float, cuts: int, seed: int, congestion: Optional[str] = None) -> Dict[str, Any]:
     """Run one case; the row without its name."""
     from edge_offload.link.emulate.trace import BYTES_PER_MBIT
 
@@ -130,6 +134,9 @@ def measure(case: Case, seconds: float, cuts: int, seed: int) -> Dict[str, Any]:
     with contextlib.ExitStack() as stack:
         keys = stack.enter_context(tempfile.TemporaryDirectory())
         emulator, inside, address, bind = stack.enter_context(_link(case, seed))
+        if congestion is not None and case.level == "packet":
+            for end in ENDS:
+                _set_congestion(inside(end), congestion)
         server = stack.enter_context(_end("server", bind, keys, inside("server")))
         assert server.stdout is not None
         server.stdout.readline()
@@ -145,6 +152,7 @@ def measure(case: Case, seconds: float, cuts: int, seed: int) -> Dict[str, Any]:
     failed = sum(1 for line in lines if "frame" in line and line["frame"] is None)
     return {
         "level": case.level, "rtt_ms": case.rtt_ms, "impairments": case.terms, "seconds": seconds,
+        "congestion": congestion if case.level == "packet" else None,
         "error_p50": statistics.median(abs(rate - truth) / truth for rate in rates),
         "frames": len(took), "failed": failed,
         "frame_s": {"p50": took[len(took) // 2], "p99": took[int(0.99 * len(took))]},
@@ -154,6 +162,15 @@ def measure(case: Case, seconds: float, cuts: int, seed: int) -> Dict[str, Any]:
         "back_s": {"p50": statistics.median(back), "most": max(back)},
         "moved_s": {"p50": statistics.median(moved), "most": max(moved)} if moved else None,
     }  # fmt: skip
+
+
+def _set_congestion(inside: List[str], name: str) -> None:
+    words = [*inside, "sh", "-c", f"echo {shlex.quote(name)} > /proc/sys/net/ipv4/tcp_congestion_control"]
+    if subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode:
+        from edge_offload.errors import BadInput
+
+        remedy = "/proc/sys/net/ipv4/tcp_allowed_congestion_control names those for namespaces"
+        raise BadInput(f"congestion control {name!r} cannot be set", remedy=remedy)
 
 
 def _cut(emulator: Any, robot: Robot, phase_s: float) -> Tuple[float, float]:

@@ -153,7 +153,8 @@ class LinkRemote(Remote):
             if self._lost is not None:
                 raise self._lost
             began_s = time.monotonic()
-            coded, plain = ([], list(buffers)) if keep else payloads.encode(buffers, self.codec)
+            uplink = self.client.estimator.current.uplink or None
+            coded, plain = ([], list(buffers)) if keep else payloads.encode(buffers, self.codec, uplink)
             self.spent.encode_s += time.monotonic() - began_s
             self.messages += 1
             sent = _Sent(self.messages, plain, coded, keep, time.monotonic() + self.timeout_s)
@@ -229,6 +230,9 @@ class LinkRemote(Remote):
         if any(missing for _, missing in look_up(named, lambda names: self._have(sent, names))):
             raise ProtocolError("weights that were on the server's disk are not there any more")
         body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
+        downlink = self.client.estimator.current.downlink
+        if downlink:
+            body["downlink"] = downlink
         if any(part is not None for part in parts):
             body["parts"] = parts
         body["answered"] = next(iter(self._unanswered)) - 1

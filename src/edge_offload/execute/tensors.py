@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -96,10 +96,13 @@ def specs_of(tensors: Sequence[torch.Tensor]) -> Specs:
     return tuple(TensorSpec.of(tensor) for tensor in tensors)
 
 
-def pack(tensors: Sequence[torch.Tensor], codec: str = "auto") -> Tuple[List[Dict[str, Any]], List[Any]]:
+def pack(
+    tensors: Sequence[torch.Tensor], codec: str = "auto", link_bytes_per_s: Optional[float] = None
+) -> Tuple[List[Dict[str, Any]], List[Any]]:
     """Descriptors (for the message's header) and buffers of ``tensors``, coded by ``codec``.
 
-    The buffers may alias the tensors: do not write to these before the message has left.
+    The buffers may alias the tensors: do not write to these before the message has left. ``auto`` sends plainly what
+    the link carries sooner than it is coded.
 
     Raises:
         BadInput: a dtype that does not travel, no such codec, or one that does not suit a tensor.
@@ -112,7 +115,7 @@ def pack(tensors: Sequence[torch.Tensor], codec: str = "auto") -> Tuple[List[Dic
             raise BadInput(f"tensors of dtype {spec.dtype} do not travel", remedy=f"use {', '.join(_DTYPES)}")
         plain = tensor.detach().contiguous()
         array = (plain.view(torch.int16) if spec.dtype in _TORCH_ONLY else plain).numpy()
-        coded = encode(array, codec)
+        coded = encode(array, codec, link_bytes_per_s=link_bytes_per_s)
         descriptors.append({**spec.to_dict(), "payload": coded.descriptor, "parts": len(coded.buffers)})
         buffers.extend(coded.buffers)
     return descriptors, buffers

@@ -61,11 +61,12 @@ class Follower(Protocol):
 
 @dataclass(frozen=True)
 class _Packed:
-    """Encoded inputs, and how long encoding took (seconds)."""
+    """Encoded inputs, how long encoding took (seconds), and what the link carries back (bytes/s; 0: unknown)."""
 
     descriptors: List[Dict[str, Any]]
     buffers: List[Any]
     encode_s: float
+    downlink: float
 
     @property
     def nbytes(self) -> int:
@@ -234,8 +235,9 @@ class ServerRunner(Runner):
 
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:
         began = time.monotonic()
-        descriptors, buffers = pack(inputs, self._codec)
-        return _Packed(descriptors, buffers, time.monotonic() - began)
+        link = self._client.estimator.current
+        descriptors, buffers = pack(inputs, self._codec, link.uplink or None)
+        return _Packed(descriptors, buffers, time.monotonic() - began, link.downlink)
 
     def _ask(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
         body = {
@@ -245,6 +247,8 @@ class ServerRunner(Runner):
             "wait_s": budget.use_s,
             "meta": {key: value for key, value in meta.items() if key != CAPTURED},
         }
+        if packed.downlink:
+            body["downlink"] = packed.downlink
         captured = meta.get(CAPTURED)
         if self._follower is not None and captured is not None:
             body.update(self._follower.turn(captured))

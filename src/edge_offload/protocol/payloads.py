@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,7 +17,9 @@ MIN_BYTES = 4096
 Coded = Tuple[int, Any, int]
 
 
-def encode(buffers: Sequence[Buffer], codec: str) -> Tuple[List[Coded], List[Buffer]]:
+def encode(
+    buffers: Sequence[Buffer], codec: str, link_bytes_per_s: Optional[float] = None
+) -> Tuple[List[Coded], List[Buffer]]:
     """Code the buffers that are arrays (views with a shape and a number format); the others stay as they are."""
     coded: List[Coded] = []
     out: List[Buffer] = []
@@ -26,7 +28,7 @@ def encode(buffers: Sequence[Buffer], codec: str) -> Tuple[List[Coded], List[Buf
         if view.nbytes < MIN_BYTES or view.ndim == 0 or (view.ndim == 1 and view.format == "B"):
             out.append(buffer)
             continue
-        encoded = codecs.encode(np.asarray(view), codec)
+        encoded = codecs.encode(np.asarray(view), codec, link_bytes_per_s=link_bytes_per_s)
         coded.append((position, encoded.descriptor, len(encoded.buffers)))
         out += encoded.buffers
     return coded, out

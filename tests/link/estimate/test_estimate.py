@@ -19,6 +19,7 @@ from edge_offload.link.estimate.wireless import (
     wifi_signal,
     wireless_interface,
 )
+from edge_offload.link.sockets.descriptors import Deliveries
 from edge_offload.link.transport.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
 from edge_offload.link.transport.replies import LinkState
 from edge_offload_benchmarks.experiments.bandwidth import Sample, flaps, judge, lags
@@ -159,6 +160,66 @@ def test_where_round_trips_vary_a_short_transfer_is_not_taken_for_exact():
         estimator.transfer(Transfer(2.0, 2.0, 2.085, 2.085, 2.12, 0.035, 400_000, 100))
         errors.append(estimator.reading(2.12).uplink_error)
     assert errors[0] < 0.2 < 0.35 < errors[1]
+
+
+def deliver(rate, looks_s, size=200_000, begin_s=0.0, gaps=()):
+    """Looks at an upload that is delivered at ``rate`` from ``begin_s`` on, but for gaps (from, to; seconds)."""
+    deliveries = Deliveries()
+    for now in looks_s:
+        waited_s = sum(max(0.0, min(now, end_s) - start_s) for start_s, end_s in gaps)
+        delivered = int(min(size, max(0.0, now - begin_s - waited_s) * rate))
+        deliveries.note(now, size - delivered, delivered)
+    return deliveries
+
+
+@pytest.mark.parametrize("gaps", [(), [(0.075, 0.14)], [(0.072, 0.09), (0.093, 0.15)]])
+def test_the_pace_of_deliveries_is_the_links_however_far_away_and_though_tcp_waits(gaps):
+    random_source, looks_s = random.Random(0), [0.0]
+    while looks_s[-1] < 0.25:
+        looks_s.append(looks_s[-1] + random_source.uniform(0.002, 0.006))
+    size, seconds, done_s = deliver(11.6 * MB, looks_s, 300_000, 0.07, gaps).take(1.0)
+    assert size / seconds == pytest.approx(11.6 * MB, rel=0.02)
+    assert done_s >= 0.07 + 300e3 / 11.6e6
+
+
+def test_deliveries_say_nothing_when_they_are_few_or_seldom_looked_at():
+    assert deliver(11.6 * MB, [0.004 * i for i in range(50)], 10_000).take(1.0)[0] == 0
+    assert deliver(11.6 * MB, [0.03 * i for i in range(9)], 2_000_000).take(1.0)[0] == 0
+    assert deliver(11.6 * MB, [0.004 * i for i in range(50)], begin_s=0.5).take(1.0)[0] == 0
+
+
+def test_over_a_delay_that_wanders_the_rate_is_known_from_what_was_delivered():
+    """Delays of 0 to 70 ms one way: what a transfer takes is mostly delay."""
+    source, rate, size = random.Random(1), 11.6 * MB, 200_000
+    estimator, errors = LinkEstimator(), []
+    for i in range(100):
+        t = 0.2 * i
+        there_s, back_s = source.uniform(0, 0.07), source.uniform(0, 0.07)
+        estimator.round_trip(t, there_s + back_s)
+        stretch = source.uniform(0.8, 1.2)  # the delay changes meanwhile
+        for look in range(40):
+            now = t + 0.004 * look
+            delivered = int(min(size, max(0.0, now - t - there_s - back_s) * rate * stretch))
+            estimator.progress(now, (i + 1) * size, i * size + delivered, delivered=i * size + delivered)
+        received = t + there_s + size / rate
+        clock_s = 0.01
+        estimator.transfer(Transfer(t, t, received, received, received + back_s, clock_s, size, 100))
+        errors.append(abs(estimator.reading(t + 0.16).uplink - rate) / rate)
+    assert sorted(errors[10:])[45] < 0.15
+
+
+def test_what_the_next_hop_takes_at_once_is_not_the_rate_of_the_link():
+    """A proxy acknowledges at once and then sends for long."""
+    estimator, size, rate = LinkEstimator(), 400_000, 1 * MB
+    estimator.round_trip(0.0, 2 * DELAY_S)
+    for i in range(10):
+        t = 1.0 * i
+        for look in range(12):
+            taken = i * size + min(size, 40_000 * look)
+            estimator.progress(t + 0.002 * look, (i + 1) * size, taken, delivered=taken)
+        received = t + size / rate + DELAY_S
+        estimator.transfer(Transfer(t, t, received, received, received + DELAY_S, 1e-3, size, 100))
+    assert estimator.reading(10.0).uplink == pytest.approx(rate, rel=0.1)
 
 
 def test_small_messages_say_nothing_and_error_grows_with_age():

@@ -125,7 +125,9 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
         parts: List[int] = []
 
         def ahead(part: List[Buffer], header: Dict[str, Any] = header, parts: List[int] = parts) -> None:
-            coded, part = payloads.encode(part, header["codec"]) if header.get("codec") else ([], part)
+            coded: List[payloads.Coded] = []
+            if header.get("codec"):
+                coded, part = payloads.encode(part, header["codec"], header.get("downlink"))
             channel.send({"id": header["id"], "coded": [list(item) for item in coded], "part": len(parts)}, part)
             parts.append(len(part))
 
@@ -134,7 +136,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             began_s = time.monotonic()
             answer = serve(session, message, ahead if header.get("parts") else None)
             compute_s = time.monotonic() - began_s
-            coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
+            coded, answer = payloads.encode(answer, codec, header.get("downlink")) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
             coded, answer, compute_s = [], refusal(error), 0.0
         except DeviceLost as error:  # the next process has a context of its own

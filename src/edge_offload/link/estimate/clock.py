@@ -3,6 +3,7 @@
 One exchange (sent t1, received there t2, answered there t3, received t4) proves, with no assumption about symmetry,
 t3 - t4 <= offset <= t2 - t1 (Cristian 1989). Older proofs are widened by the drift two quartz clocks can have, and all
 proofs of the window are intersected (Marzullo 1984): queueing in either direction loosens a proof, but never biases it.
+So a transfer has times at both ends on one clock.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class ClockReading:
         rtt_s: shortest round trip of the last few exchanges, s; nan before the first.
         wall_offset_s: peer's wall clock minus ours, s (message stamps of two hosts differ by this), within ``error_s``.
         steps: how often one of the clocks was found to have jumped.
+        latest_s: round trip of the latest exchange, s; nan before the first.
     """
 
     offset_s: float = math.nan
@@ -35,6 +37,7 @@ class ClockReading:
     rtt_s: float = math.nan
     wall_offset_s: float = math.nan
     steps: int = 0
+    latest_s: float = math.nan
 
     @property
     def warning(self) -> str:
@@ -83,7 +86,8 @@ class PeerClock:
         self._round_trips.append((t4 - t1) - (t3 - t2))
         offset = (bounds[0] + bounds[1]) / 2
         wall = self.reading.wall_offset_s if wall_difference_s is None else wall_difference_s + offset
-        self.reading = ClockReading(offset, (bounds[1] - bounds[0]) / 2, min(self._round_trips), wall, self._steps)
+        shortest_s, latest_s = min(self._round_trips), self._round_trips[-1]
+        self.reading = ClockReading(offset, (bounds[1] - bounds[0]) / 2, shortest_s, wall, self._steps, latest_s)
         return True
 
     def _intersect(self, now: float) -> Optional[Tuple[float, float]]:
@@ -91,3 +95,41 @@ class PeerClock:
         low = max(proof[1] - slack * (now - proof[0]) for proof in self._proofs)
         high = min(proof[2] + slack * (now - proof[0]) for proof in self._proofs)
         return (low, high) if low <= high else None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """When and how large one request and its reply were. Seconds on this machine's monotonic clock.
+
+    Attributes:
+        queued_s: :meth:`Client.request` was called.
+        sent_s: the link's thread gave the message to ZeroMQ.
+        server_received_s, server_sent_s: the whole request was there; the reply was given to ZeroMQ there. Mapped with
+            the clock offset, off by at most ``clock_error_s``.
+        received_s: the whole reply was here.
+        clock_error_s: bound on the error of the two server times, s.
+        bytes_up, bytes_down: what the two messages took on the TCP connection, headers and encryption included.
+        waited_up_s, waited_down_s: for which threads of either end waited for a processor meanwhile, at most: so much
+            of the duration may not have been the link's.
+    """
+
+    queued_s: float
+    sent_s: float
+    server_received_s: float
+    server_sent_s: float
+    received_s: float
+    clock_error_s: float
+    bytes_up: int
+    bytes_down: int
+    waited_up_s: float = 0.0
+    waited_down_s: float = 0.0
+
+    @property
+    def uplink_s(self) -> float:
+        """Duration of the way up, s (never negative; off by at most ``clock_error_s``)."""
+        return max(0.0, self.server_received_s - self.sent_s)
+
+    @property
+    def downlink_s(self) -> float:
+        """Duration of the way down, s (never negative; off by at most ``clock_error_s``)."""
+        return max(0.0, self.received_s - self.server_sent_s)

@@ -6,6 +6,8 @@ Three kinds of evidence, none of which asks a network emulator or a radio for it
   without the time that it waited behind an earlier one;
 * while a transfer is under way: the kernel's count of acknowledged bytes. It can only lower the estimate (the next hop
   may buffer), and it is what shows a collapse before the transfer has ended;
+* of a large upload: the pace at which its bytes were delivered, unless the next hop took them before the server did. It
+  depends neither on the delay nor on threads that come late;
 * probes when nothing travels (:mod:`edge_offload.link.transport.prober`).
 """
 
@@ -13,9 +15,15 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Callable, Deque, Optional, Tuple
+
+from edge_offload.link.estimate.clock import Transfer
+from edge_offload.link.sockets.descriptors import Deliveries
+
+__all__ = ["ACTIVE", "NONE", "PASSIVE", "LinkEstimator", "LinkReading", "RateFilter", "Transfer"]
 
 #: Spread of the logarithm of the bandwidth that one second brings on a link in motion.
 DRIFT_PER_S = 0.3
@@ -38,44 +46,6 @@ UNDELAYED, RECENT, RECENT_S, FEWEST = 0.9, 16, 3.0, 6
 LEAST_S = 1e-6
 #: Weight of an estimate of unknown age.
 MAX_VARIANCE = 1.5
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """When and how large one request and its reply were. Seconds on this machine's monotonic clock.
-
-    Attributes:
-        queued_s: :meth:`Client.request` was called.
-        sent_s: the link's thread gave the message to ZeroMQ.
-        server_received_s, server_sent_s: the whole request was there; the reply was given to ZeroMQ there. Mapped with
-            the clock offset, off by at most ``clock_error_s``.
-        received_s: the whole reply was here.
-        clock_error_s: bound on the error of the two server times, s.
-        bytes_up, bytes_down: what the two messages took on the TCP connection, headers and encryption included.
-        waited_up_s, waited_down_s: for which threads of either end waited for a processor meanwhile, at most: so much
-            of the duration may not have been the link's.
-    """
-
-    queued_s: float
-    sent_s: float
-    server_received_s: float
-    server_sent_s: float
-    received_s: float
-    clock_error_s: float
-    bytes_up: int
-    bytes_down: int
-    waited_up_s: float = 0.0
-    waited_down_s: float = 0.0
-
-    @property
-    def uplink_s(self) -> float:
-        """Duration of the way up, s (never negative; off by at most ``clock_error_s``)."""
-        return max(0.0, self.server_received_s - self.sent_s)
-
-    @property
-    def downlink_s(self) -> float:
-        """Duration of the way down, s (never negative; off by at most ``clock_error_s``)."""
-        return max(0.0, self.received_s - self.server_sent_s)
 
 
 class RateFilter:
@@ -209,6 +179,8 @@ TRICKLE_BYTES = 256
 JITTER_S = 1e-3
 #: Seconds of round trips of which the shortest counts as the delay of the empty link.
 RTT_WINDOW_S = 5.0
+#: Seconds in which the delay becomes another one (``bench levels``: error of packet_jitter_20).
+WANDER_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -267,6 +239,7 @@ class LinkEstimator:
         self._round_trips: Deque[Tuple[float, float]] = deque()
         self._up_free_s = self._down_free_s = -math.inf
         self._mark: Optional[Tuple[float, int]] = None
+        self._deliveries = Deliveries()
 
     def round_trip(self, now: float, rtt_s: float) -> None:
         """A small message took this long, there and back."""
@@ -282,8 +255,8 @@ class LinkEstimator:
         with self._lock:
             delay_s = self._delay_s()
             # the clock's error is in the delay, too; what round trips vary by is in no transfer's delay
-            varies_s = abs(transfer.clock_error_s - delay_s) + self._varies_s()
-            error_s = min(transfer.clock_error_s, varies_s) + JITTER_S
+            above_s, wanders_s = self._varies_s()
+            error_s = min(transfer.clock_error_s, abs(transfer.clock_error_s - delay_s) + above_s) + JITTER_S
             # a transfer had the link to itself when the one before it was through
             up_began = max(transfer.sent_s + delay_s, self._up_free_s)
             down_began = max(transfer.server_sent_s + delay_s, self._down_free_s)
@@ -293,10 +266,16 @@ class LinkEstimator:
             if transfer.bytes_down >= SAMPLE_BYTES:
                 self._down_free_s = max(self._down_free_s, now)
             lag_up_s, lag_down_s = (
-                waited_s + UNSEEN * self.late_s for waited_s in (transfer.waited_up_s, transfer.waited_down_s)
+                waited_s + UNSEEN * self.late_s + above_s / 2
+                for waited_s in (transfer.waited_up_s, transfer.waited_down_s)
             )
             up_s, down_s = transfer.server_received_s - up_began, now - down_began
-            used = self._told(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
+            size, seconds, done_s = self._deliveries.take(now)
+            if size and done_s >= transfer.server_received_s - transfer.clock_error_s:
+                drift_s = wanders_s * min(1.0, seconds / WANDER_S)
+                used = self._told(self._up, now, size, seconds, JITTER_S + drift_s, transfer.waited_up_s)
+            else:  # the next hop took the bytes before the server did, or it was too little
+                used = self._told(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
             used |= self._told(self._down, now, transfer.bytes_down, down_s, error_s, lag_down_s)
             if used:
                 self._source = source
@@ -316,8 +295,9 @@ class LinkEstimator:
         return size >= SAMPLE_BYTES and rate.observe(now, size, busy_s, error_s, lag_s)
 
     def progress(
-        self, now: float, given: int, acked: int, waited: Callable[[float, float], float] = lambda begin, end: 0.0
-    ) -> None:
+        self, now: float, given: int, acked: int, waited: Callable[[float, float], float] = lambda begin, end: 0.0,
+        delivered: int = 0,
+    ) -> None:  # fmt: skip
         """Bytes given to the connection and acknowledged by the next hop so far; call it at least every 0.1 s.
 
         Args:
@@ -325,13 +305,16 @@ class LinkEstimator:
             given: bytes given so far.
             acked: bytes acknowledged so far.
             waited: for how long threads of either end waited for a processor between two times, at most.
+            delivered: bytes that have reached the next hop, those behind a hole included; 0: the kernel does not count.
         """
         with self._lock:
+            self._deliveries.note(now, given - acked if given - acked >= BACKLOG_BYTES else 0, delivered)
             if given - acked < BACKLOG_BYTES:
                 self._mark = None
                 return
             if self._mark is None:
-                self._mark = (now, acked)
+                # the first acknowledgement takes a round trip
+                self._mark = (now + 2 * self._delay_s() + self._varies_s()[0], acked)
                 return
             since_s, before = self._mark
             busy_s = now - since_s
@@ -362,7 +345,7 @@ class LinkEstimator:
             for rate in (self._up, self._down):
                 rate.forget()
             self._round_trips.clear()
-            self._mark = None
+            self._mark, self._deliveries = None, Deliveries()
             self._source = NONE
             self._up_free_s = self._down_free_s = -math.inf
 
@@ -391,10 +374,16 @@ class LinkEstimator:
                 age_s=now - max(up.updated_s, down.updated_s),
             )
 
-    def _varies_s(self) -> float:
-        """By how much the delay of a transfer may be above the shortest."""
-        latest = sorted(rtt for _, rtt in self._round_trips) or [0.0]
-        return latest[len(latest) // 2] - latest[0]
+    @property
+    def current(self) -> LinkReading:
+        """The reading of this moment, cautious."""
+        return self.reading(time.monotonic()).cautious
+
+    def _varies_s(self) -> Tuple[float, float]:
+        """By how much the delay of a transfer may be above the shortest, and how far apart successive ones are."""
+        latest = [rtt for _, rtt in self._round_trips] or [0.0]
+        apart_s = sum(abs(after - before) for before, after in zip(latest, latest[1:])) / len(latest)
+        return sorted(latest)[len(latest) // 2] - min(latest), apart_s
 
     def _delay_s(self) -> float:
         return min((rtt for _, rtt in self._round_trips), default=0.0) / 2

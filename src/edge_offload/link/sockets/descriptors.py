@@ -3,22 +3,93 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import socket
 import struct
+import time
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, List, Optional, Tuple
 
-# struct tcp_info (linux/tcp.h): u64 tcpi_bytes_acked at 120 and u64 tcpi_bytes_received at 128, since Linux 4.1
-_INFO_BYTES = 136
+# struct tcp_info (linux/tcp.h): tcpi_snd_mss at 16, tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us) at 68,
+# tcpi_total_retrans at 100, u64 tcpi_bytes_acked and tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_out and
+# tcpi_segs_in at 136 since 4.2, tcpi_min_rtt at 148, tcpi_delivered at 192 since 4.18
+_LEAST_BYTES, _INFO_BYTES = 136, 196
+_INFO = struct.Struct("=16xI4xI40xII24xI32xII4xI40xI")
+#: A connection loses segments at random when it has sent some again in so many episodes, so far apart (seconds), this
+#: share of all (``bench levels --congestion reno``: frames of packet_loss_1 and packet_loss_3).
+EPISODES, EPISODE_S, LOSS_SHARE = 4, 0.5, 0.003
+#: BBR takes the shortest round trip for the usual one: not where that is less than this share of it
+#: (``bench levels``: frames of packet_jitter_20).
+STEADY_SHARE = 0.25
+PACED = b"bbr"
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes that the far end has acknowledged, and bytes received in order, since the connection began."""
+    """What the kernel counts since the connection began.
+
+    Attributes:
+        acked: bytes that the far end has acknowledged.
+        received: bytes received in order.
+        segments: segments received, empty and repeated ones included; 0 where the kernel does not count.
+        unacked: segments sent and not acknowledged yet.
+        rtt_s, rtt_deviation_s: smoothed round trip between the kernels, and its mean deviation (seconds).
+        delivered: bytes of segments that have reached the far end, those behind a hole included.
+    """
 
     acked: int
     received: int
+    segments: int = 0
+    unacked: int = 0
+    rtt_s: float = 0.0
+    rtt_deviation_s: float = 0.0
+    delivered: int = 0
+
+
+class Deliveries:
+    """Bytes that have reached the far end, look by look, while an upload is under way.
+
+    Their pace is the link's whatever the delay is, and whenever the threads of the two ends have looked.
+    """
+
+    #: A run of looks says something from so many bytes and seconds on; a longer gap than this ends it: TCP waited, not
+    #: the link (``bench levels``: error).
+    LEAST_BYTES, LEAST_S, GAP_S = 16 << 10, 3e-3, 0.01
+    #: Looks that are stored.
+    MOST = 1000
+
+    def __init__(self) -> None:
+        self._looks: List[Tuple[float, int, int]] = []
+
+    def note(self, now: float, remaining: int, delivered: int) -> None:
+        """At ``now`` (seconds) so many bytes were not acknowledged yet, and so many had been delivered in all."""
+        if remaining or (self._looks and self._looks[-1][1]):
+            self._looks.append((now, remaining, delivered))
+            del self._looks[: -self.MOST]
+
+    def take(self, end_s: float) -> Tuple[float, float, float]:
+        """Remove the looks up to ``end_s``; returns the bytes and seconds of their runs, and when nothing remained.
+
+        inf stands for: something did at each look.
+        """
+        looks = [look for look in self._looks if look[0] <= end_s]
+        del self._looks[: len(looks)]
+        looks = list(itertools.dropwhile(lambda look: not look[1], looks))
+        runs: List[List[Tuple[float, int]]] = [[]]
+        for (before_s, _, before), (now, remaining, delivered) in zip(looks, looks[1:]):
+            if not remaining or now - before_s > self.GAP_S:
+                runs.append([])
+            elif runs[-1] and now - runs[-1][-1][0] > self.GAP_S:
+                runs[-1].pop()  # it had stopped by then
+                runs.append([])
+            elif delivered > before:
+                runs[-1].append((now, delivered))
+        spans = [(run[-1][1] - run[0][1], run[-1][0] - run[0][0]) for run in runs if run]
+        spans = [span for span in spans if span[0] >= self.LEAST_BYTES and span[1] >= self.LEAST_S]
+        done_s = next((now for now, remaining, _ in looks if not remaining), math.inf)
+        return float(sum(size for size, _ in spans)), sum(seconds for _, seconds in spans), done_s
 
 
 class Connection:
@@ -33,6 +104,8 @@ class Connection:
         self.descriptor = descriptor
         self._inode = os.fstat(descriptor).st_ino
         self._held: Optional[socket.socket] = None
+        self._episode_s = -math.inf
+        self._episodes = self._retransmitted = 0
 
     def hold(self) -> None:
         """Keep the connection's counters readable after its owner closes it, until :meth:`release`."""
@@ -54,9 +127,48 @@ class Connection:
                 info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             except OSError:
                 return None
-        if len(info) < _INFO_BYTES:
+        if len(info) < _LEAST_BYTES:
             return None
-        return Counters(*struct.unpack_from("=QQ", info, 120))
+        acked, received = struct.unpack_from("=QQ", info, 120)
+        if len(info) < _INFO_BYTES:
+            return Counters(acked, received)
+        size, unacked, rtt_us, deviation_us, again, sent, segments, shortest_us, delivered = _INFO.unpack_from(info)
+        if again > self._retransmitted:
+            self.note_losses(time.monotonic(), again, sent, shortest_us >= STEADY_SHARE * rtt_us)
+        return Counters(acked, received, segments, unacked, rtt_us / 1e6, deviation_us / 1e6, size * delivered)
+
+    def note_losses(self, now: float, retransmitted: int, sent: int, steady: bool) -> None:
+        """Have the kernel send by what arrives (BBR), once segments are lost at random: other ways slow down at each.
+
+        Where this process may not use it, nothing changes.
+
+        Args:
+            now: seconds, monotonic.
+            retransmitted: segments sent again so far.
+            sent: segments sent so far.
+            steady: whether round trips are alike.
+        """
+        self._retransmitted = retransmitted
+        if now - self._episode_s < EPISODE_S:
+            return
+        self._episode_s, self._episodes = now, self._episodes + 1
+        if self._episodes < EPISODES or not steady or retransmitted < LOSS_SHARE * sent:
+            return
+        duplicate = self._duplicate()
+        if duplicate is not None:
+            with duplicate, contextlib.suppress(OSError):
+                duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, PACED)
+
+    def ends(self) -> Optional[Tuple[int, Any, Any]]:
+        """Address family, this end's socket address and the far end's; None if the connection is gone."""
+        duplicate = self._held.dup() if self._held is not None else self._duplicate()
+        if duplicate is None:
+            return None
+        with duplicate:
+            try:
+                return int(duplicate.family), duplicate.getsockname(), duplicate.getpeername()
+            except OSError:
+                return None
 
     def shutdown(self) -> bool:
         """Break the connection; its owner notices by itself. False if it was gone already."""

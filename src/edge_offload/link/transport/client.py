@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import zmq
@@ -56,7 +57,7 @@ class Keeper:
         self.clock = ClockReading()
         self.wakeup = Wakeup()
         self._fronts, self._dialling, self._status, self._incoming = fronts, dialling, status, incoming
-        self._redial = Redial(fronts, dialling.timings.backoff_cap_s)
+        self._redial = Redial(fronts, dialling.timings)
         self._attentions: List[Attention] = []
         self._stop = threading.Event()
         self._thread: Optional[threading.Thread] = None
@@ -96,7 +97,7 @@ class Keeper:
                     self._serve(context)
                 except (ConnectionLost, EdgeOffloadError) as error:
                     ready = isinstance(error, ConnectionLost) and status.state is LinkState.READY
-                    over = self._redial.over(error, ready, dialled_s)
+                    over = self._redial.over(error, ready, dialled_s, self.clock.rtt_s)
                 else:
                     break
                 status.leaving = None
@@ -117,7 +118,8 @@ class Keeper:
         body = {"app": how.hello() if callable(how.hello) else how.hello, "session": how.session}
         public, pair = how.keys.server_public(status.address), how.keys.ensure_pair("client")
         target = Target(status.address, self._fronts.endpoint, public, pair)
-        dialled = Dialled(context, target, body, status.epoch, how.timings, how.limits, waits.far)
+        timings = replace(how.timings, connect_s=self._redial.connect_s)
+        dialled = Dialled(context, target, body, status.epoch, timings, how.limits, waits.far)
         with dialled:
             waits.find()
             poller = zmq.Poller()
@@ -151,9 +153,10 @@ class Keeper:
         reading = dialled.clock.reading
         if reading is not self.clock:
             self.clock = reading
-            estimator.round_trip(now, reading.rtt_s)
+            estimator.round_trip(now, reading.latest_s)
         if dialled.ready:
-            estimator.progress(now, *dialled.pulse.progress(), self._incoming.waits.under_way)
+            pulse = dialled.pulse
+            estimator.progress(now, *pulse.progress(), self._incoming.waits.under_way, pulse.delivered)
 
     def _poll_s(self, dialled: Dialled) -> float:
         due_s = dialled.due_s(self._incoming.busy, bool(self._attentions))

@@ -2,7 +2,7 @@
 
 A connection is alive while the peer is heard. A heartbeat that waits behind a large upload is no sign of death: its
 time to be answered begins when the kernel reports it acknowledged by the next hop, and until then the upload itself
-must make progress.
+must make progress. When no segment comes any more, the path is examined (:mod:`edge_offload.link.transport.path`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.security.keys import trust_command
 from edge_offload.link.sockets import descriptors
+from edge_offload.link.sockets.descriptors import Deliveries
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
+from edge_offload.link.transport.path import PROBE_S, SUSPECT_S, Probes, Suspicion, Verdict
 from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, Target, Terms, Timings
 
 __all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "Timings"]
-
 rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
 # what a ZMTP 3 peer sends before anything else
 GREETING_BYTES = 64
+#: Seconds between two looks at an upload that is under way, for so long at most (``bench levels``: error).
+UPLOAD_LOOK_S, UPLOAD_S = 4e-3, 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
 
@@ -61,6 +64,8 @@ class Heartbeat:
 
     Attributes:
         heard_s: when the peer was heard last.
+        segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
+        delivered: bytes that have reached the next hop, as of the latest look.
     """
 
     def __init__(self, timings: Timings, now: float) -> None:
@@ -70,7 +75,9 @@ class Heartbeat:
         self._pings: Dict[int, _Ping] = {}
         self._ping_id = self._heartbeats = 0
         self._given = self._acked_base = self._acked = self._received = 0
-        self._acked_s = 0.0
+        self._acked_s = self._given_s = 0.0
+        self.delivered = 0
+        self.segments, self.segment_s = 0, now
 
     def welcomed(self, counters: Optional[descriptors.Counters]) -> None:
         """The welcome answers all that was sent before it: what is acknowledged now is where counting begins."""
@@ -81,6 +88,7 @@ class Heartbeat:
     def gave(self, size: int) -> None:
         """So many bytes were given to ZeroMQ."""
         self._given += size
+        self._given_s = time.monotonic()
 
     def progress(self) -> Tuple[int, int]:
         """Bytes given to ZeroMQ, and bytes that the next hop has acknowledged, since the welcome."""
@@ -98,6 +106,9 @@ class Heartbeat:
     def due_s(self, now: float, busy: bool, attentive: bool) -> float:
         """When something is to be done, at the latest."""
         look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
+        given, acked = self.progress()
+        if given - acked >= Deliveries.LEAST_BYTES and now - self._given_s < UPLOAD_S:
+            look_s = now + UPLOAD_LOOK_S
         return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, look_s)
 
     def check(self, now: float, counters: Optional[descriptors.Counters]) -> None:
@@ -107,6 +118,7 @@ class Heartbeat:
             ConnectionLost: one has been overdue for too long.
         """
         if counters is not None:
+            self.delivered = counters.delivered
             if counters.received != self._received:
                 self._received, self.heard_s = counters.received, now
             if counters.acked != self._acked or self._acked_s == 0.0:
@@ -148,12 +160,9 @@ class Dialled:
     """A fresh DEALER socket on its way to, or in conversation with, a server. Used by one thread only.
 
     Args:
-        context: ZeroMQ's.
-        target: the server.
-        hello: what it is told first.
-        epoch: of the connection.
-        timings: patience.
-        limits: bounds on one message.
+        context, target: ZeroMQ's, and the server.
+        hello, epoch: the first message, and the connection's number.
+        timings, limits: patience, and bounds on one message.
         far: what the server's threads wait for a processor; pongs tell.
 
     Attributes:
@@ -174,11 +183,9 @@ class Dialled:
         self.clock = PeerClock()
         self._began_s = time.monotonic()
         self.pulse = Heartbeat(timings, self._began_s)
-        self._epoch = epoch
-        self._timings = timings
-        self._limits = limits
-        self._far = far
+        self._epoch, self._timings, self._limits, self._far = epoch, timings, limits, far
         self._tcp: Optional[descriptors.Connection] = None
+        self._suspicion: Optional[Suspicion] = None
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
         self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
         socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
@@ -211,18 +218,20 @@ class Dialled:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
+        self._dispel()
         if self._tcp is not None:
             self._tcp.release()
 
     @property
     def sockets(self) -> List[zmq.Socket[Any]]:
-        """Where something comes."""
+        """Those to be polled."""
         return [self._socket, self._monitor]
 
     def due_s(self, busy: bool, attentive: bool) -> float:
         """When :meth:`check` must be called next, at the latest; arguments as there."""
         now = time.monotonic()
-        return self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
+        due_s = self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
+        return min(due_s, now + PROBE_S) if self._suspicion else due_s
 
     def check(self, busy: bool, attentive: bool) -> None:
         """Send heartbeats and look at the timeouts.
@@ -240,11 +249,35 @@ class Dialled:
                 what = "no connection" if self._tcp is None else "no welcome"
                 raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
             return
-        self.pulse.check(now, self._counters())
+        counters = self._counters()
+        self.pulse.check(now, counters)
+        if counters is not None:
+            self._check_path(now, counters)
         number = self.pulse.ping(now, busy, attentive)
         if number:
             self.send(messages.pack_header(Message("ping", self._epoch, number, "", {}, (time.monotonic(),))), [])
             self.pulse.pinged(now, busy)
+
+    def _check_path(self, now: float, counters: descriptors.Counters) -> None:
+        if counters.segments != self.pulse.segments or not counters.unacked:
+            self.pulse.segment_s = now
+        self.pulse.segments, silent_s = counters.segments, now - self.pulse.segment_s
+        if silent_s < SUSPECT_S or self._tcp is None:
+            self._dispel()
+            return
+        self._suspicion = self._suspicion or Suspicion(Probes(self._tcp), self._timings.path_s)
+        verdict = self._suspicion.judge(now, silent_s, counters)
+        if verdict is Verdict.ALIVE:
+            self.pulse.segment_s = now
+            self._dispel()
+        elif verdict is not Verdict.OPEN:
+            words, moved = f"{verdict.value}: nothing heard for {silent_s:.2f} s", verdict is Verdict.MOVED
+            raise ConnectionLost(words, over=not moved, moved=moved)
+
+    def _dispel(self) -> None:
+        if self._suspicion is not None:
+            self._suspicion.close()
+            self._suspicion = None
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.

@@ -11,7 +11,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import zmq
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.gate import Bounds, Gate
 from edge_offload.link.transport.messages import Message
@@ -79,6 +79,18 @@ class Request:
     def answered(self) -> bool:
         """Whether :meth:`reply` or :meth:`fail` was called."""
         return self._answered.locked()
+
+    @property
+    def downlink(self) -> Optional[float]:
+        """Bytes per second that the link carries to the peer, by its estimate; None: unknown.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        rate = self.body.get("downlink")
+        if rate is not None and not (type(rate) is float and 0 < rate < 1e15):
+            raise ProtocolError("downlink is a number of bytes per second")
+        return rate
 
     def reply(self, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
         """Answer. ``buffers`` (C-contiguous) must not be changed afterwards. A peer that has gone gets nothing.

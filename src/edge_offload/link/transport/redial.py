@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -18,6 +19,9 @@ from edge_offload.link.transport.terms import ConnectionLost, Timings
 LEAST_PAUSE_S = 0.05
 #: A connection that stood for so long is dialled once more before another server is.
 STOOD_S = 1.0
+#: A first attempt after a connection waits for this many round trips, and so many seconds at least: where its first
+#: packet is lost, the kernel sends that again only after a second (``bench levels``: moved, back).
+CONNECT_ROUND_TRIPS, LEAST_CONNECT_S = 3.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -45,32 +49,41 @@ class Redial:
 
     Args:
         fronts: its servers; turned to the next one here.
-        cap_s: the longest pause.
+        timings: how patiently.
+
+    Attributes:
+        connect_s: how long the next attempt waits for the TCP connection.
     """
 
-    def __init__(self, fronts: Fronts, cap_s: float) -> None:
-        self._fronts, self._cap_s = fronts, cap_s
+    def __init__(self, fronts: Fronts, timings: Timings) -> None:
+        self._fronts, self._timings = fronts, timings
+        self.connect_s = timings.connect_s
         self._pause_s = 0.0
         self._hang_ups: Counter[str] = Counter()
 
-    def over(self, error: Union[ConnectionLost, EdgeOffloadError], ready: bool, dialled_s: float) -> Over:
-        """A connection that was dialled then, and was ready or not, has ended."""
+    def over(
+        self, error: Union[ConnectionLost, EdgeOffloadError], ready: bool, dialled_s: float, rtt_s: float = math.nan
+    ) -> Over:
+        """A connection that was dialled then, and was ready or not, has ended; ``rtt_s``: its round trip."""
+        first_s = self._timings.connect_s if math.isnan(rtt_s) else max(LEAST_CONNECT_S, CONNECT_ROUND_TRIPS * rtt_s)
+        self.connect_s = min(first_s if ready else 2 * self.connect_s, self._timings.connect_s)
         address, broke, at_once = self._fronts.current, False, False
         if isinstance(error, ConnectionLost):
             self._hang_ups[address] = self._hang_ups[address] + 1 if error.hung_up else 0
             refused = error.refused if self._hang_ups[address] < 2 else _other_key(address)
             broke = ready and not error.over and time.monotonic() - dialled_s > STOOD_S
             reason = str(refused) if refused is not None else error.reason
+            at_once = error.moved
         else:
             refused, reason = error, str(error)
         if self._fronts.several:
-            at_once = self._fronts.lost(refused, again=broke)
+            at_once = self._fronts.lost(refused, again=broke) or at_once
             reason = f"{address}: {reason}"
             refused = refused if self._fronts.all_refuse() else None
         return Over(reason, refused, 0.0 if at_once else self._pause(ready, dialled_s))
 
     def _pause(self, ready: bool, dialled_s: float) -> float:
-        self._pause_s = LEAST_PAUSE_S if ready else min(self._cap_s, max(0.05, self._pause_s * 2))
+        self._pause_s = LEAST_PAUSE_S if ready else min(self._timings.backoff_cap_s, max(0.05, self._pause_s * 2))
         # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
         left_s = self._pause_s if ready else self._pause_s - (time.monotonic() - dialled_s)
         # half of the pause is random, so that many robots do not come back in step

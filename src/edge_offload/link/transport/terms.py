@@ -37,6 +37,7 @@ class Timings:
         heartbeat_s: between pings; they also measure the clock offset and the round trip.
         idle_s: the same while no request waits; longer than ``heartbeat_s``, it spares a robot that computes by itself.
         silence_s: without a sign of life before the connection is given up.
+        path_s: the same while the path itself is dead: the peer's kernel does not answer new connections either.
         backoff_cap_s: longest pause between two attempts.
     """
 
@@ -45,6 +46,7 @@ class Timings:
     heartbeat_s: float = 0.25
     idle_s: float = 0.25
     silence_s: float = 1.0
+    path_s: float = 0.2
     backoff_cap_s: float = 0.5
 
 
@@ -74,13 +76,16 @@ class ConnectionLost(Exception):
     with another key does; but also one that was killed at that moment, so once is no proof.
 
     ``over``: the server is silent or was left on purpose, so that another one is to be dialled first.
+
+    ``moved``: this robot has another address, so that the same server is to be dialled at once.
     """
 
     def __init__(
-        self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False, over: bool = False
-    ) -> None:
+        self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False, over: bool = False,
+        moved: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(reason)
-        self.over = over
+        self.over, self.moved = over, moved
         self.hung_up = hung_up
         self.reason = reason
         self.refused = refused

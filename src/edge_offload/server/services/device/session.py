@@ -67,7 +67,7 @@ class Session:
     # -- requests
 
     def run(self, request: Request) -> None:
-        """``{number, answered, parts, coded, codec, ahead}`` and buffers → what the executor answers.
+        """``{number, answered, parts, coded, codec, downlink, ahead}`` and buffers → what the executor answers.
 
         With ``ahead``, what it has computed early comes as numbered parts of the answer, ahead of the rest.
         """
@@ -198,8 +198,8 @@ class Session:
         codec = body.get("codec", "auto")
         if not isinstance(codec, str):
             raise ProtocolError("codec is a string")
-        ahead = body.get("ahead") is True
-        channel.send({"id": number, "coded": body.get("coded"), "codec": codec, "parts": ahead}, buffers)
+        facts = {"codec": codec, "downlink": request.downlink, "parts": body.get("ahead") is True}
+        channel.send({"id": number, "coded": body.get("coded"), **facts}, buffers)
 
     def _refuse(self, request: Request, error: EdgeOffloadError) -> None:
         """A message that cannot be run is over, and so is the session: those after it build upon it."""

@@ -73,6 +73,7 @@ class Inference:
         self._max_input_bytes = max_input_bytes
         self._book = book
         self._feed = feed
+        self._downlink = request.downlink
         self._taken_s = self._decoded_s = 0.0
 
     @property
@@ -100,7 +101,7 @@ class Inference:
         request, name = self.request, self.opened.replica.name
         self._book.computed(name, execution.compute_s / shared_by)
         encoding_s = time.monotonic()
-        descriptors, buffers = pack(execution.outputs, request.body.get("codec", "auto"))
+        descriptors, buffers = pack(execution.outputs, request.body.get("codec", "auto"), self._downlink)
         answer: Dict[str, Any] = {
             "outputs": descriptors,
             "queue_s": self._taken_s - request.received_s,
@@ -281,10 +282,10 @@ class ReplicaService(Service):
         self.submit(self._loader, request, lambda: self._load(request, specs))
 
     def infer(self, request: Request) -> None:
-        """``{handle, inputs, codec, wait_s, meta, turn}`` → ``{outputs, …_s, engine}``: seconds of each stage.
+        """``{handle, inputs, codec, downlink, wait_s, meta, turn}`` → ``{outputs, …_s, engine}``: seconds of stages.
 
         ``wait_s`` is how long the robot waits: what cannot be ready by then is refused at once, and never computed.
-        ``turn`` is for the scheduler of promises.
+        ``downlink`` is what the link carries to the robot, bytes/s. ``turn`` is for the scheduler of promises.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, no such handle, other shapes than opened, or full.
