@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import LinkLost
-from edge_offload.manager.in_flight import MOST, FrameOrder, FramesInFlight
+from edge_offload.manager.in_flight import FrameOrder, FramesInFlight
+from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.runtime.hedge import Hedge, apart
@@ -112,7 +113,7 @@ def test_what_did_not_run_as_it_was_asked_to_does_not_set_the_pace():
 
 
 def test_nothing_is_taken_up_beside_a_frame_that_is_late_or_computed_here():
-    frames = FramesInFlight(MOST)
+    frames = FramesInFlight(MOST_IN_FLIGHT)
     frames.note(report())
     place = frames.place()
     frames.begun(place, until_s=20.0)

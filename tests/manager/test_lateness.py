@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.lateness import LOOK_S, Lateness, Patience, Tail, TimeoutLimits, Watch, due_s
-from edge_offload.manager.tuning import ENOUGH, GIVE_UP_S, SILENCE_S
+from edge_offload.manager.lateness import Lateness, Patience, Tail, TimeoutLimits, Watch, due_s
+from edge_offload.manager.tuning import ENOUGH, GIVE_UP_S, LOOK_S, SILENCE_S
 from edge_offload.mode import Mode
 
 MB = 1_000_000

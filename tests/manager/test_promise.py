@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import Situation
-from edge_offload.manager.promise import AGAIN_S, PACED, SILENT_S, UNKNOWN, PromisePolicy
+from edge_offload.manager.promise import UNKNOWN, PromisePolicy
+from edge_offload.manager.tuning import ENOUGH, RECENT_S, REPEAT_S
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import SETTLE_S, Ask, Report, Turns
 
@@ -38,7 +39,7 @@ class Camera:
         return self.policy.report(captured, captured) if self.policy.wants(captured, captured) else None
 
     def promised(self) -> Ask:
-        for _ in range(PACED + 1):
+        for _ in range(ENOUGH + 1):
             assert self.policy.wants(self.now, self.now), "on its own every frame may go"
             self.count += 1
         ask = self.policy.ask(self.now, 3)
@@ -92,7 +93,7 @@ def test_a_server_that_is_silent_leaves_the_robot_on_its_own() -> None:
     camera = Camera()
     camera.promised()
     camera.told(1, 40)
-    while camera.now < 50.0 + (PACED + 1) * FRAME_S + SILENT_S - FRAME_S:
+    while camera.now < 50.0 + (ENOUGH + 1) * FRAME_S + REPEAT_S - FRAME_S:
         assert not camera.policy.wants(camera.now, camera.now)
         camera.count += 1
     camera.count += 3
@@ -125,7 +126,7 @@ def test_a_refusal_is_told_and_asked_again_later() -> None:
     assert decision.mode is Mode.SERVER
     assert decision.reason == "on its own: full: 0.08 could be promised now"
     assert camera.policy.ask(camera.now, 3) is None
-    assert camera.policy.ask(camera.now + AGAIN_S, 3) is not None
+    assert camera.policy.ask(camera.now + RECENT_S, 3) is not None
     camera.policy.admitted(camera.now)
     assert camera.policy.words(camera.now).startswith("promised: at most 0.05")
 
@@ -139,7 +140,7 @@ def test_another_pace_is_told_by_asking_anew() -> None:
     camera = Camera()
     camera.promised()
     now = camera.now
-    for _ in range(PACED + 1):
+    for _ in range(ENOUGH + 1):
         now += 2 * FRAME_S
         camera.policy.wants(now, now)
     ask = camera.policy.ask(now, 3)

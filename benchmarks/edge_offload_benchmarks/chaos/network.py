@@ -19,12 +19,12 @@ from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
 from edge_offload.manager.policy import Decision, FixedPolicy, LatencyPolicy, Manager, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.manager.tuning import FRAMES
+from edge_offload.manager.tuning import FRAMES, WAITING
 from edge_offload.manager.turn_taker import Claim
 from edge_offload.mode import Mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue
-from edge_offload.runtime.carrying import NONE, WAITING, Along, Carrying, Events, FrameLoop
+from edge_offload.runtime.carrying import NONE, Along, Carrying, Events, FrameLoop
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
 from edge_offload.timing import InferenceReport

@@ -7,11 +7,9 @@ import threading
 import time
 from typing import Callable, Dict, List, Optional
 
+from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_giver import Turn, TurnGiver
 from edge_offload.manager.turn_taker import Claim, TurnTaker
-
-#: Seconds after which the turn in force is said again, so that takers see that somebody is there.
-AGAIN_S = 0.5
 
 
 class Turns:
@@ -101,7 +99,7 @@ class Turns:
                     return
                 told = self._step(time.monotonic())
                 if not told:
-                    self._changed.wait(min(AGAIN_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
+                    self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
             if told:
                 for wake in self.wake.values():
                     wake()
@@ -111,7 +109,7 @@ class Turns:
         turn = self._giver.give(now)
         if turn is not None:
             self._last = turn
-        if self._last is None or (turn is None and now - self._said_s < AGAIN_S):
+        if self._last is None or (turn is None and now - self._said_s < REPEAT_S):
             return False
         self._said_s = now
         for taker in self._takers.values():

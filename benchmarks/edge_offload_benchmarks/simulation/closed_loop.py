@@ -17,8 +17,9 @@ from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer, worth_joining
 from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.lateness import LOOK_S, FrameLateness, Lateness
+from edge_offload.manager.lateness import FrameLateness, Lateness
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.tuning import LOOK_S
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport

@@ -1,7 +1,7 @@
 """What ``offload/bandwidth`` says of the link, against what the frames' own transfers say: which of the two counts.
 
-The newer measurement counts, and of two that are of the same time the topic's, which knows of probes, too. Where both
-are of now and cannot both be true, a monitor that is wrong must not decide: what frames really took counts, and it is
+The newer measurement counts, and of two within :data:`.RECENT_S` the topic's, which knows of probes, too. Where such
+two cannot both be true, a monitor that is wrong must not decide: what frames really took counts, and it is
 told. A topic that has gone silent says nothing. Pure: time comes in as an argument.
 """
 
@@ -45,21 +45,17 @@ def informed(situation: Situation, heard: Optional[Heard], began_s: float) -> Tu
         return situation, ""
     now, own = situation.now_s, situation.link
     silent_s = now - (began_s if heard is None else heard.came_s)
+    silent = f"{TOPIC} has been silent for {silent_s:.0f} s: forecasts go by {TRANSFERS} alone"
     if heard is None or silent_s > RECENT_S:
-        lasting = silent_s > RECENT_S
-        words = f"{TOPIC} has been silent for {silent_s:.0f} s: forecasts go by {TRANSFERS} alone" if lasting else ""
-        return replace(situation, source=TRANSFERS if own.uplink > 0 else ""), words
+        return replace(situation, source=TRANSFERS if own.uplink > 0 else ""), silent if silent_s > RECENT_S else ""
     told = heard.at(now)
     situation = replace(situation, bandwidth=told)
     if told.uplink <= 0:
         return replace(situation, source=TRANSFERS if own.uplink > 0 else ""), ""
-    problem = ""
-    if own.uplink > 0 and told.age_s > own.age_s - RECENT_S and _contradict(told, own):
-        if told.age_s <= own.age_s + RECENT_S:
-            problem = (
-                f"{TOPIC} says {told.uplink / 1e6:.2g} MB/s up, {TRANSFERS} {own.uplink / 1e6:.2g}: the latter count"
-            )
-        return replace(situation, source=TRANSFERS), problem
+    older_s = told.age_s - own.age_s
+    if own.uplink > 0 and older_s > -RECENT_S and _contradict(told, own):
+        both = f"{TOPIC} says {told.uplink / 1e6:.2g} MB/s up, {TRANSFERS} {own.uplink / 1e6:.2g}: the latter count"
+        return replace(situation, source=TRANSFERS), both if older_s <= RECENT_S else ""
     forecasts = {mode: rested(forecast, own, told) for mode, forecast in situation.forecasts.items()}
     return replace(situation, forecasts=forecasts, link=told, source=TOPIC), ""
 

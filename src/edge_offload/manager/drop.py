@@ -18,11 +18,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-
-#: Share of a new measurement in the task's mean, of its squared error in the noise.
-MEAN_GAIN, NOISE_GAIN = 0.005, 0.05
-#: The noise of a measurement counts as at least this (standard deviation).
-LEAST_NOISE = 0.01
+from edge_offload.manager.tuning import ENOUGH
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Habits:
     local_s: float = 20.0
     noise: float = 0.1
     settle_s: float = 0.0
-    mean_gain: float = MEAN_GAIN
+    mean_gain: float = 0.005
     alike: float = 1.0
     level_error: float = 0.0
     lasting: float = 1.0
@@ -174,12 +170,12 @@ class DropEstimator:
         self._pass(now)
         variance = float(row @ self._covariance @ row)
         surprise = drop - float(row @ self._state)
-        noise = max(self._noise, LEAST_NOISE**2) * self._habits.alike
+        noise = max(self._noise, (self._habits.noise / 10) ** 2) * self._habits.alike
         gain = self._covariance @ row / (variance + noise)
         self._state = self._state + gain * surprise
         reduced = np.eye(len(row)) - np.outer(gain, row)
         self._covariance = reduced @ self._covariance @ reduced.T + noise * np.outer(gain, gain)
-        self._noise += NOISE_GAIN * (surprise**2 - variance - self._noise)
+        self._noise += (surprise**2 - variance - self._noise) / (2 * ENOUGH)
         self._noise = max(self._noise, 0.0)
         self._samples += 1
         self._measured_s = self._at_s
@@ -204,7 +200,7 @@ class DropEstimator:
         gain = level.variance / (level.variance + habits.noise**2)
         level.value += gain * (drop - level.value)
         level.variance *= 1 - gain
-        level.mean += MEAN_GAIN * (level.value - level.mean)
+        level.mean += habits.mean_gain * (level.value - level.mean)
 
     def curve(self, now: float) -> DropCurve:
         """What is expected now."""

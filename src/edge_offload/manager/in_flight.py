@@ -17,8 +17,6 @@ from edge_offload.manager.tuning import ENOUGH
 from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
-#: Most frames under way at once that can be asked for: the server lets so many requests of a robot wait.
-MOST = 4
 #: The mode whose inferences overlap: nothing of one of them depends on another, and the server keeps their order.
 TOGETHER = (Mode.SERVER,)
 #: Why the inferences of the others do not; what is prepared before and interpreted after them does overlap.

@@ -17,14 +17,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Callable, ContextManager, Deque, Dict, Hashable, NamedTuple, Optional, Tuple
 
+from edge_offload.link.estimate.estimator import BACKLOG_BYTES
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.tuning import CHANGE, ENOUGH, FRAMES, GIVE_UP_S, SILENCE_S
-
-#: Seconds between two looks at a frame that waits; less than that is no lateness (``bench adaptive --outages``).
-LOOK_S = 0.01
-#: Bytes under way below which their pace says nothing (tests/manager/test_lateness.py).
-BACKLOG_BYTES = 4096
+from edge_offload.manager.tuning import CHANGE, ENOUGH, FRAMES, GIVE_UP_S, LOOK_S, SILENCE_S
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,20 @@ from __future__ import annotations
 import abc
 import importlib
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.tuning import STAND_IN, SURE
+from edge_offload.manager.tuning import NOTABLE, SURE
 from edge_offload.mode import AUTO, BRIDGE, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
 #: Preference among modes of which none is worse beyond doubt: the robot's bits at the least energy come first.
 ORDER = (Mode.REPLAY, Mode.SPLIT, Mode.SERVER, Mode.LOCAL)
-#: Seconds or joules below which costs are equal.
-LEAST_COST = 1e-9
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
@@ -160,7 +159,7 @@ class _Preference:
         """
         best = min(costs, key=lambda mode: costs[mode])
         for mode in costs:
-            stand_in = STAND_IN if best is BRIDGE and TABLE[mode].needs_link else 0.0
+            stand_in = NOTABLE if best is BRIDGE and TABLE[mode].needs_link else 0.0
             excess = 0.0 if mode is best else math.log(costs[mode] / costs[best]) - math.log1p(margin + stand_in)
             if excess > 0 and excess > SURE * deviation(mode, best):
                 self.rejected.add(mode)
@@ -203,7 +202,8 @@ class _Choosing(abc.ABC):
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
         costs, why = self._costs(within or able, situation)
-        costs = {mode: max(cost, LEAST_COST) for mode, cost in costs.items()}  # where no watt is known to be drawn
+        # 0 where no watt is known to be drawn
+        costs = {mode: max(cost, sys.float_info.epsilon) for mode, cost in costs.items()}
         best = min(costs, key=lambda mode: costs[mode])
 
         def deviation(one: Mode, other: Mode) -> float:

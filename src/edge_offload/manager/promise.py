@@ -2,7 +2,7 @@
 
 The server says which frames are its turns (:class:`~edge_offload.protocol.promises.Turns`); the frame goes whose
 capture is nearest. Frames are numbered by time, so that one that the camera has dropped shifts none of the others.
-Without a word from the server for :data:`SILENT_S` the robot is on its own again. Pure: time comes in as an argument,
+Without a word from the server for :data:`.REPEAT_S` the robot is on its own again. Pure: time comes in as an argument,
 monotonic seconds.
 """
 
@@ -17,6 +17,7 @@ from typing import Deque, Optional, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropEstimator, Habits
 from edge_offload.manager.policy import Decision, Situation
+from edge_offload.manager.tuning import ENOUGH, FRAMES, GIVE_UP_S, NOTABLE, RECENT_S, REPEAT_S
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import (
     LEAST_BOUND,
@@ -30,18 +31,6 @@ from edge_offload.protocol.promises import (
     Turns,
 )
 
-#: Without turns from the server for so long it counts as silent (seconds).
-SILENT_S = 0.5
-#: Seconds until a promise that was refused, or has ended, is asked for again.
-AGAIN_S = 5.0
-#: Frames that the camera's pace is known by; the pace, when it has changed by this share, is told by asking anew.
-PACED, OTHER_PACE = 8, 0.05
-#: Transfers that the way to the server and back is known by, and the share of them that takes no longer than is said.
-WAYS, NEARLY_ALL = 64, 0.95
-#: A turn whose nearest frame did not come is given to the next one, at most so many frames later.
-LATE = 1.5
-#: Turns further away than this are of another time (seconds).
-FAR_S = 10.0
 #: What networks lose with age before a robot has measured it: tasks of which nothing is known, and mean curves of
 #: kapao_vtest on frames 0 to 399 of the sample video, and of SCONet in the made-up street 11 (up to 0.8 s), carried. A
 #: promise is about the mean of a session, and there what a robot has seen says little of what comes: the curve is
@@ -77,11 +66,11 @@ class PromisePolicy:
     def __post_init__(self) -> None:
         if not LEAST_BOUND <= self.bound <= 1:
             raise BadInput(f"accuracy is {self.bound}", remedy=f"give a bound from {LEAST_BOUND:g} to 1, such as 0.05")
-        self._times: Deque[float] = deque(maxlen=PACED + 1)
+        self._times: Deque[float] = deque(maxlen=ENOUGH + 1)
         self._interval_s = math.nan
         self._base_s = 0.0
-        self._ups: Deque[float] = deque(maxlen=WAYS)
-        self._downs: Deque[float] = deque(maxlen=WAYS)
+        self._ups: Deque[float] = deque(maxlen=FRAMES)
+        self._downs: Deque[float] = deque(maxlen=FRAMES)
         self._drops = DropEstimator(self.habits)
         self._turns: Deque[int] = deque()
         self._plan, self._told_s = -1, -math.inf
@@ -101,7 +90,7 @@ class PromisePolicy:
             handle: of the model, open for the frames' shape.
         """
         interval_s = self._pace()
-        if self._promised and abs(interval_s / self._interval_s - 1) > OTHER_PACE:
+        if self._promised and abs(interval_s / self._interval_s - 1) > NOTABLE:
             self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", again_s=0.0)
         if self._promised or self._asking or now < self._ask_s or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
             return None
@@ -117,7 +106,7 @@ class PromisePolicy:
         """The server has made the promise; ``note``: why its batches are no larger."""
         self._asking, self._promised, self._told_s, self._why, self._note = False, True, now, "", note
 
-    def ended(self, now: float, why: str, again_s: float = AGAIN_S) -> None:
+    def ended(self, now: float, why: str, again_s: float = RECENT_S) -> None:
         """There is no promise (any more): it was refused, taken back, or the connection broke."""
         self._asking = self._promised = False
         self._turns.clear()
@@ -131,7 +120,8 @@ class PromisePolicy:
             self.outdated += self._promised
             return
         here = self._number(now)
-        ahead = [frame for frame, _ in turns.turns if abs(frame - here) * self._interval_s <= FAR_S]
+        # those further away are of another time
+        ahead = [frame for frame, _ in turns.turns if abs(frame - here) * self._interval_s <= GIVE_UP_S]
         self.outdated += len(ahead) < len(turns.turns)
         self._plan, self._told_s = turns.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
@@ -141,7 +131,7 @@ class PromisePolicy:
         """Why the robot is on its own, in words; empty: it follows the server's turns."""
         if not self._promised:
             return self._why
-        if now - self._told_s > SILENT_S:
+        if now - self._told_s > REPEAT_S:
             return f"the server has told no turns for {now - self._told_s:.1f} s"
         return ""
 
@@ -151,14 +141,15 @@ class PromisePolicy:
         if self.alone(now):
             return True
         number = self._number(captured)
-        while self._turns and self._turns[0] < number - LATE:
+        # a turn whose nearest frame did not come is that of the next frame, and of no later one
+        while self._turns and self._turns[0] + 1 < number - 0.5:
             self._turns.popleft()
             self.missed += 1
         if not self._turns or self._turns[0] > number + 0.5:
             return False
         self._sent[captured] = self._turns.popleft()
         self.followed += 1
-        if len(self._sent) > WAYS:
+        if len(self._sent) > FRAMES:
             self._sent.popitem(last=False)
         return True
 
@@ -200,7 +191,7 @@ class PromisePolicy:
         return (captured - self._base_s) / self._interval_s
 
     def _pace(self) -> float:
-        if len(self._times) <= PACED:
+        if len(self._times) <= ENOUGH:
             return math.nan
         times = list(self._times)
         return statistics.median(later - earlier for earlier, later in zip(times, times[1:]))
@@ -210,6 +201,6 @@ class PromisePolicy:
         slope, error = (min(max(0.0, one) * self._interval_s, MOST_SLOPE) for one in (told.slope, told.slope_error))
         flicker, noise = (min(1.0, max(0.0, one)) for one in (told.intercept, told.lasting))
         ups, downs = sorted(self._ups), sorted(self._downs)
-        up = ups[int(NEARLY_ALL * (len(ups) - 1))] if ups else 0.0
+        up = ups[int((1 - NOTABLE) * (len(ups) - 1))] if ups else 0.0
         down, usual = (statistics.median(ways) if ways else 0.0 for ways in (downs, ups))
         return slope, error, up, down, usual, flicker, noise

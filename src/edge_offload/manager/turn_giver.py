@@ -11,18 +11,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropCurve, Habits
-from edge_offload.manager.tuning import RECENT_S
-from edge_offload.manager.turn_taker import LEAST_PATIENCE_S, PATIENCE
-from edge_offload.manager.turns import MAX_RUN, Task, choose
-
-#: A turn is not taken when nobody says so within a frame interval and this (seconds): messages take their time.
-SLACK_S = 0.05
-#: Bounds on what tasks say: latency and frame interval, in seconds.
-LEAST_S, MOST_S = 1e-3, 60.0
-#: Tasks that are kept.
-MOST_TASKS = 16
-#: Turns that a task gets in vain until it is passed over no longer than before: 16 turns.
-MOST_VAIN = 5
+from edge_offload.manager.tuning import FIRST_INTERVAL_S, GIVE_UP_S, LOOK_S, RECENT_S, SILENCE_S
+from edge_offload.manager.turns import Task, choose
 
 
 @dataclass(frozen=True)
@@ -31,13 +21,15 @@ class Rules:
 
     Attributes:
         weights: of tasks, by name; 1 for those that are not named.
-        max_run: turns in a row.
+        max_run: turns in a row that one task gets while others wait (AccuMO, 2.8.3: ratios up to 3:1).
         in_flight: offloads outstanding at once.
+        most_tasks: nodes that may take turns; and turns for which one that left its own is passed over at most.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    max_run: int = MAX_RUN
+    max_run: int = 3
     in_flight: int = 1
+    most_tasks: int = 16
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
@@ -47,7 +39,7 @@ class Rules:
 
 @dataclass
 class _Known:
-    """What a task said last, and how many turns in a row it was given in vain."""
+    """What a task said last, and for how many turns it is passed over, since it was given some in vain."""
 
     task: str
     latency_s: float
@@ -58,10 +50,9 @@ class _Known:
     vain: int = 0
     skip: int = 0
 
-    def in_vain(self) -> None:
-        """It did not take a turn, or never ended one: it is passed over for a while, and longer every time."""
-        self.vain = min(self.vain + 1, MOST_VAIN)
-        self.skip = 2 ** (self.vain - 1)
+    def in_vain(self, most: int) -> None:
+        """It did not take a turn, or never ended one: it is passed over for a while, and twice as long every time."""
+        self.vain = self.skip = min(max(1, 2 * self.vain), most)
 
 
 @dataclass(frozen=True)
@@ -118,16 +109,16 @@ class TurnGiver:
         Raises:
             BadInput: too many nodes.
         """
-        latency_s = min(MOST_S, max(LEAST_S, latency_s)) if math.isfinite(latency_s) else 1.0
+        latency_s = _bounded(latency_s) if math.isfinite(latency_s) else 1.0
         known = self._known.get(node)
         if known is None:
-            if len(self._known) >= MOST_TASKS:
-                raise BadInput(f"more than {MOST_TASKS} nodes take turns", remedy="start fewer of them")
+            if len(self._known) >= self.rules.most_tasks:
+                raise BadInput(f"more than {self.rules.most_tasks} nodes take turns", remedy="start fewer of them")
             curve = DropCurve(Habits.intercept, Habits.slope, Habits.slope_error)
-            known = self._known[node] = _Known(task, latency_s, 0.1, now, curve, now - latency_s)
+            known = self._known[node] = _Known(task, latency_s, FIRST_INTERVAL_S, now, curve, now - latency_s)
         known.task, known.latency_s, known.heard_s = task, latency_s, now
         if math.isfinite(interval_s) and interval_s > 0:
-            known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
+            known.interval_s = _bounded(interval_s)
 
     def drops(self, now: float, node: str, curve: DropCurve, interval_s: float = math.nan) -> None:
         """What a node's results lose with staleness; ignored from one that takes no turns."""
@@ -135,7 +126,7 @@ class TurnGiver:
         if known is not None:
             known.curve, known.heard_s = curve, now
             if math.isfinite(interval_s) and interval_s > 0:
-                known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
+                known.interval_s = _bounded(interval_s)
 
     def leaves(self, node: str) -> None:
         """A node offloads nothing any more, for now; what is under way is waited for."""
@@ -177,7 +168,7 @@ class TurnGiver:
             return given.given_s + given.turn.within_s
         known = self._known.get(given.turn.node)
         latency_s = known.latency_s if known is not None else 0.0
-        return given.taken_s + max(LEAST_PATIENCE_S, PATIENCE * latency_s)
+        return given.taken_s + latency_s + RECENT_S
 
     def give(self, now: float) -> Optional[Turn]:
         """The next turn, if one is due."""
@@ -191,7 +182,7 @@ class TurnGiver:
             else:
                 self.never_ended += 1
             if known is not None:
-                known.in_vain()
+                known.in_vain(self.rules.most_tasks)
         if not self._known or len(self._open) >= self.rules.in_flight:
             return None
         least = min(known.skip for known in self._known.values())
@@ -200,7 +191,7 @@ class TurnGiver:
             known.skip = max(0, known.skip - max(1, least))
         node, reason = self._choose(now, asked)
         self._number += 1
-        within_s = self._known[node].interval_s + SLACK_S
+        within_s = self._known[node].interval_s + SILENCE_S  # messages take their time
         turn = Turn(self._number, node, self._known[node].task, within_s, reason)
         self._open.append(_Given(turn, now))
         return turn
@@ -230,6 +221,11 @@ class TurnGiver:
             f"{name} {task.stale_s:.1f} s old, loses {task.intercept:.2f} + {task.rate:.2f}/s{local}{weight}, "
             f"takes {task.latency_s * 1e3:.0f} ms: {task.index:.2g}/s"
         )
+
+
+def _bounded(seconds: float) -> float:
+    """A latency or an interval, as far as it can be meant."""
+    return min(GIVE_UP_S, max(LOOK_S, seconds))
 
 
 def rules_with(rules: Rules, **changed: object) -> Rules:

@@ -10,14 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
-from edge_offload.manager.tuning import RECENT_S
-
-#: A node whose frame is under way is waited for so many times what it should take, and at least so long (seconds).
-PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
-#: A slot holds the longest latency this many times.
-SLOT = 1.2
-#: A slot while no latency is known (seconds).
-FIRST_SLOT_S = 0.5
+from edge_offload.manager.tuning import RECENT_S, REPEAT_S, SILENCE_S
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class TurnTaker:
         self._turn: Tuple[int, int] = (0, 0)
         self._mine = False
         self._heard_s = now
-        self._slots: Dict[str, float] = {node: FIRST_SLOT_S}
+        self._slots: Dict[str, float] = {node: REPEAT_S}
         self._others: Dict[str, float] = {}
         self._at_once = 1
         self._slot_taken: Optional[int] = None
@@ -65,7 +58,7 @@ class TurnTaker:
         if turn == self._turn:
             return
         self._turn, self._mine = turn, node == self._node
-        self._slots = {self._node: FIRST_SLOT_S, **latencies_s}
+        self._slots = {self._node: REPEAT_S, **latencies_s}
         # also of nodes that a manager which has just come does not know yet
         self._others = {name: until for name, until in self._others.items() if until > now}
 
@@ -77,11 +70,11 @@ class TurnTaker:
         """Another node took a turn, or its result is there."""
         if node == self._node:
             return
-        self._slots.setdefault(node, FIRST_SLOT_S)
+        self._slots.setdefault(node, REPEAT_S)
         if ends:
             self._others.pop(node, None)
         else:
-            self._others[node] = now + max(LEAST_PATIENCE_S, PATIENCE * self._slots[node])
+            self._others[node] = now + self._slots[node] + RECENT_S
 
     def wait_s(self, now: float, clock_s: float) -> float:
         """How long a frame has to wait, as far as is known; 0: it may go now. Whatever is heard may change it."""
@@ -102,7 +95,7 @@ class TurnTaker:
         names = sorted(self._slots)
         if len(names) == 1:
             return None, 0.0
-        length_s = SLOT * max(self._slots.values())
+        length_s = max(self._slots.values()) + SILENCE_S
         slot = math.floor(clock_s / length_s)
         until = (names.index(self._node) - slot) % len(names)
         return slot, (slot + until) * length_s - clock_s if until else 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Generic, Iterator, NamedTuple, Optional, TypeVar
 
 from edge_offload.manager.drop import DropCurve, DropEstimator
-from edge_offload.manager.tuning import WAIT_SHARE
+from edge_offload.manager.tuning import FIRST_INTERVAL_S, WAIT_SHARE
 from edge_offload.perception.carry.carrier import Carrier
 
 Result = TypeVar("Result")
@@ -19,18 +19,6 @@ Frame = TypeVar("Frame")
 
 FRESH, CARRIED, LOCAL, NONE = "fresh", "carried", "local", "none"
 """Origins of results: the network saw this very frame; an earlier one; the local algorithm; there is none."""
-
-FIRST_INTERVAL_S = 0.1
-"""Between frames, until there are two."""
-
-WAITING = 2
-"""Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse."""
-
-ROUNDS = 3
-"""Times at most that a result is caught up with frames that came while it was caught up."""
-
-LOCALS = 16
-"""Results of the local algorithm that are kept until the network's for the same frame comes; at most 2 MB each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +61,8 @@ class Carrying(Generic[Result]):
         drops: learns and tells what carried and local results lose.
         clock: monotonic seconds.
         compared: called with every comparison: stamp of the frame (ns), staleness (s), drop, what is expected now.
+        rounds: times at most that a result is caught up with frames that came while it was caught up.
+        most_local: results of the local algorithm (up to 2 MB each) that wait for the network's for the same frame.
     """
 
     def __init__(
@@ -82,7 +72,10 @@ class Carrying(Generic[Result]):
         drops: Optional[DropEstimator] = None,
         clock: Callable[[], float] = time.monotonic,
         compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None,
+        rounds: int = 3,
+        most_local: int = 16,
     ) -> None:
+        self._rounds, self._most_local = rounds, most_local
         self._carrier, self._loss, self._clock, self._compared = carrier, loss, clock, compared
         self.drops = drops or DropEstimator()
         self._network: Optional[_Held] = None
@@ -123,7 +116,7 @@ class Carrying(Generic[Result]):
                 self._compared(source, stale_s, lost, self.drops.curve(now))
         # frames come meanwhile: they are caught up, too, as far as there is time
         target = source
-        for _ in range(ROUNDS):
+        for _ in range(self._rounds):
             before, target = target, max(target, newest())
             if before == target:
                 break
@@ -143,7 +136,7 @@ class Carrying(Generic[Result]):
         if self._local is None or source > self._local.source:
             self._local = _Held(result, source, tag)
             self._locals[source] = result
-            if len(self._locals) > LOCALS:
+            if len(self._locals) > self._most_local:
                 self._locals.popitem(last=False)
 
     def curve(self) -> DropCurve:

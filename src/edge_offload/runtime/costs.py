@@ -18,7 +18,7 @@ from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import Situation
-from edge_offload.manager.tuning import RECENT_S
+from edge_offload.manager.tuning import NOTABLE, RECENT_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.runtime.hedge import Outcome, apart
@@ -27,10 +27,10 @@ from edge_offload.runtime.runners import ModeRunners
 from edge_offload.runtime.settings import ModuleSettings
 from edge_offload.timing import Expected, InferenceReport
 
-#: Seconds between two questions for the server's load.
-EVERY_S = 1.0
+#: Seconds between two questions for the server's load: one answer may be lost before it is too old.
+EVERY_S = RECENT_S / 3
 #: A server that computes all the time: its queue has no mean, so something large but finite is taken.
-BUSIEST = 0.95
+BUSIEST = 1 - NOTABLE
 
 
 class ServerLoad:

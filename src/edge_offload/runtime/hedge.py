@@ -18,8 +18,7 @@ from typing import Any, Callable, List, Optional, Protocol, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.manager.in_flight import MOST
-from edge_offload.manager.lateness import LOOK_S
+from edge_offload.manager.tuning import LOOK_S, MOST_IN_FLIGHT
 from edge_offload.mode import TABLE, Mode
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt, FailedAttempt
@@ -134,7 +133,7 @@ class Hedge:
     """Races remote against local attempts. Thread-safe: several frames may be under way at once."""
 
     def __init__(self) -> None:
-        self._remote = concurrent.futures.ThreadPoolExecutor(MOST, "edge-offload-remote")
+        self._remote = concurrent.futures.ThreadPoolExecutor(MOST_IN_FLIGHT, "edge-offload-remote")
         self._local = concurrent.futures.ThreadPoolExecutor(1, "edge-offload-local")
         self._lost: List[Tuple[Future[Any], float]] = []
         self._lock, self._processor = threading.Lock(), threading.Lock()

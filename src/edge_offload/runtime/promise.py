@@ -13,10 +13,11 @@ from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.promise import PromisePolicy
+from edge_offload.manager.tuning import IN_TURN_S
 from edge_offload.protocol.promises import ENDED, TURNS, Turns, words
 
 #: Seconds that a server may take to answer: it may have to measure batches first.
-ANSWER_S = 120.0
+ANSWER_S = 2 * IN_TURN_S
 _log = logging.getLogger(__name__)
 
 

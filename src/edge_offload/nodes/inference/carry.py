@@ -13,11 +13,12 @@ from typing import Any, Callable, Generic, Iterator, Optional, TypeVar
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.clocks import busy_clock
 from edge_offload.manager.drop import DropCurve
+from edge_offload.manager.tuning import WAITING
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, SlotCounts, Worker
 from edge_offload.perception.carry.carrier import Carrier
-from edge_offload.runtime.carrying import WAITING, Along, Carrying, Events, FrameLoop
+from edge_offload.runtime.carrying import Along, Carrying, Events, FrameLoop
 
 Result = TypeVar("Result")
 

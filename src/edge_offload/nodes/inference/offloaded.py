@@ -13,8 +13,8 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
 from edge_offload.execute.collector import Collector
-from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
+from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
@@ -80,7 +80,7 @@ class OffloadedNode(Node):
             2,
             "frames under way at once while they go to the server; 1 while they are computed here",
             low=1,
-            high=MOST,
+            high=MOST_IN_FLIGHT,
         ),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param(

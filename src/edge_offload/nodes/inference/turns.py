@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 import rospy
 
 from edge_offload.errors import BadInput
+from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_taker import Claim, TurnTaker
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import copy_header, duration
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Names of tasks become parts of topics.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-#: Seconds between two requests for a turn.
-AGAIN_S = 0.5
 #: Longest interval between frames that is believed (seconds), and the share of a new one in the average.
 LONGEST_S, GAIN = 10.0, 0.2
 
@@ -71,7 +70,7 @@ class Turns:
             self._manager = True
             key = (message.number, message.header.stamp.to_nsec())
             self._taker.given(time.monotonic(), key, message.node, latencies_s, message.at_once)
-        if self._name not in message.nodes and time.monotonic() - self._asked_s > AGAIN_S:
+        if self._name not in message.nodes and time.monotonic() - self._asked_s > REPEAT_S:
             self._asked_s = time.monotonic()
             self._ask()
         self._wake()

@@ -51,7 +51,6 @@ from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.bandwidth import Heard, informed
-from edge_offload.manager.battery import BatteryReader
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -65,7 +64,6 @@ from edge_offload.manager.policy import (
 )
 from edge_offload.manager.tuning import FRAMES
 from edge_offload.manager.turn_giver import Rules
-from edge_offload.manager.turns import MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
@@ -74,6 +72,7 @@ from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.nodes.inference.turns import task_name
 from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
+from edge_offload.power.battery import BatteryReader
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
@@ -83,10 +82,6 @@ TEMPERATURE_S = 1.0
 
 #: Seconds of silence of a battery that are too long.
 BATTERY_S = 30.0
-
-
-#: Tasks for which modes are decided.
-MOST_TASKS = 16
 
 
 class _Deciding:
@@ -131,7 +126,7 @@ class OffloadManagerNode(Node):
         Param("max_temperature", 0.0, "degrees Celsius above which hot_budget holds; 0: no bound", low=0.0, high=150.0),
         Param("hot_budget", 6.0, "W that the robot may draw while it computes a frame when it is too hot", low=0.0),
         Param("weights", "", "of tasks' drops in accuracy, such as 'people: 2, scene: 1'; 1 for those not named"),
-        Param("max_run", MAX_RUN, "turns in a row that a task gets at most", low=1, high=100),
+        Param("max_run", Rules.max_run, "turns in a row that a task gets at most", low=1, high=100),
         Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
     )
     declared = (
@@ -191,8 +186,8 @@ class OffloadManagerNode(Node):
         """
         found = self._tasks.get(task)
         if found is None:
-            if len(self._tasks) > MOST_TASKS:
-                raise BadInput(f"more than {MOST_TASKS} tasks", remedy="start fewer nodes with ~turns")
+            if len(self._tasks) > Rules.most_tasks:
+                raise BadInput(f"more than {Rules.most_tasks} tasks", remedy="start fewer nodes with ~turns")
             found = self._tasks[task] = _Deciding(
                 task_name(task) if task else "", self._policy(self._wanted, self._why)
             )

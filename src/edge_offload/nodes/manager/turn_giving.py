@@ -12,14 +12,12 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropCurve
+from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_giver import Rules, Turn, TurnGiver, rules_with
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import duration
 from edge_offload_msgs.msg import Drop
 from edge_offload_msgs.msg import Turn as TurnMessage
-
-#: Seconds after which the turn in force is said again, so that nodes see that somebody is there.
-AGAIN_S = 0.5
 
 
 class TurnGiving:
@@ -95,13 +93,13 @@ class TurnGiving:
                     self._step(time.monotonic())
                 except Exception as error:
                     self._node.fault("turns", error)
-                self._changed.wait(min(AGAIN_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
+                self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
 
     def _step(self, now: float) -> None:
         turn = self._giver.give(now)
         if turn is not None:
             self._last = self._message(turn)
-        if self._last is None or (turn is None and now - self._said_s < AGAIN_S):
+        if self._last is None or (turn is None and now - self._said_s < REPEAT_S):
             return
         if not self._giver.tasks:
             self._last = None  # nobody asks: nothing is said

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Dict, Mapping
+from typing import TYPE_CHECKING, Dict, Mapping
 
-from edge_offload.manager.forecast import Forecast
-from edge_offload.mode import Mode
+if TYPE_CHECKING:
+    from edge_offload.manager.forecast import Forecast
+    from edge_offload.mode import Mode
 
 MAX_AMPERE_HOURS = 1000.0
 MAX_VOLTS = 1000.0
