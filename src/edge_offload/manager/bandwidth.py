@@ -23,7 +23,7 @@ TOPIC, TRANSFERS = "offload/bandwidth", "the frames' transfers"
 
 @dataclass(frozen=True)
 class Heard:
-    """What the topic last said, and when it came (monotonic seconds); its age is that of then."""
+    """The topic's latest reading and its time of arrival (monotonic seconds), from which its age counts on."""
 
     reading: LinkReading
     came_s: float

@@ -23,7 +23,7 @@ from edge_offload.manager.tuning import ENOUGH
 
 @dataclass(frozen=True)
 class Habits:
-    """What is believed of a task before anything was measured, and how fast it changes.
+    """A task's parameters before anything was measured, and how fast they change.
 
     Attributes:
         intercept, intercept_error: drop at no staleness, and one standard deviation.
@@ -64,7 +64,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class DropCurve:
-    """What is expected now.
+    """The accuracy that results are expected to lose now.
 
     Attributes:
         intercept: drop of a result that is carried at all.
@@ -85,11 +85,11 @@ class DropCurve:
     lasting: float = 0.0
 
     def carried(self, stale_s: float) -> float:
-        """Of a result that is carried along for so long: 0 to 1."""
+        """Return the drop of a result that is carried along for ``stale_s`` seconds: 0 to 1."""
         return min(1.0, self.intercept + self.slope * max(0.0, stale_s))
 
     def prefers_local(self, stale_s: float) -> bool:
-        """Whether the local algorithm is expected to be better than what is carried along for so long."""
+        """Tell whether the local algorithm is expected to lose less than a result carried for ``stale_s`` seconds."""
         return self.local is not None and self.local < self.carried(stale_s)
 
 
@@ -112,7 +112,7 @@ class _Level:
 
 
 class DropEstimator:
-    """Of one task. One thread at a time.
+    """Estimates one task's drops. One thread at a time.
 
     Args:
         habits: what is believed at first.
@@ -145,7 +145,7 @@ class DropEstimator:
         return self._samples
 
     def compared(self, now: float, stale_s: float, drop: float) -> None:
-        """What was carried along for ``stale_s`` lost ``drop`` against the network's own result for that frame.
+        """Learn that a result carried for ``stale_s`` lost ``drop`` against the network's own for that frame.
 
         Args:
             now: when (monotonic seconds); one that goes back counts as the last one.
@@ -184,7 +184,7 @@ class DropEstimator:
         self._mean += (max(least, 1 / (self._samples + 10)) if least else 0.0) * (self._state - self._mean)
 
     def compared_local(self, now: float, drop: float) -> None:
-        """What the local algorithm lost against the network's own result for the same frame.
+        """Learn the local algorithm's ``drop`` against the network's own result for the same frame.
 
         Raises:
             BadInput: no such number; nothing is learnt from it.
@@ -203,7 +203,7 @@ class DropEstimator:
         level.mean += habits.mean_gain * (level.value - level.mean)
 
     def curve(self, now: float) -> DropCurve:
-        """What is expected now."""
+        """Return the drops that are expected now."""
         return self._curve(now, np.eye(len(self._state))[1])
 
     def _curve(self, now: float, row: Array) -> DropCurve:

@@ -63,12 +63,12 @@ class Forecast:
 
     @property
     def known(self) -> bool:
-        """Whether the mode has run."""
+        """Tell whether the mode has run."""
         return math.isfinite(self.latency_s)
 
 
 class _ModeHistory:
-    """What frames of one mode cost.
+    """Costs of one mode's frames.
 
     Args:
         mode: the mode.
@@ -221,12 +221,12 @@ class Forecaster:
         self._disturbed = True
 
     def frames(self, mode: Mode) -> int:
-        """How many frames have run in ``mode``."""
+        """Count the frames that have run in ``mode``."""
         history = self._modes.get(mode)
         return 0 if history is None else history.frames
 
     def bytes_up(self, mode: Mode) -> int:
-        """What a frame in ``mode`` puts on the link, on average (bytes)."""
+        """Return the mean bytes that a frame in ``mode`` puts on the link."""
         history = self._modes.get(mode)
         return 0 if history is None else round(history.bytes_up)
 
@@ -294,7 +294,7 @@ class Forecaster:
         return found
 
     def assumed(self, reading: LinkReading) -> LinkReading:
-        """On a connection that has carried nothing yet: what the one before it did, with doubt.
+        """Return ``reading``; on a connection that has carried nothing yet, the one before it, with doubt.
 
         So all modes are compared on the same link.
         """

@@ -28,7 +28,7 @@ ONE_AFTER_THE_OTHER = {
 
 
 class FrameOrder:
-    """Who comes before whom. Thread-safe.
+    """An order of frames, in which each waits for those before it. Thread-safe.
 
     Args:
         clock: monotonic seconds.
@@ -42,7 +42,7 @@ class FrameOrder:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody has a place."""
+        """Tell whether any frame has a place."""
         return bool(self._open)
 
     def place(self) -> int:
@@ -76,7 +76,7 @@ class FrameOrder:
 
     @contextlib.contextmanager
     def turn(self, place: int) -> Iterator[None]:
-        """When everything before ``place`` is done; gives it up at the end."""
+        """Wait until everything before ``place`` is done; give it up at the end."""
         try:
             self.wait(place)
             yield
@@ -100,7 +100,7 @@ class FramesInFlight(FrameOrder):
         self._until_s: Dict[int, float] = {}
 
     def note(self, report: InferenceReport) -> None:
-        """What a whole frame cost; one that did not run as it was asked to tells nothing."""
+        """Learn a whole frame's costs, unless it ran in another mode than requested."""
         if report.fallback_reason or report.hedged or report.mode is Mode.LOCAL:
             return
         stages = report.stages_s
@@ -111,7 +111,7 @@ class FramesInFlight(FrameOrder):
                 known[report.mode] = before + (seen - before) / ENOUGH
 
     def part_s(self, mode: Mode) -> float:
-        """What takes longest of a frame in ``mode``, so that the next follows no sooner; nan while that is unknown."""
+        """Return the longest part of a frame in ``mode`` (seconds), which spaces frames; nan while unknown."""
         with self._lock:
             return max(self._way_s.get(mode, math.nan), self._robot_s.get(mode, math.nan))
 
@@ -122,13 +122,13 @@ class FramesInFlight(FrameOrder):
                 self._until_s[place] = until_s
 
     def done(self, place: int) -> None:
-        """It has it, or will have none; whoever is behind need not wait for it any more."""
+        """Let the frames behind ``place`` go on: its result is there, or there will be none."""
         super().done(place)
         with self._lock:
             self._until_s.pop(place, None)
 
     def wait_s(self, now: float, mode: Mode, taken_s: List[float]) -> float:
-        """How long to wait before one more frame is taken up; inf: until one has ended.
+        """Return the seconds until one more frame is taken up; inf: when one has ended.
 
         While one is late, or the robot computes by itself, no other is begun: it would wait for the same.
 
@@ -148,7 +148,7 @@ class FramesInFlight(FrameOrder):
         return max(0.0, taken_s[-1] + part_s - now)
 
     def words(self) -> str:
-        """How many frames are under way at once, and why not more, for people."""
+        """Describe how many frames are under way at once, and why not more."""
         if self._most == 1:
             return "1 frame at a time"
         why = "; ".join(f"{mode}: {reason}" for mode, reason in ONE_AFTER_THE_OTHER.items())

@@ -42,7 +42,7 @@ class TimeoutLimits:
 
 
 class Budget(NamedTuple):
-    """How much time a remote attempt has.
+    """Time limits of a remote attempt.
 
     Attributes:
         use_s: how long its result is of use (seconds): a server refuses what cannot be ready by then.
@@ -56,7 +56,7 @@ class Budget(NamedTuple):
 
 
 class Tail:
-    """What the slowest of the latest frames reached, all but one in fifty. One thread at a time."""
+    """The time of the slowest of the latest frames but one in fifty. One thread at a time."""
 
     def __init__(self) -> None:
         self._seconds: Deque[float] = deque(maxlen=FRAMES)
@@ -67,7 +67,7 @@ class Tail:
 
     @property
     def limit_s(self) -> float:
-        """Seconds; inf while too little is known."""
+        """Return that time in seconds; inf for fewer than :data:`.ENOUGH` frames."""
         if len(self._seconds) < ENOUGH:
             return math.inf
         ordered = sorted(self._seconds)
@@ -103,7 +103,7 @@ class Patience:
 
 
 def due_s(deadline_s: Optional[float], local_s: float, expected_s: float, slowest_s: float) -> float:
-    """When the robot must begin by itself to be in time (seconds from now).
+    """Return when the robot must begin by itself to be in time (seconds from now).
 
     inf without a deadline, or where that is too soon for a normal reply while the server is the one that can be in
     time, or is the faster one anyway (a slow robot).
@@ -139,7 +139,7 @@ class Watch:
         self.longest_s = 0.0
 
     def stopped(self, now: float, quiet_s: float, given: int, acked: int) -> bool:
-        """Whether the robot should begin.
+        """Tell whether the robot should begin.
 
         Args:
             now: seconds, monotonic.
@@ -199,11 +199,11 @@ class FrameLateness:
 
     @property
     def doubtful_at(self) -> float:
-        """When it is late enough for no other frame to be begun beside it (monotonic seconds)."""
+        """Return when no other frame is begun while this one is out (monotonic seconds)."""
         return self.began_s + self._usual_s + self._slack_s / 2
 
     def rival_at(self) -> float:
-        """When the robot begins by itself (monotonic seconds); behind its own frames that moves."""
+        """Return when the robot begins by itself (monotonic seconds); it moves while earlier frames are out."""
         since_s, part_s = (-math.inf, math.nan) if self._behind is None else self._behind()
         since_s -= self.began_s
         usual_s = self._usual_s
@@ -212,7 +212,7 @@ class FrameLateness:
         return self.began_s + min(usual_s + self._slack_s, self._due_s)
 
     def link_stopped(self) -> bool:
-        """Whether there is no use in waiting for that long."""
+        """Tell whether the link has stopped, so that waiting is of no use."""
         attention, now = self._attention, time.monotonic()
         if attention is None or self.watch is None:
             return False
@@ -321,7 +321,7 @@ class Lateness:
             return self._patience.setdefault(key, Patience(self._limits))
 
     def _slack_s(self, forecast: Forecast, local_s: float) -> float:
-        """How much later than its forecast a result may be."""
+        """Return by how many seconds a result may exceed its forecast."""
         with self._lock:
             tail_s = self._errors.get(forecast.mode, Tail()).limit_s
         slack_s = LOOK_S + max(0.0, tail_s if math.isfinite(tail_s) else forecast.latency_s)

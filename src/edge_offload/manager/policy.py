@@ -30,7 +30,7 @@ CANDIDATES = (Mode.LOCAL, Mode.SERVER)
 
 @dataclass(frozen=True)
 class Situation:
-    """What a policy may know.
+    """Inputs of a policy's decision.
 
     Attributes:
         now_s: monotonic time.
@@ -97,7 +97,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What can be turned while frames run.
+    """Parameters that may change while frames run.
 
     Attributes:
         margin: share by which a mode must be worse than the best one, beyond doubt, to be rejected; 0 to 1.
@@ -175,7 +175,7 @@ def _rank_in_order(mode: Mode) -> int:
 
 
 class _Choosing(abc.ABC):
-    """What the policies that choose have in common: obstacles, modes never tried, the power budget, preference."""
+    """Base of the policies that choose: obstacles, modes never tried, the power budget, preference."""
 
     name = ""
 
@@ -309,7 +309,7 @@ class OraclePolicy:
 
 
 def chooses(policy: str) -> bool:
-    """Whether a policy of this name decides by forecasts; a mode that is held does not.
+    """Tell whether a policy of this name decides by forecasts, which a fixed mode does not.
 
     The name is ``Decision.policy``, or what was asked for: one of :data:`POLICIES` or an own one.
     """

@@ -47,7 +47,7 @@ HABITS = {
 
 @dataclass
 class PromisePolicy:
-    """Of one network. One thread at a time.
+    """Policy of one network. One thread at a time.
 
     Args:
         bound: accuracy, at most 1, that sharing the server may cost.
@@ -83,7 +83,7 @@ class PromisePolicy:
     # ------------------------------------------------------------------ asking
 
     def ask(self, now: float, handle: int) -> Optional[Ask]:
-        """What to ask the server for now; None: nothing. An answer is :meth:`admitted` or :meth:`ended`.
+        """Return the request to send now, if any; :meth:`admitted` or :meth:`ended` takes the answer.
 
         Args:
             now: when.
@@ -107,7 +107,7 @@ class PromisePolicy:
         self._asking, self._promised, self._told_s, self._why, self._note = False, True, now, "", note
 
     def ended(self, now: float, why: str, again_s: float = RECENT_S) -> None:
-        """There is no promise (any more): it was refused, taken back, or the connection broke."""
+        """Drop the promise: it was refused, taken back, or the connection broke."""
         self._asking = self._promised = False
         self._turns.clear()
         self._ask_s, self._why = now + again_s, why
@@ -128,7 +128,7 @@ class PromisePolicy:
         self._turns = deque(frame for frame in ahead if frame > newest)
 
     def alone(self, now: float) -> str:
-        """Why the robot is on its own, in words; empty: it follows the server's turns."""
+        """Return why the robot does not follow the server's turns; empty: it does."""
         if not self._promised:
             return self._why
         if now - self._told_s > REPEAT_S:
@@ -136,7 +136,7 @@ class PromisePolicy:
         return ""
 
     def wants(self, now: float, captured: float) -> bool:
-        """Whether the frame that was captured then is to be sent. Called once for each frame, in their order."""
+        """Tell whether the frame that was ``captured`` then is sent. Called once per frame, in order."""
         self._times.append(captured)
         if self.alone(now):
             return True
@@ -154,7 +154,7 @@ class PromisePolicy:
         return True
 
     def report(self, now: float, captured: float) -> Optional[Report]:
-        """What to say to the server with the frame that was captured then; None: it is no turn."""
+        """Return the report that goes with the frame ``captured`` then; None: it is no turn."""
         frame = self._sent.get(captured)
         return None if frame is None else Report(frame, *self._estimates(now))
 
@@ -167,7 +167,7 @@ class PromisePolicy:
             self._downs.append(min(max(0.0, down_s), MOST_WAY_S))
 
     def compared(self, now: float, stale_s: float, drop: float) -> None:
-        """What was carried along for ``stale_s`` had lost ``drop`` when the network's own result came."""
+        """Learn that a result carried for ``stale_s`` had lost ``drop``."""
         if math.isfinite(stale_s) and stale_s > 0 and 0 <= drop <= 1:
             self._drops.compared(now, stale_s, drop)
 
@@ -180,7 +180,7 @@ class PromisePolicy:
         return Decision(Mode.SERVER, self.words(situation.now_s), self.name)
 
     def words(self, now: float) -> str:
-        """How things stand, for people."""
+        """Describe the promise's state."""
         why = self.alone(now)
         if why:
             return f"on its own: {why}"

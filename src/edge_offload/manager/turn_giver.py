@@ -17,7 +17,7 @@ from edge_offload.manager.turns import Task, choose
 
 @dataclass(frozen=True)
 class Rules:
-    """What can be turned while turns are given.
+    """Parameters that may change while turns are given.
 
     Attributes:
         weights: of tasks, by name; 1 for those that are not named.
@@ -39,7 +39,7 @@ class Rules:
 
 @dataclass
 class _Known:
-    """What a task said last, and for how many turns it is passed over, since it was given some in vain."""
+    """A task's latest report, and the turns for which it is passed over after unused ones."""
 
     task: str
     latency_s: float
@@ -51,13 +51,13 @@ class _Known:
     skip: int = 0
 
     def in_vain(self, most: int) -> None:
-        """It did not take a turn, or never ended one: it is passed over for a while, and twice as long every time."""
+        """Pass it over after a turn that it did not take or end, twice as long every time."""
         self.vain = self.skip = min(max(1, 2 * self.vain), most)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Whose frame goes next.
+    """The right of one node's frame to go next.
 
     Attributes:
         number: counted from 1.
@@ -121,7 +121,7 @@ class TurnGiver:
             known.interval_s = _bounded(interval_s)
 
     def drops(self, now: float, node: str, curve: DropCurve, interval_s: float = math.nan) -> None:
-        """What a node's results lose with staleness; ignored from one that takes no turns."""
+        """Update what a node's results lose with staleness; ignored from one that takes no turns."""
         known = self._known.get(node)
         if known is not None:
             known.curve, known.heard_s = curve, now
@@ -148,7 +148,7 @@ class TurnGiver:
                 self._run = (node, self._run[1] + 1 if self._run[0] == node else 1)
 
     def ended(self, now: float, number: int, node: str, stale_s: float) -> None:
-        """Its result is there, ``stale_s`` after the frame; nan: there is none."""
+        """End a turn whose result is there, ``stale_s`` after the frame; nan: there is none."""
         known = self._known.get(node)
         if known is not None:
             known.heard_s = now
@@ -157,7 +157,7 @@ class TurnGiver:
         self._open = [given for given in self._open if (given.turn.number, given.turn.node) != (number, node)]
 
     def due_s(self, now: float) -> float:
-        """Seconds until :meth:`give` is worth asking again even if nothing is heard; inf: there is nobody."""
+        """Return the seconds until :meth:`give` may have another answer; inf: no node takes turns."""
         ends = [self._ends(given) - now for given in self._open]
         if len(self._open) < self.rules.in_flight and self._known:
             return 0.0

@@ -77,7 +77,7 @@ class TurnTaker:
             self._others[node] = now + self._slots[node] + RECENT_S
 
     def wait_s(self, now: float, clock_s: float) -> float:
-        """How long a frame has to wait, as far as is known; 0: it may go now. Whatever is heard may change it."""
+        """Return the seconds that a frame has to wait, which messages may change; 0: it may go now."""
         if not self.alone and now - self._heard_s > RECENT_S:
             self.gone(f"no manager has given a turn for {RECENT_S:g} s")
         # a manager that has just come does not know what is under way

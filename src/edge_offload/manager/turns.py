@@ -14,7 +14,7 @@ from typing import Optional, Sequence, Tuple
 
 @dataclass(frozen=True)
 class Task:
-    """What is known of a task now.
+    """A task's present figures.
 
     Attributes:
         name: of it, unlike any other's.

@@ -85,7 +85,7 @@ class Carrying(Generic[Result]):
         self._locals: OrderedDict[int, Result] = OrderedDict()
 
     def forget(self) -> None:
-        """Nothing that is held is of use any more: stamps or images have begun anew."""
+        """Drop all results: stamps or images have started over."""
         self._network = self._local = None
         self._locals.clear()
         self._era += 1
@@ -127,7 +127,7 @@ class Carrying(Generic[Result]):
         self._network = _Held(result, source, tag)
 
     def came(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
-        """Likewise at once."""
+        """Do all steps of :meth:`coming` at once."""
         for _ in self.coming(result, source, lambda: newest, tag):
             pass
 
@@ -140,7 +140,7 @@ class Carrying(Generic[Result]):
                 self._locals.popitem(last=False)
 
     def curve(self) -> DropCurve:
-        """What is expected now."""
+        """Return the drops that are expected now."""
         return self.drops.curve(self._clock())
 
     def at(self, target: int) -> Along[Result]:
@@ -206,7 +206,7 @@ class FrameLoop(Generic[Frame, Result]):
 
     @property
     def due_s(self) -> float:
-        """When the frame that waits has to leave, on the clock; infinity: none waits."""
+        """Return when the waiting frame has to leave, on the clock; infinity: none waits."""
         pending = self._pending
         if pending is None:
             return math.inf
@@ -254,17 +254,17 @@ class FrameLoop(Generic[Frame, Result]):
             self._leave_in_time()
 
     def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
-        """Likewise at once."""
+        """Do all steps of :meth:`coming` at once."""
         for _ in self.coming(result, source, received_s, tag):
             pass
 
     def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
-        """Likewise the local algorithm's."""
+        """Take the local algorithm's result for the frame ``source``."""
         if not self.outdated(source):
             self.carrying.came_locally(result, source, tag)
 
     def outdated(self, source: int) -> bool:
-        """Whether a frame was there before frames began anew."""
+        """Tell whether a frame is from before frames started over."""
         return not self._began <= source <= self._newest
 
     def _leave_in_time(self) -> None:
@@ -279,7 +279,7 @@ class FrameLoop(Generic[Frame, Result]):
 
 
 class Events:
-    """What one thread does, one after the other: calls that other threads post, and what is due at a time.
+    """A thread that makes calls posted by other threads, and what is due at a time, one by one.
 
     First come calls that do not wait, such as a frame's arrival, then what is due, then the others: a result that takes
     long to be caught up holds no frame up that is there already.
@@ -316,7 +316,7 @@ class Events:
             self._calls.appendleft(call)
 
     def wake(self) -> None:
-        """What is due, and when, may have changed."""
+        """Look again at what is due, and when."""
         with self._changed:
             self._changed.notify()
 

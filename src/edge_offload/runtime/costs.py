@@ -34,7 +34,7 @@ BUSIEST = 1 - NOTABLE
 
 
 class ServerLoad:
-    """How busy the server is with others: asked once a second, never waited for. Thread-safe."""
+    """The server's load by others: requested once a second, never waited for. Thread-safe."""
 
     def __init__(self, client: Optional[Client]) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class ServerLoad:
             return self._load if now - self._answered_s < RECENT_S else math.nan
 
     def waiting_s(self, now: float) -> float:
-        """What a request that comes now may expect to wait (seconds); 0 while nothing is known.
+        """Return the expected wait of a request that comes now (seconds); 0 while unknown.
 
         The mean of a queue with one server and equal service times (M/D/1): load / (2 (1 - load)) of one service time.
         Robots that wait for their answers before they ask again queue less than that.
@@ -122,15 +122,15 @@ class ModeCosts:
         background.when_learnt(self.forecaster.disturb)
 
     def reading(self, now: float) -> LinkReading:
-        """What is known of the link."""
+        """Return the estimate of the link."""
         return LinkReading() if self._client is None else self._client.estimator.reading(now)
 
     def offers(self, mode: Mode) -> bool:
-        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        """Tell whether ``mode`` is offered here; ``split`` is prepared when it is first requested."""
         return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.make_split is not None)
 
     def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        """Return why ``mode`` cannot run ``inputs`` now; None when it can. Never blocks."""
         if mode is Mode.LOCAL:
             return None  # nothing ever keeps the robot from computing by itself
         runner, make_split = self._runners.by_mode.get(mode), self._runners.make_split
@@ -142,7 +142,7 @@ class ModeCosts:
         return self._silent() or runner.unavailable_reason(inputs)
 
     def _planned(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
-        """What the plan that is in force for such a link is expected to take; None where there are no plans."""
+        """Return what the plan in force for such a link is expected to take; None without plans."""
         runner, inputs = self._runners.by_mode.get(mode), self.inputs
         if runner is None or not runner.has_plans or not inputs or reading.uplink <= 0:
             return None
@@ -152,7 +152,7 @@ class ModeCosts:
     def situation(
         self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None, choosing: bool = True
     ) -> Situation:
-        """What a policy needs to know; arguments as those of the module's."""
+        """Return a policy's inputs; arguments as those of the module's."""
         obstacles: Dict[Mode, str] = {}
         for mode in self._compared:
             if self.offers(mode):

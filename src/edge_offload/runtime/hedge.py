@@ -37,15 +37,15 @@ class Late(Protocol):
     """Says when the robot begins although a remote attempt is out; asked every :data:`LOOK_S` seconds."""
 
     def rival_at(self) -> float:
-        """At this time (monotonic seconds), which may move."""
+        """Return the time (monotonic seconds), which may move."""
 
     def link_stopped(self) -> bool:
-        """Now: there is no use in waiting for that long."""
+        """Tell whether it is now, since waiting is of no use."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a race ended.
+    """The end of a race.
 
     Attributes:
         attempt: the result that is used.
@@ -70,7 +70,7 @@ class Outcome:
     def report(
         self, mode: Mode, reason: str, total_s: float, name: str, local: LocalRunner, usual_bytes_up: int
     ) -> Tuple[InferenceReport, InferenceReport]:
-        """What the inference cost, and what is learnt from it: the same without what was spent behind earlier ones.
+        """Return what the inference cost, and the same without the time spent behind earlier ones, to learn from.
 
         Args:
             mode: that was asked for.
@@ -139,7 +139,7 @@ class Hedge:
         self._lock, self._processor = threading.Lock(), threading.Lock()
 
     def unavailable_reason(self) -> Optional[str]:
-        """Why no remote attempt can begin now: one that lost its race is still out."""
+        """Return why no remote attempt can begin now: one that lost its race is still out."""
         with self._lock:
             lost = self._lost = [each for each in self._lost if not each[0].done()]
         return f"the server has not answered for {time.monotonic() - lost[0][1]:.2f} s" if lost else None
@@ -218,7 +218,7 @@ class Hedge:
         return replace(found, remote_s=time.monotonic() - began) if found.remote else found
 
     def _first(self, out: Future[Any], rival: _Rival, began: float, settled: Optional[Settled]) -> Outcome:
-        """Who of the two is first; ``began``: when the remote computation did."""
+        """Return the outcome of whichever of the two ends first; ``began``: when the remote one did."""
         concurrent.futures.wait([out, rival.out], return_when=concurrent.futures.FIRST_COMPLETED)
         if out.done() and out.exception() is None:
             rival.enough.set()
@@ -278,7 +278,7 @@ class _Rival:
         self.out: Future[Any]
 
     def ran_s(self) -> float:
-        """For how long it has computed."""
+        """Return the seconds that it has computed."""
         return max(0.0, time.monotonic() - self.began_s)
 
 

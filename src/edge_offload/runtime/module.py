@@ -75,7 +75,7 @@ class OffloadedModule:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """What decides the bits of the robot's own results."""
+        """Return what decides the bits of the robot's own results."""
         return self.runners.local.executor.fingerprint()
 
     @property
@@ -100,11 +100,11 @@ class OffloadedModule:
         return tuple(self.runners.by_mode)
 
     def offers(self, mode: Mode) -> bool:
-        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        """Tell whether ``mode`` is offered here; ``split`` is prepared when it is first requested."""
         return self.costs.offers(mode)
 
     def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
-        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        """Return why ``mode`` cannot run ``inputs`` now; None when it can. Never blocks."""
         return self.costs.unavailable_reason(mode, as_inputs(inputs))
 
     def aim(self, objective: Objective) -> None:
@@ -112,11 +112,11 @@ class OffloadedModule:
         self.runners.aim(objective)
 
     def reading(self, now: float) -> LinkReading:
-        """What is known of the link."""
+        """Return the estimate of the link."""
         return self.costs.reading(now)
 
     def situation(self, inputs: Inputs, deadline_s: Optional[float] = None, choosing: bool = True) -> Situation:
-        """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``.
+        """Return a policy's inputs for the next call, which is about to have these ``inputs``.
 
         ``choosing``: whether one does; modes that take long to prepare are not prepared while one is held by name.
         """
@@ -128,7 +128,7 @@ class OffloadedModule:
         self._hedge.close()
 
     def link_changed(self, state: LinkState, cause: str) -> None:
-        """For the client's ``on_state``: see ``client``."""
+        """Handle the client's ``on_state``: see ``client``."""
         if self.runners.server is not None:
             self.runners.server.link_changed(state, cause)
 
@@ -137,11 +137,11 @@ class OffloadedModule:
         return self.runners.state()
 
     def engine_state(self) -> Tuple[str, bool]:
-        """How the robot's own engine stands, in words, and whether somebody should look at it."""
+        """Describe the robot's own engine, and tell whether it needs attention."""
         return self.runners.local.executor.engine_state()
 
     def torches(self) -> str:
-        """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
+        """Return the remedy for another release of torch on the server, in one line; empty: none is needed."""
         return "" if self.runners.server is None else self.runners.server.torches()
 
     def run(
@@ -249,7 +249,7 @@ class OffloadedModule:
         self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, beside: bool = False,
         watched: bool = False,
     ) -> FrameLateness:  # fmt: skip
-        """What is late for a remote attempt that begins now; arguments as :meth:`_run_remotely` has them."""
+        """Return the lateness of a remote attempt that begins now; arguments as for :meth:`_run_remotely`."""
         now = time.monotonic()
         forecast, local_s = self.costs.forecast(mode, now)
 

@@ -29,7 +29,7 @@ class Preparation:
         self._made_s = time.monotonic()
 
     def not_yet(self, mode: Mode, others: Mapping[Mode, str]) -> str:
-        """Why ``mode`` is not to be prepared yet, in words; empty when it is.
+        """Return why ``mode`` is not prepared yet; empty when it is.
 
         Args:
             mode: one of :data:`PREPARED`.

@@ -44,14 +44,14 @@ class Promise:
         self._asked: Optional[Future[Any]] = None
 
     def wants(self, captured: float) -> bool:
-        """Whether the frame that was captured then (monotonic seconds) is to be sent; once for each, in their order."""
+        """Tell whether the frame ``captured`` then (monotonic seconds) is sent. Called once per frame, in order."""
         with self._lock:
             wanted = self.policy.wants(self._clock(), captured)
         self._ask()
         return wanted
 
     def turn(self, captured: float) -> Dict[str, Any]:
-        """What to add to the request with the frame that was captured then."""
+        """Return what to add to the request with the frame ``captured`` then."""
         with self._lock:
             report = self.policy.report(self._clock(), captured)
         return {} if report is None else {"turn": report.to_wire()}
@@ -68,18 +68,18 @@ class Promise:
             self.policy.compared(self._clock(), stale_s, drop)
 
     def words(self) -> str:
-        """How things stand."""
+        """Describe the promise's state."""
         with self._lock:
             return self.policy.words(self._clock())
 
     @property
     def alone(self) -> str:
-        """Why the robot is on its own; empty: it follows the server's turns."""
+        """Return why the robot does not follow the server's turns; empty: it does."""
         with self._lock:
             return self.policy.alone(self._clock())
 
     def notified(self, kind: str, body: Dict[str, Any], _buffers: Any) -> None:
-        """For the client's ``on_notify``."""
+        """Handle the client's ``on_notify``."""
         with self._lock:
             try:
                 if kind == TURNS:
@@ -90,7 +90,7 @@ class Promise:
                 _log.warning("turns of the server cannot be used: %s", error)
 
     def link_changed(self, state: LinkState, cause: str) -> None:
-        """For the client's ``on_state``: a promise ends with its connection."""
+        """Handle the client's ``on_state``: a promise ends with its connection."""
         if state is not LinkState.READY:
             with self._lock:
                 self.policy.ended(self._clock(), cause, again_s=0.0)
@@ -120,7 +120,7 @@ class Promise:
         asked.add_done_callback(self._answered)
 
     def _answered(self, done: Future[Any]) -> None:
-        """On the link's thread."""
+        """Take the server's answer, on the link's thread."""
         if done is not self._asked and self._asked is not None:
             return
         error = done.exception()

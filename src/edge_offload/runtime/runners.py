@@ -30,7 +30,7 @@ from edge_offload.split.model.objective import Objective
 
 
 class ModeRunners:
-    """What runs each mode of one module. Thread-safe.
+    """The runners of one module's modes. Thread-safe.
 
     Args:
         name, module, client, settings: as :class:`~edge_offload.runtime.module.OffloadedModule` has them.
@@ -111,7 +111,7 @@ def executor_of(
     options: Mapping[str, Scalar],
     engine: str,
 ) -> ModuleExecutor:
-    """What runs the model ``name`` as a whole; arguments as :class:`ModuleSettings`."""
+    """Make what runs the model ``name`` as a whole; arguments as :class:`ModuleSettings`."""
     if beside is not None:
         return ModuleBeside(module, beside, module.path if isinstance(module, ByEngine) else name, options, engine)
     return ModuleExecutor(module, device, engine, spare=True)

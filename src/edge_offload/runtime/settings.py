@@ -77,7 +77,7 @@ class ModuleSettings:
 
     @property
     def bridges(self) -> bool:
-        """Whether ``server`` stands in for a mode that takes long to prepare."""
+        """Tell whether ``server`` stands in for a mode that takes long to prepare."""
         return BRIDGE not in self.candidates and BRIDGED in self.candidates
 
     @property
