@@ -42,14 +42,14 @@ class Camera:
         for _ in range(ENOUGH + 1):
             assert self.policy.wants(self.now, self.now), "on its own every frame may go"
             self.count += 1
-        ask = self.policy.ask(self.now, 3)
+        ask = self.policy.make_request(self.now, 3)
         assert ask is not None
-        assert self.policy.ask(self.now, 3) is None, "once"
+        assert self.policy.make_request(self.now, 3) is None, "once"
         self.policy.admitted(self.now)
         return ask
 
     def told(self, number: int, *frames: int) -> None:
-        self.policy.told(self.now, Turns(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames))))
+        self.policy.follow_turns(self.now, Turns(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames))))
 
 
 def test_turns_are_followed_by_the_nearest_frame() -> None:
@@ -98,7 +98,7 @@ def test_a_server_that_is_silent_leaves_the_robot_on_its_own() -> None:
         camera.count += 1
     camera.count += 3
     assert camera.policy.wants(camera.now, camera.now)
-    assert "has told no turns for" in camera.policy.alone(camera.now)
+    assert "has told no turns for" in camera.policy.fallback_reason(camera.now)
     camera.told(2, 90)
     assert not camera.policy.wants(camera.now, camera.now), "it is followed again"
 
@@ -114,7 +114,7 @@ def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
     assert all(camera.frame() is None for _ in range(4)), "of plan 6, nothing is of now"
     camera.policy.ended(camera.now, "over")
     camera.told(7, 9)
-    assert camera.policy.alone(camera.now) == "over"
+    assert camera.policy.fallback_reason(camera.now) == "over"
 
 
 def test_a_refusal_is_told_and_asked_again_later() -> None:
@@ -125,10 +125,10 @@ def test_a_refusal_is_told_and_asked_again_later() -> None:
     decision = camera.policy.decide(situation)
     assert decision.mode is Mode.SERVER
     assert decision.reason == "on its own: full: 0.08 could be promised now"
-    assert camera.policy.ask(camera.now, 3) is None
-    assert camera.policy.ask(camera.now + RECENT_S, 3) is not None
+    assert camera.policy.make_request(camera.now, 3) is None
+    assert camera.policy.make_request(camera.now + RECENT_S, 3) is not None
     camera.policy.admitted(camera.now)
-    assert camera.policy.words(camera.now).startswith("promised: at most 0.05")
+    assert camera.policy.describe(camera.now).startswith("promised: at most 0.05")
 
 
 def test_without_a_server_frames_run_here() -> None:
@@ -143,7 +143,7 @@ def test_another_pace_is_told_by_asking_anew() -> None:
     for _ in range(ENOUGH + 1):
         now += 2 * FRAME_S
         camera.policy.wants(now, now)
-    ask = camera.policy.ask(now, 3)
+    ask = camera.policy.make_request(now, 3)
     assert ask is not None
     assert ask.frame_interval == pytest.approx(2 * FRAME_S)
 

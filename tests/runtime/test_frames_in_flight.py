@@ -132,7 +132,7 @@ def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
     start(0, None)
     end(remote, threads)
     learnt = module.situation([torch.zeros(1)]).forecasts[Mode.SERVER]
-    assert learnt.known
+    assert learnt.measured
     assert learnt.latency_s < 0.4, "half a second in the queue was behind the robot's own frame"
 
 

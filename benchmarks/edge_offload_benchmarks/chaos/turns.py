@@ -45,7 +45,7 @@ class Turns:
     def asks(self, name: str, latency_s: float, interval_s: float) -> None:
         """A network's frames go to the server, and take so long."""
         with self._changed:
-            self._giver.told(time.monotonic(), name, name, latency_s, interval_s)
+            self._giver.report(time.monotonic(), name, name, latency_s, interval_s)
             self._changed.notify_all()
 
     def leaves(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Turns:
             now = time.monotonic()
             if name not in self._giver.tasks:
                 # its first turn, or the first one after a long silence
-                self._giver.told(now, name, name, math.nan)
+                self._giver.report(now, name, name, math.nan)
                 self._changed.notify_all()
             return min(0.2, self._takers[name].wait_s(now, now))
 

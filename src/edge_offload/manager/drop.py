@@ -105,9 +105,9 @@ class _Level:
 
     def at(self, now: float, lasting_s: float) -> None:
         """Let time pass."""
-        kept = 1.0 if math.isnan(self.at_s) else math.exp(-max(0.0, now - self.at_s) / lasting_s)
-        self.value = self.mean + kept * (self.value - self.mean)
-        self.variance = kept**2 * self.variance + (1 - kept**2) * self.spread
+        decay = 1.0 if math.isnan(self.at_s) else math.exp(-max(0.0, now - self.at_s) / lasting_s)
+        self.value = self.mean + decay * (self.value - self.mean)
+        self.variance = decay**2 * self.variance + (1 - decay**2) * self.spread
         self.at_s = now if math.isnan(self.at_s) else max(self.at_s, now)
 
 
@@ -227,9 +227,9 @@ class DropEstimator:
 
     def _after(self, now: float) -> Tuple[Array, Array]:
         passed_s = 0.0 if math.isnan(self._at_s) else max(0.0, now - self._at_s)
-        kept = np.exp(-passed_s / self._lasting_s)
-        state = self._mean + kept * (self._state - self._mean)
-        both = np.outer(kept, kept)
+        decay = np.exp(-passed_s / self._lasting_s)
+        state = self._mean + decay * (self._state - self._mean)
+        both = np.outer(decay, decay)
         return state, both * self._covariance + (1 - both) * self._spread
 
     def _pass(self, now: float) -> None:

@@ -59,10 +59,10 @@ class FrameOrder:
 
     def wait(self, place: int) -> float:
         """Wait until nothing is before ``place``; returns the seconds that it took."""
-        began = self._clock()
+        started_s = self._clock()
         with self._changed:
             self._changed.wait_for(lambda: self._open.get(place, 0.0) < math.inf)
-        return self._clock() - began
+        return self._clock() - started_s
 
     def done(self, place: int) -> None:
         """Whoever is behind need not wait for ``place`` any more. More than once is as good as once."""
@@ -106,9 +106,9 @@ class FramesInFlight(FrameOrder):
         stages = report.stages_s
         robot_s = stages["compute_robot"] + stages["encode"] + stages["decode"]
         with self._lock:
-            for known, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
-                before = known.get(report.mode, seen)
-                known[report.mode] = before + (seen - before) / ENOUGH
+            for averages, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
+                before = averages.get(report.mode, seen)
+                averages[report.mode] = before + (seen - before) / ENOUGH
 
     def part_s(self, mode: Mode) -> float:
         """Return the longest part of a frame in ``mode`` (seconds), which spaces frames; nan while unknown."""
@@ -147,7 +147,7 @@ class FramesInFlight(FrameOrder):
                 return math.inf
         return max(0.0, taken_s[-1] + part_s - now)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe how many frames are under way at once, and why not more."""
         if self._most == 1:
             return "1 frame at a time"

@@ -15,7 +15,7 @@ from typing import Dict, Hashable, List, Sequence
 import numpy
 
 from edge_offload.arrays import Array
-from edge_offload.manager.tuning import CHANGE, FIRST_NOISE, FRAMES, OWN_DRIFT, SHARED_DRIFT, STEP, SURPRISE
+from edge_offload.manager.tuning import CHANGE, FIRST_NOISE, FRAMES, OFFSET_DRIFT, SHARED_DRIFT, STEP, SURPRISE
 
 
 class Levels:
@@ -131,7 +131,7 @@ class Levels:
         noise = self._noise[key]
         self._count[key] += 1
         noise += 1 / min(self._count[key], FRAMES) * noise / (noise + variance) * (squared - noise)
-        self._noise[key] = max(noise, OWN_DRIFT**2)  # no frame tells more than what changes within a second
+        self._noise[key] = max(noise, OFFSET_DRIFT**2)  # no frame tells more than what changes within a second
 
     def _row(self, key: Hashable) -> Array:
         row = numpy.zeros(len(self._state))
@@ -145,7 +145,7 @@ class Levels:
         elapsed_s = max(0.0, now - self._now) if math.isfinite(self._now) else 0.0
         drifted = self._covariance.copy()
         for index, shares in enumerate(self._shares):
-            drift = OWN_DRIFT if index and shares else SHARED_DRIFT
+            drift = OFFSET_DRIFT if index and shares else SHARED_DRIFT
             room = max(0.0, CHANGE**2 - drifted[index, index])
             drifted[index, index] += min(drift**2 * elapsed_s, room)
         return drifted

@@ -73,16 +73,16 @@ class PromisePolicy:
         self._downs: Deque[float] = deque(maxlen=FRAMES)
         self._drops = DropEstimator(self.habits)
         self._turns: Deque[int] = deque()
-        self._plan, self._told_s = -1, -math.inf
+        self._plan, self._followed_s = -1, -math.inf
         self._sent: OrderedDict[float, int] = OrderedDict()
         self._promised = self._asking = False
-        self._ask_s = -math.inf
+        self._retry_s = -math.inf
         self._why, self._note = "no promise has been asked for yet", ""
         self.missed = self.followed = self.outdated = 0
 
     # ------------------------------------------------------------------ asking
 
-    def ask(self, now: float, handle: int) -> Optional[Ask]:
+    def make_request(self, now: float, handle: int) -> Optional[Ask]:
         """Return the request to send now, if any; :meth:`admitted` or :meth:`ended` takes the answer.
 
         Args:
@@ -91,8 +91,13 @@ class PromisePolicy:
         """
         interval_s = self._pace()
         if self._promised and abs(interval_s / self._interval_s - 1) > NOTABLE:
-            self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", again_s=0.0)
-        if self._promised or self._asking or now < self._ask_s or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
+            self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", retry_s=0.0)
+        if (
+            self._promised
+            or self._asking
+            or now < self._retry_s
+            or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S
+        ):
             return None
         self._asking = True
         self._interval_s, self._base_s = interval_s, self._times[-1]
@@ -104,41 +109,41 @@ class PromisePolicy:
 
     def admitted(self, now: float, note: str = "") -> None:
         """The server has made the promise; ``note``: why its batches are no larger."""
-        self._asking, self._promised, self._told_s, self._why, self._note = False, True, now, "", note
+        self._asking, self._promised, self._followed_s, self._why, self._note = False, True, now, "", note
 
-    def ended(self, now: float, why: str, again_s: float = RECENT_S) -> None:
+    def ended(self, now: float, why: str, retry_s: float = RECENT_S) -> None:
         """Drop the promise: it was refused, taken back, or the connection broke."""
         self._asking = self._promised = False
         self._turns.clear()
-        self._ask_s, self._why = now + again_s, why
+        self._retry_s, self._why = now + retry_s, why
 
     # ------------------------------------------------------------------ following
 
-    def told(self, now: float, turns: Turns) -> None:
+    def follow_turns(self, now: float, turns: Turns) -> None:
         """The server has told its turns. Those of an older plan, or of another time, are not followed."""
         if not self._promised or turns.number <= self._plan:
             self.outdated += self._promised
             return
-        here = self._number(now)
+        frame_now = self._number(now)
         # those further away are of another time
-        ahead = [frame for frame, _ in turns.turns if abs(frame - here) * self._interval_s <= GIVE_UP_S]
+        ahead = [frame for frame, _ in turns.turns if abs(frame - frame_now) * self._interval_s <= GIVE_UP_S]
         self.outdated += len(ahead) < len(turns.turns)
-        self._plan, self._told_s = turns.number, now
+        self._plan, self._followed_s = turns.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
         self._turns = deque(frame for frame in ahead if frame > newest)
 
-    def alone(self, now: float) -> str:
+    def fallback_reason(self, now: float) -> str:
         """Return why the robot does not follow the server's turns; empty: it does."""
         if not self._promised:
             return self._why
-        if now - self._told_s > REPEAT_S:
-            return f"the server has told no turns for {now - self._told_s:.1f} s"
+        if now - self._followed_s > REPEAT_S:
+            return f"the server has told no turns for {now - self._followed_s:.1f} s"
         return ""
 
     def wants(self, now: float, captured: float) -> bool:
         """Tell whether the frame that was ``captured`` then is sent. Called once per frame, in order."""
         self._times.append(captured)
-        if self.alone(now):
+        if self.fallback_reason(now):
             return True
         number = self._number(captured)
         # a turn whose nearest frame did not come is that of the next frame, and of no later one
@@ -177,11 +182,11 @@ class PromisePolicy:
         why = "this robot has no server" if server is None else server.unavailable_reason
         if why:
             return Decision(Mode.LOCAL, why, self.name)
-        return Decision(Mode.SERVER, self.words(situation.now_s), self.name)
+        return Decision(Mode.SERVER, self.describe(situation.now_s), self.name)
 
-    def words(self, now: float) -> str:
+    def describe(self, now: float) -> str:
         """Describe the promise's state."""
-        why = self.alone(now)
+        why = self.fallback_reason(now)
         if why:
             return f"on its own: {why}"
         note = f" ({self._note})" if self._note else ""
@@ -197,9 +202,9 @@ class PromisePolicy:
         return statistics.median(later - earlier for earlier, later in zip(times, times[1:]))
 
     def _estimates(self, now: float) -> Tuple[float, ...]:
-        told = self._drops.curve(now)
-        slope, error = (min(max(0.0, one) * self._interval_s, MOST_SLOPE) for one in (told.slope, told.slope_error))
-        flicker, noise = (min(1.0, max(0.0, one)) for one in (told.intercept, told.lasting))
+        curve = self._drops.curve(now)
+        slope, error = (min(max(0.0, one) * self._interval_s, MOST_SLOPE) for one in (curve.slope, curve.slope_error))
+        flicker, noise = (min(1.0, max(0.0, one)) for one in (curve.intercept, curve.lasting))
         ups, downs = sorted(self._ups), sorted(self._downs)
         up = ups[int((1 - NOTABLE) * (len(ups) - 1))] if ups else 0.0
         down, usual = (statistics.median(ways) if ways else 0.0 for ways in (downs, ups))

@@ -36,7 +36,7 @@ IN_TURN_S = CHANGE_S / ENOUGH
 #: (``bench adaptive``; tests/manager/test_close_choices.py).
 SHARED_DRIFT = 0.03
 #: The same of one mode's offset from it: ten times steadier.
-OWN_DRIFT = SHARED_DRIFT / 10
+OFFSET_DRIFT = SHARED_DRIFT / 10
 #: Surprising frames in a row on the same side that are a step (``bench busy``; tests/manager/test_levels.py).
 STEP = 3
 #: Standard deviation of the logarithm of one frame until the frames have shown it: so many of them are a change.
@@ -49,7 +49,7 @@ REPEAT_S = 0.5
 #: Seconds for which a link that is well may be silent, however seldom it is (``chaos stalls``, ``bench adaptive``).
 SILENCE_S = 0.04
 #: Seconds between two looks at a frame that waits; less than that is no lateness.
-LOOK_S = SILENCE_S / 4
+POLL_S = SILENCE_S / 4
 #: Seconds after which a transfer or an attempt is given up at the earliest (``chaos``).
 GIVE_UP_S = 10.0
 #: Frames under way at once at most: the server lets so many requests of a robot wait (``bench in-flight``).

@@ -28,19 +28,19 @@ class TurnTaker:
         now: when it began to listen.
 
     Attributes:
-        alone: why turns are taken by the clock, in words; empty: the manager gives them.
+        clock_reason: why turns are taken by the clock, in words; empty: the manager gives them.
     """
 
     def __init__(self, node: str, now: float) -> None:
         self._node = node
         self._turn: Tuple[int, int] = (0, 0)
         self._mine = False
-        self._heard_s = now
+        self._received_s = now
         self._slots: Dict[str, float] = {node: REPEAT_S}
         self._others: Dict[str, float] = {}
         self._at_once = 1
         self._slot_taken: Optional[int] = None
-        self.alone = ""
+        self.clock_reason = ""
 
     def given(
         self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float], at_once: int = 1
@@ -54,7 +54,7 @@ class TurnTaker:
             latencies_s: of all nodes that take turns.
             at_once: frames that may be under way.
         """
-        self._heard_s, self.alone, self._at_once = now, "", max(1, at_once)
+        self._received_s, self.clock_reason, self._at_once = now, "", max(1, at_once)
         if turn == self._turn:
             return
         self._turn, self._mine = turn, node == self._node
@@ -62,9 +62,9 @@ class TurnTaker:
         # also of nodes that a manager which has just come does not know yet
         self._others = {name: until for name, until in self._others.items() if until > now}
 
-    def gone(self, why: str) -> None:
+    def lose_manager(self, why: str) -> None:
         """The manager does not give turns any more."""
-        self.alone, self._mine = self.alone or why, False
+        self.clock_reason, self._mine = self.clock_reason or why, False
 
     def other(self, now: float, node: str, ends: bool) -> None:
         """Another node took a turn, or its result is there."""
@@ -78,17 +78,17 @@ class TurnTaker:
 
     def wait_s(self, now: float, clock_s: float) -> float:
         """Return the seconds that a frame has to wait, which messages may change; 0: it may go now."""
-        if not self.alone and now - self._heard_s > RECENT_S:
-            self.gone(f"no manager has given a turn for {RECENT_S:g} s")
+        if not self.clock_reason and now - self._received_s > RECENT_S:
+            self.lose_manager(f"no manager has given a turn for {RECENT_S:g} s")
         # a manager that has just come does not know what is under way
         busy = sorted(until - now for until in self._others.values() if until > now)
-        if not self.alone:
-            soon_s = max(0.0, self._heard_s + RECENT_S - now) + 1e-3
+        if not self.clock_reason:
+            soon_s = max(0.0, self._received_s + RECENT_S - now) + 1e-3
             return soon_s if not self._mine else 0.0 if len(busy) < self._at_once else busy[0]
         if busy:
             return busy[-1]
-        slot, left_s = self._slot(clock_s)
-        return 0.0 if slot is None or (left_s <= 0 and slot != self._slot_taken) else max(left_s, 0.02)
+        slot, remaining_s = self._slot(clock_s)
+        return 0.0 if slot is None or (remaining_s <= 0 and slot != self._slot_taken) else max(remaining_s, 0.02)
 
     def _slot(self, clock_s: float) -> Tuple[Optional[int], float]:
         """Number of the slot of now (None: nobody else takes turns), and seconds until one of this node's begins."""
@@ -104,7 +104,7 @@ class TurnTaker:
         """A frame goes; None: it may not, any more."""
         if self.wait_s(now, clock_s) > 0:
             return None
-        if self.alone:
+        if self.clock_reason:
             self._slot_taken = self._slot(clock_s)[0]
             return Claim(0)
         self._mine = False

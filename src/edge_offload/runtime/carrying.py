@@ -43,7 +43,7 @@ class Along(Generic[Result]):
     degraded: str = ""
 
 
-class _Held(NamedTuple):
+class _Retained(NamedTuple):
     result: Any
     source: int
     tag: Any
@@ -78,13 +78,13 @@ class Carrying(Generic[Result]):
         self._rounds, self._most_local = rounds, most_local
         self._carrier, self._loss, self._clock, self._compared = carrier, loss, clock, compared
         self.drops = drops or DropEstimator()
-        self._network: Optional[_Held] = None
-        self._local: Optional[_Held] = None
+        self._network: Optional[_Retained] = None
+        self._local: Optional[_Retained] = None
         self._era = 0
         #: The local algorithm's recent results by stamp, to be compared with the network's.
         self._locals: OrderedDict[int, Result] = OrderedDict()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop all results: stamps or images have started over."""
         self._network = self._local = None
         self._locals.clear()
@@ -92,24 +92,28 @@ class Carrying(Generic[Result]):
 
     def carried(self, target: int) -> Optional[Result]:
         """The network's newest result as it is in the frame ``target``; None if there is none of before."""
-        held = self._network
-        return None if held is None or held.source > target else self._carrier.carry(held.result, held.source, target)
+        retained = self._network
+        return (
+            None
+            if retained is None or retained.source > target
+            else self._carrier.carry(retained.result, retained.source, target)
+        )
 
     def coming(self, result: Result, source: int, newest: Callable[[], int], tag: Any = None) -> Iterator[None]:
         """The network's result for the frame ``source`` has come: it is caught up to the frame that is ``newest``.
 
         That is done in steps; until the last one the result before is given.
         """
-        held, now, era = self._network, self._clock(), self._era
-        if held is not None and source <= held.source:
+        retained, now, era = self._network, self._clock(), self._era
+        if retained is not None and source <= retained.source:
             return
         if source in self._locals:
             lost = self._loss(self._locals[source], result)
             if math.isfinite(lost):
                 self.drops.compared_local(now, lost)
-        if held is not None:
-            lost = self._loss(self._carrier.carry(held.result, held.source, source), result)
-            stale_s = (source - held.source) / 1e9
+        if retained is not None:
+            lost = self._loss(self._carrier.carry(retained.result, retained.source, source), result)
+            stale_s = (source - retained.source) / 1e9
             # a network that has lost its mind says nothing of what is carried
             if math.isfinite(lost):
                 self.drops.compared(now, stale_s, lost)
@@ -124,17 +128,17 @@ class Carrying(Generic[Result]):
                 yield
                 if era != self._era:
                     return
-        self._network = _Held(result, source, tag)
+        self._network = _Retained(result, source, tag)
 
-    def came(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
+    def add_result(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
         """Do all steps of :meth:`coming` at once."""
         for _ in self.coming(result, source, lambda: newest, tag):
             pass
 
-    def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
+    def add_local_result(self, result: Result, source: int, tag: Any = None) -> None:
         """The local algorithm's result for the frame ``source``."""
         if self._local is None or source > self._local.source:
-            self._local = _Held(result, source, tag)
+            self._local = _Retained(result, source, tag)
             self._locals[source] = result
             if len(self._locals) > self._most_local:
                 self._locals.popitem(last=False)
@@ -158,9 +162,9 @@ class Carrying(Generic[Result]):
             choices.append((min(1.0, lost), LOCAL, local))
         if not choices:
             return Along(None, NONE)
-        drop, origin, held = min(choices, key=lambda choice: choice[0])
-        moved = self._carrier.carry(held.result, held.source, target)
-        return Along(moved, origin, held.source, drop, held.tag, self._carrier.degraded)
+        drop, origin, retained = min(choices, key=lambda choice: choice[0])
+        moved = self._carrier.carry(retained.result, retained.source, target)
+        return Along(moved, origin, retained.source, drop, retained.tag, self._carrier.degraded)
 
 
 class _Pending(NamedTuple):
@@ -194,9 +198,9 @@ class FrameLoop(Generic[Frame, Result]):
         self.carrying = carrying
         self._leave, self._clock, self._waits = leave, clock, waits
         self._pending: Optional[_Pending] = None
-        self._newest = self._began = 0
+        self._newest = self._first_stamp = 0
         self._steps: Deque[float] = deque(maxlen=9)
-        self._took: Deque[float] = deque(maxlen=5)
+        self._durations: Deque[float] = deque(maxlen=5)
 
     @property
     def interval_s(self) -> float:
@@ -226,16 +230,16 @@ class FrameLoop(Generic[Frame, Result]):
         """
         self.flush()
         if not follows or stamp < self._newest:
-            self.carrying.forget()
-            self._began = stamp
+            self.carrying.reset()
+            self._first_stamp = stamp
             self._steps.clear()
         elif stamp > self._newest > 0:
             self._steps.append((stamp - self._newest) / 1e9)
         self._newest = stamp
         if local is not None:
-            self.carrying.came_locally(local, stamp)
+            self.carrying.add_local_result(local, stamp)
         interval = self.interval_s
-        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= WAIT_SHARE * interval
+        in_time = bool(self._durations) and interval > 0 and statistics.median(self._durations) <= WAIT_SHARE * interval
         leaves_s = received_s + (WAIT_SHARE * interval if in_time else 0.0)
         self._pending = _Pending(frame, stamp, leaves_s, received_s + WAIT_SHARE * (interval or FIRST_INTERVAL_S))
         self._leave_in_time()
@@ -247,25 +251,25 @@ class FrameLoop(Generic[Frame, Result]):
         """
         if self.outdated(source):
             return
-        self._took.append(max(0.0, self._clock() - received_s))
+        self._durations.append(max(0.0, self._clock() - received_s))
         yield from self.carrying.coming(result, source, lambda: self._newest, tag)
         if self._pending is not None and self._pending.stamp == source:
             self._pending = self._pending._replace(leaves_s=-math.inf)
             self._leave_in_time()
 
-    def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
+    def add_result(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
         """Do all steps of :meth:`coming` at once."""
         for _ in self.coming(result, source, received_s, tag):
             pass
 
-    def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
+    def add_local_result(self, result: Result, source: int, tag: Any = None) -> None:
         """Take the local algorithm's result for the frame ``source``."""
         if not self.outdated(source):
-            self.carrying.came_locally(result, source, tag)
+            self.carrying.add_local_result(result, source, tag)
 
     def outdated(self, source: int) -> bool:
         """Tell whether a frame is from before frames started over."""
-        return not self._began <= source <= self._newest
+        return not self._first_stamp <= source <= self._newest
 
     def _leave_in_time(self) -> None:
         if self.due_s <= self._clock():
@@ -324,15 +328,15 @@ class Events:
         ended = False
         while not ended:
             with self._changed:
-                left_s = self._due_s() - time.monotonic()
-                while not (self._first or self._calls or self._closed) and left_s > 0:
-                    self._changed.wait(None if math.isinf(left_s) else left_s)
-                    left_s = self._due_s() - time.monotonic()
+                remaining_s = self._due_s() - time.monotonic()
+                while not (self._first or self._calls or self._closed) and remaining_s > 0:
+                    self._changed.wait(None if math.isinf(remaining_s) else remaining_s)
+                    remaining_s = self._due_s() - time.monotonic()
                 # what is still due is done before the end
                 ended = not (self._first or self._calls) and self._closed
                 if self._first:
                     call = self._first.popleft()
-                elif self._calls and left_s > 0:
+                elif self._calls and remaining_s > 0:
                     call = self._calls.popleft()
                 else:
                     call = self._when_due

@@ -21,7 +21,7 @@ from edge_offload.manager.policy import Situation
 from edge_offload.manager.tuning import NOTABLE, RECENT_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
-from edge_offload.runtime.hedge import Outcome, apart
+from edge_offload.runtime.hedge import Outcome, without_queueing
 from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.runners import ModeRunners
 from edge_offload.runtime.settings import ModuleSettings
@@ -39,7 +39,7 @@ class ServerLoad:
     def __init__(self, client: Optional[Client]) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self._asked_s = self._answered_s = -math.inf
+        self._requested_s = self._answered_s = -math.inf
         self._load = self._service_s = math.nan
 
     def step(self, now: float) -> None:
@@ -47,12 +47,12 @@ class ServerLoad:
         if self._client is None:
             return
         with self._lock:
-            if now - self._asked_s < EVERY_S or self._client.state is not LinkState.READY:
+            if now - self._requested_s < EVERY_S or self._client.state is not LinkState.READY:
                 return
-            self._asked_s = now
+            self._requested_s = now
         self._client.request("status", {}, timeout_s=RECENT_S).add_done_callback(lambda done: self._answered(done, now))
 
-    def _answered(self, done: Future[Any], asked_s: float) -> None:
+    def _answered(self, done: Future[Any], requested_s: float) -> None:
         if done.exception() is not None:
             return
         body: Mapping[str, Any] = done.result().body
@@ -63,7 +63,7 @@ class ServerLoad:
         except (KeyError, TypeError, ValueError, AttributeError, EdgeOffloadError):
             return
         with self._lock:
-            self._answered_s = asked_s
+            self._answered_s = requested_s
             self._load = min(1.0, max(0.0, load))
             self._service_s = seconds / sum(counts) if sum(counts) else 0.0
 
@@ -180,7 +180,7 @@ class ModeCosts:
         with self._lock:
             reading = self.reading(now)
             forecast, local = (self.forecaster.forecast(now, each, reading) for each in (mode, Mode.LOCAL))
-        return forecast, local.latency_s if local.known else 0.0
+        return forecast, local.latency_s if local.measured else 0.0
 
     def late(self, mode: Mode, since_s: float) -> None:
         """A call has waited for ``mode`` in vain since then (monotonic seconds)."""
@@ -193,7 +193,7 @@ class ModeCosts:
         if attempt is None:
             return
         sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
-        report = apart(InferenceReport(mode, self._name, seconds, attempt.stages_s, *sizes), attempt)
+        report = without_queueing(InferenceReport(mode, self._name, seconds, attempt.stages_s, *sizes), attempt)
         now = time.monotonic()
         with self._lock:
             self.forecaster.settled(now, report, self.reading(now))
@@ -201,10 +201,10 @@ class ModeCosts:
     def account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, from which the forecaster learns; arguments as :meth:`.Outcome.report`."""
         usual_bytes_up = self.forecaster.bytes_up(mode)
-        report, learnt = outcome.report(mode, reason, total_s, self._name, self._runners.local, usual_bytes_up)
+        report, to_learn = outcome.report(mode, reason, total_s, self._name, self._runners.local, usual_bytes_up)
         now = time.monotonic()
         with self._lock:
             if outcome.remote and outcome.hedged:
                 self.forecaster.overtaken(now, outcome.local_s)
-            self.forecaster.note(now, learnt, self.reading(now))
+            self.forecaster.note(now, to_learn, self.reading(now))
         return report

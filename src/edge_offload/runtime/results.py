@@ -17,7 +17,7 @@ from edge_offload.timing import InferenceReport
 _log = logging.getLogger(__name__)
 
 
-def tell_result(
+def report_result(
     client: Optional[Client],
     model: str,
     outputs: Sequence[torch.Tensor],

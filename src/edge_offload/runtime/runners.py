@@ -49,7 +49,7 @@ class ModeRunners:
         self._client = client
         options, slowdown = settings.options or {}, settings.robot_slowdown
         engine = EAGER if settings.exact else chosen(settings.engine, name)
-        executor = executor_of(module, settings.device, settings.beside, name, options, engine)
+        executor = executor_of(module, settings.device, settings.companion, name, options, engine)
         self.local = LocalRunner(executor, slowdown)
         self.server: Optional[ServerRunner] = None
         self._objective: Optional[Objective] = None
@@ -106,14 +106,14 @@ class ModeRunners:
 def executor_of(
     module: nn.Module,
     device: Union[str, torch.device],
-    beside: Optional[ExecutorProcess],
+    companion: Optional[ExecutorProcess],
     name: str,
     options: Mapping[str, Scalar],
     engine: str,
 ) -> ModuleExecutor:
     """Make what runs the model ``name`` as a whole; arguments as :class:`ModuleSettings`."""
-    if beside is not None:
-        return ModuleBeside(module, beside, module.path if isinstance(module, ByEngine) else name, options, engine)
+    if companion is not None:
+        return ModuleBeside(module, companion, module.path if isinstance(module, ByEngine) else name, options, engine)
     return ModuleExecutor(module, device, engine, spare=True)
 
 
@@ -138,6 +138,6 @@ def split_runner(executor: ModuleExecutor, *source: Any, **link: Any) -> Runner:
     from edge_offload.modes.split.unmodified.other_torch import AnyTorchSource
     from edge_offload.split.runtime.places import place_of
 
-    beside = executor.process if isinstance(executor, ModuleBeside) else None
-    place = place_of(executor.device) if beside is None else PlaceBeside(beside)
+    companion = executor.process if isinstance(executor, ModuleBeside) else None
+    place = place_of(executor.device) if companion is None else PlaceBeside(companion)
     return SplitRunner(AnyTorchSource(*source), place=place, **link)

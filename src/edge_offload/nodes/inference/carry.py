@@ -200,7 +200,7 @@ class CarryThread(Generic[Result]):
         outdated = self.loop.outdated(frame.instant)
         result = None if self._task.adopt is None or outdated else self._task.adopt(frame, found)
         if result is not None:
-            self.loop.came_locally(result, frame.instant)
+            self.loop.add_local_result(result, frame.instant)
 
     def _leave(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:

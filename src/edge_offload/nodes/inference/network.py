@@ -31,7 +31,7 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
-from edge_offload.runtime.results import tell_result
+from edge_offload.runtime.results import report_result
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
@@ -122,7 +122,7 @@ class Network:
             candidates=candidates,
             powers=self.powers,
             in_flight=params["in_flight"],
-            beside=companion,
+            companion=companion,
         )
         self._by_engine = isinstance(self.estimator.module, ByEngine)
         virtual = installed_device()
@@ -233,7 +233,7 @@ class Network:
 
     def tell(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
         """Tell a result to those who watch at the server, if it is there; never waits."""
-        tell_result(self.client, self.name, outputs, report, meta)
+        report_result(self.client, self.name, outputs, report, meta)
 
     def aim(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""

@@ -274,7 +274,7 @@ class OffloadedNode(Node):
         for carry in self.carries:
             carry.refresh(what)
         self.health.value("inferences" if self.carries else "results", sum(self.results.values()))
-        self.health.value("in flight", self._network.module.frames.words())
+        self.health.value("in flight", self._network.module.frames.describe())
         if self._sharing is not None:
             self._sharing.refresh()
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")

@@ -83,7 +83,7 @@ class ServerSharing:
     @property
     def follows(self) -> bool:
         """Whether frames go to the server in the turns that it gives."""
-        return self._promise is not None and not self._promise.alone
+        return self._promise is not None and not self._promise.fallback_reason
 
     def wants(self, frame: Frame) -> bool:
         """Whether a frame is one of those that the server's turns ask for."""
@@ -147,9 +147,9 @@ class ServerSharing:
         for drops in self._drops:
             drops.refresh()
         if self._promise is not None:
-            words = self._promise.words()
+            words = self._promise.describe()
             health.value("promise", words)
-            if self._promise.alone:
+            if self._promise.fallback_reason:
                 health.warn("promise", words)
             else:
                 health.clear("promise")

@@ -96,7 +96,7 @@ class Turns:
     def _look(self) -> None:
         """Whether the manager is still there: its connection ends with it."""
         if self._manager and not self._given.get_num_connections():
-            self._taker.gone("the manager is gone")
+            self._taker.lose_manager("the manager is gone")
             self._manager = False
 
     def begin(self, frame: Frame, needed: bool = True) -> Optional[Claim]:
@@ -109,10 +109,10 @@ class Turns:
         with self._lock:
             self._frame(frame)
             self._look()
-            if not needed and self._taker.alone:
+            if not needed and self._taker.clock_reason:
                 return None
             claim = self._taker.take(time.monotonic(), rospy.get_time())
-            alone = self._taker.alone
+            alone = self._taker.clock_reason
         if claim is None:
             if needed:
                 self._node.health.count("frames whose turn was over")
@@ -147,7 +147,7 @@ class Turns:
         """Say on /diagnostics who gives the turns."""
         with self._lock:
             self._look()
-            alone = self._taker.alone
+            alone = self._taker.clock_reason
         health = self._node.health
         health.value("turns", f"taken by the clock: {alone}" if alone else "given by the manager")
         if alone and self._node.params["server"]:

@@ -50,7 +50,7 @@ import rospy
 from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.bandwidth import Heard, informed
+from edge_offload.manager.bandwidth import TopicReading, informed
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -144,7 +144,7 @@ class OffloadManagerNode(Node):
     def start(self) -> None:
         self._lock = threading.Lock()
         self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
-        self._heard: Optional[Heard] = None
+        self._heard: Optional[TopicReading] = None
         self._began_s = time.monotonic()
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
         self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
@@ -235,7 +235,7 @@ class OffloadManagerNode(Node):
         self.health.value("battery", battery.words(known[-1].forecasts if known else {}))
 
     def _on_bandwidth(self, message: Any) -> None:
-        heard = Heard(reading_of(message), time.monotonic())
+        heard = TopicReading(reading_of(message), time.monotonic())
         with self._lock:
             self._heard = heard
 

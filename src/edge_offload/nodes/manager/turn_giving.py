@@ -54,7 +54,7 @@ class TurnGiving:
     def asks(self, node: str, task: str, latency_s: float) -> None:
         """A node offloads its frames; a result should take so long (seconds; nan: it is not known yet)."""
         with self._changed:
-            self._giver.told(time.monotonic(), node, task, latency_s)
+            self._giver.report(time.monotonic(), node, task, latency_s)
             self._changed.notify_all()
 
     def leaves(self, node: str) -> None:
