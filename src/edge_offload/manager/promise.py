@@ -45,6 +45,70 @@ HABITS = {
 }
 
 
+class _FrameClock:
+    """Numbers frames by the times of their capture; one more makes a mean of the intervals before it.
+
+    Attributes:
+        interval_s: between frames, when the numbers were set; nan before.
+    """
+
+    def __init__(self) -> None:
+        self._times: Deque[float] = deque(maxlen=ENOUGH + 1)
+        self.interval_s, self._base_s = math.nan, 0.0
+
+    def note_capture(self, captured: float) -> None:
+        """Take in a frame."""
+        self._times.append(captured)
+
+    def set_base(self, now: float) -> float:
+        """Count from the latest frame on; return its age, in seconds."""
+        self.interval_s, self._base_s = self.measure_interval(), self._times[-1]
+        return max(0.0, now - self._base_s)
+
+    def number_of(self, captured: float) -> float:
+        """Return the number of a frame that was captured then."""
+        return (captured - self._base_s) / self.interval_s
+
+    def measure_interval(self) -> float:
+        """Return the median of the latest intervals in seconds; nan for fewer than :data:`.ENOUGH`."""
+        if len(self._times) <= ENOUGH:
+            return math.nan
+        times = list(self._times)
+        return statistics.median(later - earlier for earlier, later in zip(times, times[1:]))
+
+
+class _TravelTimes:
+    """Times of the latest frames' ways to the server, and of their results' ways back (seconds)."""
+
+    def __init__(self) -> None:
+        self._ups: Deque[float] = deque(maxlen=FRAMES)
+        self._downs: Deque[float] = deque(maxlen=FRAMES)
+
+    def note(self, up_s: float, down_s: float) -> None:
+        """Take in one frame's."""
+        if math.isfinite(up_s) and math.isfinite(down_s):
+            self._ups.append(min(max(0.0, up_s), MOST_WAY_S))
+            self._downs.append(min(max(0.0, down_s), MOST_WAY_S))
+
+    def summarize(self) -> Tuple[float, float, float]:
+        """Return nearly the longest way up, the usual way down and the usual way up (seconds); 0 before any."""
+        ups = sorted(self._ups)
+        longest = ups[int((1 - NOTABLE) * (len(ups) - 1))] if ups else 0.0
+        down, usual = (statistics.median(ways) if ways else 0.0 for ways in (self._downs, ups))
+        return longest, down, usual
+
+
+@dataclass
+class _Agreement:
+    """State of the promise: requested, made, or neither until ``retry_at_s``, and why."""
+
+    made: bool = False
+    requested: bool = False
+    retry_at_s: float = -math.inf
+    reason: str = "no promise has been asked for yet"
+    note: str = ""
+
+
 @dataclass
 class PromisePolicy:
     """Policy of one network. One thread at a time.
@@ -66,18 +130,12 @@ class PromisePolicy:
     def __post_init__(self) -> None:
         if not LEAST_BOUND <= self.bound <= 1:
             raise BadInput(f"accuracy is {self.bound}", remedy=f"give a bound from {LEAST_BOUND:g} to 1, such as 0.05")
-        self._times: Deque[float] = deque(maxlen=ENOUGH + 1)
-        self._interval_s = math.nan
-        self._base_s = 0.0
-        self._ups: Deque[float] = deque(maxlen=FRAMES)
-        self._downs: Deque[float] = deque(maxlen=FRAMES)
+        self._clock, self._ways = _FrameClock(), _TravelTimes()
         self._drops = DropEstimator(self.habits)
         self._turns: Deque[int] = deque()
         self._plan, self._followed_s = -1, -math.inf
         self._sent: OrderedDict[float, int] = OrderedDict()
-        self._promised = self._asking = False
-        self._retry_s = -math.inf
-        self._why, self._note = "no promise has been asked for yet", ""
+        self._agreement = _Agreement()
         self.missed = self.followed = self.outdated = 0
 
     # ------------------------------------------------------------------ asking
@@ -89,44 +147,37 @@ class PromisePolicy:
             now: when.
             handle: of the model, open for the frames' shape.
         """
-        interval_s = self._pace()
-        if self._promised and abs(interval_s / self._interval_s - 1) > NOTABLE:
+        interval_s = self._clock.measure_interval()
+        if self._agreement.made and abs(interval_s / self._clock.interval_s - 1) > NOTABLE:
             self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", retry_s=0.0)
-        if (
-            self._promised
-            or self._asking
-            or now < self._retry_s
-            or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S
-        ):
+        due = not self._agreement.made and not self._agreement.requested and now >= self._agreement.retry_at_s
+        if not due or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
             return None
-        self._asking = True
-        self._interval_s, self._base_s = interval_s, self._times[-1]
+        self._agreement.requested = True
+        age = min(self._clock.set_base(now), MOST_WAY_S)
         self._turns.clear()
         self._plan = -1
-        estimates = self._estimates(now)
-        age = min(max(0.0, now - self._base_s), MOST_WAY_S)
-        return Ask(handle, self.bound, interval_s, self.batched, 0, age, *estimates)
+        return Ask(handle, self.bound, interval_s, self.batched, 0, age, *self._estimates(now))
 
     def admitted(self, now: float, note: str = "") -> None:
         """The server has made the promise; ``note``: why its batches are no larger."""
-        self._asking, self._promised, self._followed_s, self._why, self._note = False, True, now, "", note
+        self._agreement, self._followed_s = _Agreement(made=True, note=note), now
 
     def ended(self, now: float, why: str, retry_s: float = RECENT_S) -> None:
         """Drop the promise: it was refused, taken back, or the connection broke."""
-        self._asking = self._promised = False
+        self._agreement = _Agreement(retry_at_s=now + retry_s, reason=why)
         self._turns.clear()
-        self._retry_s, self._why = now + retry_s, why
 
     # ------------------------------------------------------------------ following
 
     def follow_turns(self, now: float, turns: Turns) -> None:
         """The server has told its turns. Those of an older plan, or of another time, are not followed."""
-        if not self._promised or turns.number <= self._plan:
-            self.outdated += self._promised
+        if not self._agreement.made or turns.number <= self._plan:
+            self.outdated += self._agreement.made
             return
-        frame_now = self._number(now)
+        frame_now = self._clock.number_of(now)
         # those further away are of another time
-        ahead = [frame for frame, _ in turns.turns if abs(frame - frame_now) * self._interval_s <= GIVE_UP_S]
+        ahead = [frame for frame, _ in turns.turns if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
         self.outdated += len(ahead) < len(turns.turns)
         self._plan, self._followed_s = turns.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
@@ -134,18 +185,18 @@ class PromisePolicy:
 
     def fallback_reason(self, now: float) -> str:
         """Return why the robot does not follow the server's turns; empty: it does."""
-        if not self._promised:
-            return self._why
+        if not self._agreement.made:
+            return self._agreement.reason
         if now - self._followed_s > REPEAT_S:
             return f"the server has told no turns for {now - self._followed_s:.1f} s"
         return ""
 
     def wants(self, now: float, captured: float) -> bool:
         """Tell whether the frame that was ``captured`` then is sent. Called once per frame, in order."""
-        self._times.append(captured)
+        self._clock.note_capture(captured)
         if self.fallback_reason(now):
             return True
-        number = self._number(captured)
+        number = self._clock.number_of(captured)
         # a turn whose nearest frame did not come is that of the next frame, and of no later one
         while self._turns and self._turns[0] + 1 < number - 0.5:
             self._turns.popleft()
@@ -167,9 +218,7 @@ class PromisePolicy:
 
     def travelled(self, up_s: float, down_s: float) -> None:
         """A frame took so long from its capture to its arrival, and its result from the server's answer to its use."""
-        if math.isfinite(up_s) and math.isfinite(down_s):
-            self._ups.append(min(max(0.0, up_s), MOST_WAY_S))
-            self._downs.append(min(max(0.0, down_s), MOST_WAY_S))
+        self._ways.note(up_s, down_s)
 
     def compared(self, now: float, stale_s: float, drop: float) -> None:
         """Learn that a result carried for ``stale_s`` had lost ``drop``."""
@@ -189,23 +238,12 @@ class PromisePolicy:
         why = self.fallback_reason(now)
         if why:
             return f"on its own: {why}"
-        note = f" ({self._note})" if self._note else ""
+        note = f" ({self._agreement.note})" if self._agreement.note else ""
         return f"promised: at most {self.bound:g} by sharing the server{note}"
-
-    def _number(self, captured: float) -> float:
-        return (captured - self._base_s) / self._interval_s
-
-    def _pace(self) -> float:
-        if len(self._times) <= ENOUGH:
-            return math.nan
-        times = list(self._times)
-        return statistics.median(later - earlier for earlier, later in zip(times, times[1:]))
 
     def _estimates(self, now: float) -> Tuple[float, ...]:
         curve = self._drops.curve(now)
-        slope, error = (min(max(0.0, one) * self._interval_s, MOST_SLOPE) for one in (curve.slope, curve.slope_error))
+        interval_s = self._clock.interval_s
+        slope, error = (min(max(0.0, one) * interval_s, MOST_SLOPE) for one in (curve.slope, curve.slope_error))
         flicker, noise = (min(1.0, max(0.0, one)) for one in (curve.intercept, curve.lasting))
-        ups, downs = sorted(self._ups), sorted(self._downs)
-        up = ups[int((1 - NOTABLE) * (len(ups) - 1))] if ups else 0.0
-        down, usual = (statistics.median(ways) if ways else 0.0 for ways in (downs, ups))
-        return slope, error, up, down, usual, flicker, noise
+        return (slope, error, *self._ways.summarize(), flicker, noise)
