@@ -115,7 +115,7 @@ class DeviceModule:
                 raise FailedAttempt(cause, time.monotonic() - began, self._device.remote.bytes_up - sent) from error
 
     def state(self, mode: Mode) -> str:
-        """How a mode stands, in words."""
+        """Describe the state of a mode."""
         why, is_open = self._handles_of(mode).state()
         return why if why or not is_open else f"{self._client.cause}; ready on the virtual device"
 
@@ -221,5 +221,5 @@ class DeviceRunner(Runner):
         return self._module.run(self.mode, inputs, budget)
 
     def state(self) -> str:
-        """How the mode stands, in words."""
+        """Describe the mode's state."""
         return self._module.state(self.mode)

@@ -44,7 +44,7 @@ class LocalRunner(Runner):
         return statistics.median(recent) if recent else 0.0
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Nothing ever keeps the robot from computing by itself."""
+        """Return None: the robot can always compute by itself."""
         return None
 
     def run(
@@ -71,7 +71,7 @@ class LocalRunner(Runner):
         return _attempt(execution, elapsed)
 
     def state(self) -> str:
-        """Where it computes."""
+        """Describe where it computes."""
         slowed = f", slowed {self.slowdown:g} times on purpose" if self.slowdown > 1.0 else ""
         words, _ = self.executor.engine_state()
         engine = "" if words == EAGER else f", {words}"

@@ -53,10 +53,10 @@ class Follower(Protocol):
     """Follows turns that a server gives: told of what is sent in them, and how long it travelled."""
 
     def turn(self, captured: float) -> Dict[str, Any]:
-        """What to add to the request with the frame that was captured then."""
+        """Return what to add to the request with the frame ``captured`` then."""
 
     def travelled(self, captured: float, transfer: Transfer) -> None:
-        """Its result has come."""
+        """Take in the transfer of its result."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class ServerRunner(Runner):
         self._follower = follower
 
     def handle(self, specs: Specs) -> Optional[int]:
-        """What the model is open under for these inputs; None: it is not."""
+        """Return the handle of the open model for these inputs; None: it is not open."""
         return self._handles.get(specs)
 
     def link_changed(self, state: LinkState, _cause: str) -> None:
@@ -340,7 +340,7 @@ class ServerRunner(Runner):
 
 
 def _engine(body: Mapping[str, Any]) -> str:
-    """What computed, as the server says; one of before engines says nothing, and means torch."""
+    """Return what computed, as the server states; one without engines states nothing: torch."""
     found = body.get("engine", EAGER)
     if not isinstance(found, str) or len(found) > MAX_ENGINE:
         raise ProtocolError("the server's reply names no engine")

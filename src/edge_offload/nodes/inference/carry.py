@@ -34,7 +34,7 @@ class _Slow:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """What is done here takes so many times as long."""
+        """Make what is done here take so many times as long."""
         began = busy_clock()
         yield
         if self._factor > 1:
@@ -66,7 +66,7 @@ class _Slowed(Generic[Result]):
 
 @dataclass(frozen=True)
 class Task(Generic[Result]):
-    """What is to be known of a node's results so that they can be carried along.
+    """Functions on a node's results by which they can be carried along.
 
     Attributes:
         carrier: moves them.
@@ -167,7 +167,7 @@ class CarryThread(Generic[Result]):
 
     @property
     def counts(self) -> SlotCounts:
-        """What became of the frames."""
+        """Return what became of the frames."""
         return self._slot.counts
 
     def _take(self) -> None:

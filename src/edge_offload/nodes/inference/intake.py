@@ -131,7 +131,7 @@ def _clock_ns() -> int:
 
 
 class FrameSink(Protocol):
-    """Where frames are put."""
+    """A place to put frames."""
 
     def put(self, item: Frame) -> bool:
         """Offer a frame; whether it will be taken."""
@@ -327,7 +327,7 @@ class CameraIntake:
         self._node.health.value("positions", words)
 
     def _remedy(self) -> str:
-        """What to do where no CameraInfo comes."""
+        """Return the remedy where no CameraInfo comes."""
         name = rospy.resolve_name(self._topic)
         return f"no CameraInfo on {name}; name its topic (info_topic:=){others_of(CameraInfo._type, name)}"
 
@@ -365,5 +365,5 @@ class CameraIntake:
 
 
 def _facts(info: Any) -> Tuple[Any, ...]:
-    """What a ``CameraInfo`` says, without its header."""
+    """Return a ``CameraInfo`` without its header."""
     return tuple(getattr(info, name) for name in info.__slots__ if name != "header")

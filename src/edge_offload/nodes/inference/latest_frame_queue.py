@@ -23,7 +23,7 @@ F = TypeVar("F", contravariant=True)
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """What became of the frames: ``offered = taken + superseded + waiting`` at any moment."""
+    """Counts of frames: ``offered = taken + superseded + waiting`` at any moment."""
 
     offered: int = 0
     taken: int = 0
@@ -32,7 +32,7 @@ class SlotCounts:
 
     @classmethod
     def total(cls, many: Iterable[SlotCounts]) -> SlotCounts:
-        """Those of several sources, or of several queues, together."""
+        """Add those of several sources, or of several queues."""
         return cls(*map(sum, zip(*map(astuple, many))))
 
 
@@ -137,18 +137,18 @@ class LatestFrameQueue(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """Tell whether :meth:`close` was called."""
         with self._changed:
             return self._closed
 
     @property
     def counts(self) -> SlotCounts:
-        """What became of the frames so far."""
+        """Return what became of the frames so far."""
         with self._changed:
             return SlotCounts.total([SlotCounts(), *(source.counts for source in self._sources.values())])
 
     def get_counts(self, source: str) -> SlotCounts:
-        """What became of those of one source."""
+        """Return what became of the frames of one source."""
         with self._changed:
             return self._sources[source].counts if source in self._sources else SlotCounts()
 

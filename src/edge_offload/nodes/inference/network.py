@@ -165,14 +165,14 @@ class Network:
         return "it needs the virtual CUDA device; start with virtual_device:=true ('edge-offload exec' gives it)"
 
     def build(self) -> Any:
-        """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``.
+        """Make what prepares, runs and interprets the model: it has ``name``, ``module`` and ``trained``.
 
         It may set :attr:`name` and :attr:`options`, where a server knows the model by others.
         """
         return build_estimator(self._params["model"], **self._model_options())
 
     def _model_options(self) -> Dict[str, Any]:
-        """With what the model is built here and on a server."""
+        """Return the options that the model is built with here and on a server."""
         params = self._params
         options = dict(params["model_options"])
         if params.get("decoder"):
@@ -256,7 +256,7 @@ class Network:
 
 
 def _choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:
-    """What a policy can choose among, in words, and why not among the rest."""
+    """Describe what a policy can choose among, and why not among the rest."""
     able = [mode for mode in Mode if mode is Mode.LOCAL or (mode in candidates and mode not in absent)]
     words = ", ".join(able)
     if BRIDGED in candidates and BRIDGE not in candidates and BRIDGE not in absent:

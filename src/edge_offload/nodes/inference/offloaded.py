@@ -52,7 +52,7 @@ class SensorStages(Protocol):
 
 
 class _Drained(Protocol):
-    """What works on frames."""
+    """A worker on frames."""
 
     def drain(self, timeout_s: float) -> bool:
         """Take no more, and finish."""
@@ -136,7 +136,7 @@ class OffloadedNode(Node):
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
     def wants(self, frame: Frame) -> bool:
-        """Whether a frame is one of those that the server's turns ask for."""
+        """Tell whether a frame is one of those that the server's turns ask for."""
         return self._sharing is None or self._sharing.wants(frame)
 
     def pipeline(
@@ -145,7 +145,7 @@ class OffloadedNode(Node):
         stages: Mapping[str, SensorStages],
         fail: Callable[[Frame, BaseException], None],
     ) -> FramePipeline[Frame]:
-        """What works on the frames of ``slot``: as many at once as the mode in force allows.
+        """Make the pipeline of the frames of ``slot``: as many at once as the mode in force allows.
 
         Args:
             slot: frames that wait.
@@ -208,12 +208,12 @@ class OffloadedNode(Node):
             self._sharing.take_turn(frame, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
-        """Its result is there, or there will be none; more than once is as good as once."""
+        """End the frame's turn: its result is there, or will never be. Idempotent."""
         if self._sharing is not None:
             self._sharing.leave_turn(frame)
 
     def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """What a result that is held from frame to frame had lost by this frame; where there are turns.
+        """Measure what an earlier result had lost by this frame, where there are turns.
 
         Args:
             frame: it.
@@ -237,7 +237,7 @@ class OffloadedNode(Node):
             self.health.clear("fallback")
 
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:
-        """What such inputs would cost in each mode. Latched: a manager that starts later knows at once."""
+        """Publish the forecasts for such inputs, latched for managers that start later."""
         situation = self._network.module.situation(inputs, self.params["deadline"] or None, self._chosen)
         task = "" if self._sharing is None else self._sharing.task
         self._asking = forecast_message(replace(situation, absent=self._network.absent), header, task)

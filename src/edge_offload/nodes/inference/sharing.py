@@ -72,25 +72,25 @@ class ServerSharing:
 
     @property
     def task(self) -> str:
-        """What the node does, where the manager gives turns; else empty."""
+        """Return the node's task, where the manager gives turns; else empty."""
         return "" if self._turns is None else self._turns.task
 
     @property
     def promised(self) -> bool:
-        """Whether the server was asked for a promise."""
+        """Tell whether the server was asked for a promise."""
         return self._promise is not None
 
     @property
     def follows(self) -> bool:
-        """Whether frames go to the server in the turns that it gives."""
+        """Tell whether frames go to the server in the turns that it gives."""
         return self._promise is not None and not self._promise.fallback_reason
 
     def wants(self, frame: Frame) -> bool:
-        """Whether a frame is one of those that the server's turns ask for."""
+        """Tell whether a frame is one of those that the server's turns ask for."""
         return self._promise is None or self._promise.wants(frame.received_s)
 
     def wait_s(self, needs_link: bool, taken_s: List[float]) -> Optional[float]:
-        """How long no frame is to be taken yet (seconds); None: no turn decides that.
+        """Return the seconds until a frame may be taken; None: no turn decides that.
 
         Args:
             needs_link: whether frames go to the server now.
@@ -122,18 +122,18 @@ class ServerSharing:
             frame.claim = self._turns.begin(frame, needed)
 
     def leave_turn(self, frame: Frame) -> None:
-        """Its result is there, or there will be none; more than once is as good as once."""
+        """End the frame's turn: its result is there, or will never be. Idempotent."""
         claim, frame.claim = frame.claim, None
         if self._turns is not None and claim is not None:
             self._turns.end(claim, frame.message.header)
 
     def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """What a result that is held from frame to frame had lost by this frame; arguments as :meth:`.Drops.held`."""
+        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.held`."""
         for drops in self._drops:
             drops.held(frame, found, drop)
 
     def _compared(self, drops: Drops, *comparison: Any) -> None:
-        """What was carried along has been compared with the network's own."""
+        """Take in a comparison of a carried result with the network's own."""
         drops.tell(*comparison)
         if self._promise is not None:
             _, stale_s, drop, _ = comparison

@@ -85,7 +85,7 @@ class Turns:
         self._wake()
 
     def wait_s(self) -> float:
-        """How long no frame may go yet (seconds); what is heard in between may change it."""
+        """Return the seconds until a frame may go, which messages may change."""
         if rospy.is_shutdown():
             return 0.0
         with self._lock:
@@ -94,7 +94,7 @@ class Turns:
             return min(0.2, self._taker.wait_s(time.monotonic(), rospy.get_time()))
 
     def _look(self) -> None:
-        """Whether the manager is still there: its connection ends with it."""
+        """Check that the manager is still there: its connection ends with it."""
         if self._manager and not self._given.get_num_connections():
             self._taker.lose_manager("the manager is gone")
             self._manager = False
@@ -121,7 +121,7 @@ class Turns:
         return claim
 
     def end(self, claim: Claim, header: Any) -> None:
-        """Its result is there."""
+        """Tell the others that its result is there."""
         self._tell(Turn.ENDED, claim, header)
 
     def _tell(self, state: int, claim: Claim, header: Any, reason: str = "") -> None:

@@ -98,7 +98,7 @@ class _Deciding:
         self.here = 0
 
     def asks(self, decision: Decision) -> bool:
-        """Whether the task's frames go to the server; or one of them should, to see how that is by now.
+        """Tell whether the task's frames go to the server, or one should, to explore.
 
         A server that was slow a while ago would be avoided for ever by a policy that goes by what frames there took.
         """
@@ -111,7 +111,7 @@ class _Deciding:
         return there and chooses(decision.policy) and self.here > FRAMES
 
     def key(self, what: str) -> str:
-        """Of a value on /diagnostics."""
+        """Return the key of a value on /diagnostics."""
         return f"{what} of {self.task}" if self.task else what
 
 
@@ -179,7 +179,7 @@ class OffloadManagerNode(Node):
             self._turns.refresh()
 
     def _of(self, task: str) -> _Deciding:
-        """What decides for a task; made when it is first heard of.
+        """Return what decides for a task; made at its first message.
 
         Raises:
             BadInput: there are too many, or it cannot be called so.
@@ -221,7 +221,7 @@ class OffloadManagerNode(Node):
             self.health.warn("weights", f"{error}; those of before hold")
 
     def _battery_words(self) -> str:
-        """Whether the battery is silent; where nobody publishes its topic, or remapped it, there is none."""
+        """Report a silent battery; there is none where its topic is neither published nor remapped."""
         default = rospy.names.ns_join(rospy.get_namespace(), "battery")
         there = self._battery_news.ever or self._batteries.get_num_connections() > 0
         return self._battery_news.words() if there or rospy.resolve_name("battery") != default else ""
@@ -334,7 +334,7 @@ class OffloadManagerNode(Node):
             self.health.warn("master", f"ROS master: {error}; this manager forgets mode {self._wanted} when it ends")
 
     def _doubt(self, policy: Any, asked: Sequence[_Deciding]) -> str:
-        """What is to be added when a mode is in force and frames do not run in it now."""
+        """Return a note for a mode in force in which frames do not run now."""
         if not isinstance(policy, FixedPolicy) or policy.mode is Mode.LOCAL:
             return ""
         situations = [deciding.situation for deciding in asked if deciding.situation is not None]
