@@ -210,7 +210,7 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(wanted=self._wants)
+        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants)
         self._carried = Carried(self._slot, 1 / ways.fps, self._along) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(

@@ -136,8 +136,8 @@ class Handles(Generic[Key, Opened]):
         """Open again what was open, or asked for, on the connection before; returns at once."""
         if state is LinkState.READY:
             with self._lock:
-                known = [(key, opening.prepare) for key, opening in self._openings.items()]
-            for key, prepare in known:
+                prepared = [(key, opening.prepare) for key, opening in self._openings.items()]
+            for key, prepare in prepared:
                 if prepare is not None:
                     self.unavailable_reason(key, prepare)
 

@@ -135,8 +135,8 @@ class _Equality:
     def fingerprints(self) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
         """Return the robot's and the server's, each with its engine; None: the server has not stated it."""
         theirs = self._client.welcome.get("fingerprint")
-        there = {**theirs, ENGINE: self._engine()} if isinstance(theirs, Mapping) else None
-        return {ENGINE: EAGER, **self._own_fingerprint}, there
+        stated = {**theirs, ENGINE: self._engine()} if isinstance(theirs, Mapping) else None
+        return {ENGINE: EAGER, **self._own_fingerprint}, stated
 
     def _engine(self) -> str:
         """Return what is to compute on the server: ``eager``, or an engine."""
@@ -227,10 +227,10 @@ class ServerRunner(Runner):
         handle = self._handles.get(specs)
         if handle is None:
             raise LinkLost(f"model {self._name!r} is not open on the server")
-        began = time.monotonic()
+        started_s = time.monotonic()
         packed = self._pack(inputs)
         try:
-            return self._ask(handle, packed, budget, meta)
+            return self._request(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
                 self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
@@ -239,7 +239,7 @@ class ServerRunner(Runner):
                     self._full = 0
             elif isinstance(error, BadInput):
                 self._handles.forget(specs, handle)  # it, or its shapes, are not known there (any more)
-            raise FailedAttempt(error, time.monotonic() - began, packed.nbytes) from error
+            raise FailedAttempt(error, time.monotonic() - started_s, packed.nbytes) from error
 
     def state(self) -> str:
         """The link, what is open on the server, and whether results are bit-equal to local ones."""
@@ -277,18 +277,18 @@ class ServerRunner(Runner):
         self._equality.opened_engine = _engine(opened) if "engine" in opened else None
         probe = self._pack([spec.zeros() for spec in specs])
         try:
-            self._ask(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
+            self._request(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
         except EdgeOffloadError:
             self._client.request("close_model", {"handle": handle})  # another attempt opens another one
             raise
         return handle
 
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:
-        began = time.monotonic()
+        started_s = time.monotonic()
         descriptors, buffers = pack(inputs, self._codec)
-        return _Packed(descriptors, buffers, time.monotonic() - began)
+        return _Packed(descriptors, buffers, time.monotonic() - started_s)
 
-    def _ask(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
+    def _request(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
         body = {
             "handle": handle,
             "inputs": packed.descriptors,
@@ -316,18 +316,18 @@ class ServerRunner(Runner):
     def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
         outputs = unpack(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
-        there = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
-        behind_s = self._earlier.behind_s(transfer, there["queue_s"])
-        parts = {"uplink": transfer.uplink_s, "queue": sum(there.values()), "downlink": transfer.downlink_s}
+        stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
+        behind_s = self._earlier.behind_s(transfer, stages["queue_s"])
+        parts = {"uplink": transfer.uplink_s, "queue": sum(stages.values()), "downlink": transfer.downlink_s}
         return Attempt(
             outputs=outputs,
             stages_s={
-                "encode": encode_s + there["encode_s"],
-                "queue": max(transfer.sent_s - transfer.queued_s, 0.0) + there["queue_s"],
+                "encode": encode_s + stages["encode_s"],
+                "queue": max(transfer.sent_s - transfer.queued_s, 0.0) + stages["queue_s"],
                 "uplink": transfer.uplink_s,
-                "compute_server": there["compute_s"],
+                "compute_server": stages["compute_s"],
                 "downlink": transfer.downlink_s,
-                "decode": time.monotonic() - arrived + there["decode_s"],
+                "decode": time.monotonic() - arrived + stages["decode_s"],
             },
             bytes_up=transfer.bytes_up,
             bytes_down=transfer.bytes_down,
@@ -341,10 +341,10 @@ class ServerRunner(Runner):
 
 def _engine(body: Mapping[str, Any]) -> str:
     """Return what computed, as the server states; one without engines states nothing: torch."""
-    found = body.get("engine", EAGER)
-    if not isinstance(found, str) or len(found) > MAX_ENGINE:
+    engine = body.get("engine", EAGER)
+    if not isinstance(engine, str) or len(engine) > MAX_ENGINE:
         raise ProtocolError("the server's reply names no engine")
-    return found
+    return engine
 
 
 def _seconds(body: Mapping[str, Any], key: str) -> float:

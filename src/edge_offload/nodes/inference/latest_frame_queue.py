@@ -60,7 +60,7 @@ class LatestFrameQueue(Generic[T]):
             ``keep_all``.
         keep_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
         source: name of a frame's source, such as its camera; by default all frames are of one.
-        wanted: asked of each frame that is offered; those that are not count as superseded.
+        accepted: asked of each frame that is offered; those that are not count as superseded.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LatestFrameQueue(Generic[T]):
         capacity: int = 1,
         keep_all: bool = False,
         source: Callable[[T], str] = lambda _: "",
-        wanted: Callable[[T], bool] = lambda _: True,
+        accepted: Callable[[T], bool] = lambda _: True,
     ) -> None:
         self._capacity = capacity
         self._keep_all = keep_all
@@ -77,15 +77,15 @@ class LatestFrameQueue(Generic[T]):
         self._sources: Dict[str, _Source[T]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._wanted = wanted
+        self._accepts = accepted
 
     def put(self, item: T) -> bool:
         """Offer a frame; whether it waits to be taken (False: it is not wanted, or the slot is closed)."""
-        wanted = self._wanted(item)
+        accepted = self._accepts(item)
         with self._changed:
             source = self._sources.setdefault(self._source(item), _Source())
             source.offered += 1
-            if not wanted:
+            if not accepted:
                 source.superseded += 1
                 return False
             while self._keep_all and len(source.items) >= self._capacity and not self._closed:
@@ -111,13 +111,13 @@ class LatestFrameQueue(Generic[T]):
         with self._changed:
             while True:
                 name = next((name for name, source in self._sources.items() if source.items), None)
-                left_s = wait_s() if name is not None else math.inf
-                if name is not None and left_s <= 0:
+                remaining_s = wait_s() if name is not None else math.inf
+                if name is not None and remaining_s <= 0:
                     break
-                left_s = min(left_s, ends - time.monotonic())
-                if left_s <= 0 or (self._closed and name is None):
+                remaining_s = min(remaining_s, ends - time.monotonic())
+                if remaining_s <= 0 or (self._closed and name is None):
                     return None
-                self._changed.wait(None if math.isinf(left_s) else left_s)
+                self._changed.wait(None if math.isinf(remaining_s) else remaining_s)
             source = self._sources[name] = self._sources.pop(name)  # its next turn comes after those of the others
             source.taken += 1
             item = source.items.popleft()

@@ -104,7 +104,7 @@ class Network:
         self._promise: Optional[Promise] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
-            self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._told)
+            self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._notified)
         engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
         device, companion = choose(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
@@ -138,9 +138,9 @@ class Network:
             # a robot may well be started without a server or a compiler: it makes do with what is left, and says so
             if mode in self.absent and mode not in USUAL:
                 raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
-        words = _choice(candidates, self.absent)
-        health.value("chooses among", words)
-        rospy.loginfo(f"modes that can run here: {words}")
+        choice = _choice(candidates, self.absent)
+        health.value("chooses among", choice)
+        rospy.loginfo(f"modes that can run here: {choice}")
         if self.client is not None:
             self.client.start()
         health.value("model", self.estimator.name)
@@ -190,7 +190,7 @@ class Network:
         if self._promise is not None:
             self._promise.link_changed(state, cause)
 
-    def _told(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
+    def _notified(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
         if self._promise is not None:
             self._promise.notified(kind, body, buffers)
 
@@ -258,8 +258,10 @@ class Network:
 def _choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:
     """Describe what a policy can choose among, and why not among the rest."""
     able = [mode for mode in Mode if mode is Mode.LOCAL or (mode in candidates and mode not in absent)]
-    words = ", ".join(able)
+    choice = ", ".join(able)
     if BRIDGED in candidates and BRIDGE not in candidates and BRIDGE not in absent:
-        words += f"; {BRIDGE} " + ("until replay is ready, and while it is slower" if BRIDGED in able else "for replay")
+        choice += f"; {BRIDGE} " + (
+            "until replay is ready, and while it is slower" if BRIDGED in able else "for replay"
+        )
     missing = [f"{mode}: {absent[mode]}" for mode in candidates if mode in absent]
-    return words + "".join(f"; not {why}" for why in missing)
+    return choice + "".join(f"; not {why}" for why in missing)

@@ -212,16 +212,16 @@ class OffloadedNode(Node):
         if self._sharing is not None:
             self._sharing.leave_turn(frame)
 
-    def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
+    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
         """Measure what an earlier result had lost by this frame, where there are turns.
 
         Args:
             frame: it.
-            found: the network's result for it.
+            result: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
         if self._sharing is not None:
-            self._sharing.compare(frame, found, drop)
+            self._sharing.compare(frame, result, drop)
 
     def account(
         self, frame: Frame, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
@@ -280,7 +280,7 @@ class OffloadedNode(Node):
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
-        self._link_health.refresh(missed, held=not self._chosen)
+        self._link_health.refresh(missed, fixed=not self._chosen)
 
 
 class _Stages:

@@ -30,7 +30,7 @@ class ServerSharing:
         carries: what gives every frame its result at once, each that of one sensor.
         task: what the node does.
         wake: called when a frame that waits may go.
-        ask: called when the manager does not know that turns are wanted.
+        request_turn: called when the manager does not know that turns are wanted.
 
     Raises:
         BadInput: a promise is asked for without a server, or of results that are not carried.
@@ -43,14 +43,14 @@ class ServerSharing:
         carries: Sequence[CarryThread[Any]],
         task: str,
         wake: Callable[[], None],
-        ask: Callable[[], None],
+        request_turn: Callable[[], None],
     ) -> None:
         self._node, self._network = node, network
         self._turns: Optional[Turns] = None
         self._promise: Optional[Promise] = None
         self._drops: List[Drops] = []
         if node.params["turns"]:
-            turns = self._turns = Turns(node, task, wake, ask)
+            turns = self._turns = Turns(node, task, wake, request_turn)
             if not carries:
                 self._drops = [Drops(task, node.health, lambda: turns.interval_s)]
         if node.params["accuracy"]:
@@ -127,14 +127,14 @@ class ServerSharing:
         if self._turns is not None and claim is not None:
             self._turns.end(claim, frame.message.header)
 
-    def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.held`."""
+    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.compare`."""
         for drops in self._drops:
-            drops.held(frame, found, drop)
+            drops.compare(frame, result, drop)
 
     def _compared(self, drops: Drops, *comparison: Any) -> None:
         """Take in a comparison of a carried result with the network's own."""
-        drops.tell(*comparison)
+        drops.publish(*comparison)
         if self._promise is not None:
             _, stale_s, drop, _ = comparison
             self._promise.compared(stale_s, drop)
@@ -147,9 +147,9 @@ class ServerSharing:
         for drops in self._drops:
             drops.refresh()
         if self._promise is not None:
-            words = self._promise.describe()
-            health.value("promise", words)
+            state = self._promise.describe()
+            health.value("promise", state)
             if self._promise.fallback_reason:
-                health.warn("promise", words)
+                health.warn("promise", state)
             else:
                 health.clear("promise")

@@ -35,7 +35,7 @@ class TurnGiving:
         self._changed = threading.Condition()
         self._closed = False
         self._last: Optional[TurnMessage] = None
-        self._said_s = -math.inf
+        self._published_s = -math.inf
         self._publisher = rospy.Publisher("offload/turn", TurnMessage, queue_size=10, latch=True)
         rospy.Subscriber("offload/turn_taken", TurnMessage, node.callback(self._on_taken), queue_size=100)
         rospy.Subscriber("offload/drop", Drop, node.callback(self._on_drop), queue_size=100)
@@ -51,7 +51,7 @@ class TurnGiving:
         with self._changed:
             self._giver.rules = rules_with(self._giver.rules, **changed)
 
-    def asks(self, node: str, task: str, latency_s: float) -> None:
+    def request_turn(self, node: str, task: str, latency_s: float) -> None:
         """A node offloads its frames; a result should take so long (seconds; nan: it is not known yet)."""
         with self._changed:
             self._giver.report(time.monotonic(), node, task, latency_s)
@@ -99,12 +99,12 @@ class TurnGiving:
         turn = self._giver.give(now)
         if turn is not None:
             self._last = self._message(turn)
-        if self._last is None or (turn is None and now - self._said_s < REPEAT_S):
+        if self._last is None or (turn is None and now - self._published_s < REPEAT_S):
             return
         if not self._giver.tasks:
             self._last = None  # nobody asks: nothing is said
             return
-        self._said_s = now
+        self._published_s = now
         self._publisher.publish(self._last)
 
     def _message(self, turn: Turn) -> TurnMessage:
