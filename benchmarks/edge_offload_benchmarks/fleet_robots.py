@@ -240,11 +240,11 @@ class _Real:
             time.sleep(max(0.0, began + frame * content.interval - time.monotonic()))
             captured = began + frame * content.interval
             wanted = self.promise.wants(captured)
-            if (wanted or self.habit == "greedy") and not (self.habit == "silent" and not self.promise.alone):
+            if (wanted or self.habit == "greedy") and not (self.habit == "silent" and not self.promise.fallback_reason):
                 turn = self.promise.turn(captured) if wanted else {}
                 if turn or self.habit == "greedy" or not self._under_way:
                     self._send(frame, captured, turn, began)
-            if self.held_since is None and not self.promise.alone:
+            if self.held_since is None and not self.promise.fallback_reason:
                 self.held_since = captured - began
             frame += 1
 
@@ -360,7 +360,12 @@ def _other(told: Dict[str, Any], robots: Sequence[_Real]) -> int:
 
 def _fate(robot: _Real, served: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """What became of one that misbehaves."""
-    facts = {"sent": robot.sent, "answered": robot.answered, "followed": robot.followed, "alone": robot.promise.alone}
+    facts = {
+        "sent": robot.sent,
+        "answered": robot.answered,
+        "followed": robot.followed,
+        "alone": robot.promise.fallback_reason,
+    }
     if served is None:
         return facts
     # of who had no result there is nothing to say: a record has no number that is none
@@ -390,7 +395,7 @@ def _main(told: Dict[str, Any]) -> None:
         thread.start()
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     status: Dict[str, Any] = {}
-    held = [robot for robot in robots if not robot.promise.alone and not robot.habit]
+    held = [robot for robot in robots if not robot.promise.fallback_reason and not robot.habit]
     try:
         status = robots[0].client.request("status", timeout_s=WAIT_S).result(WAIT_S + 1).body
     except EdgeOffloadError as error:
@@ -433,7 +438,9 @@ def _main(told: Dict[str, Any]) -> None:
                 "answered": sum(robot.answered for robot in robots),
                 "network_s": latencies.batch(1),
                 "other_results": _other(told, robots) if "network" in told else None,
-                "alone": sorted({robot.promise.alone for robot in robots if robot.promise.alone})[:5],
+                "alone": sorted({robot.promise.fallback_reason for robot in robots if robot.promise.fallback_reason})[
+                    :5
+                ],
                 "errors": sorted({error for robot in robots for error in robot.errors})[:5],
             }
         ),

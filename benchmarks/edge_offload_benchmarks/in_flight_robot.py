@@ -20,7 +20,7 @@ from edge_offload.arrays import Array
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.in_flight import MOST
+from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import Mode
 from edge_offload.models.registry import build_estimator
 from edge_offload.models.video import read_frames, sample_video
@@ -53,7 +53,7 @@ class Robot:
         self.images = list(read_frames(sample_video(), range(FRAMES)).values())
         self.estimator = build_estimator(model)
         module = self.estimator.module
-        self.module = OffloadedModule(model, module, client, robot_slowdown=slowdown, in_flight=MOST)
+        self.module = OffloadedModule(model, module, client, robot_slowdown=slowdown, in_flight=MOST_IN_FLIGHT)
 
     def ready(self) -> None:
         """Open the model, and learn what frames take here and there."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.manager.drop import MEAN_GAIN, DropCurve, DropEstimator, Habits, check_comparison
+from edge_offload.manager.drop import DropCurve, DropEstimator, Habits, check_comparison
 
 #: A feature's effect is unknown by this share of the slope's spread, per standard deviation of the feature.
 EFFECT = 1.0
@@ -78,7 +78,7 @@ class ContentDropEstimator(DropEstimator):
             if not math.isfinite(value):
                 raise BadInput(f"feature {name} is {value}", remedy="leave out what is not known")
             if learn:
-                gain = max(MEAN_GAIN, 1 / (self._samples + 1))
+                gain = max(self._habits.mean_gain, 1 / (self._samples + 1))
                 apart = value - self._seen[place, 0]
                 self._seen[place, 0] += gain * apart
                 self._seen[place, 1] = (1 - gain) * (self._seen[place, 1] + gain * apart**2)

@@ -69,7 +69,7 @@ class TestOnItsGpu:
 
     def test_a_network_is_computed_there_and_here_while_the_process_is_gone(self, gpu):
         module = split_nets.pictures(seed=3)
-        offloaded = OffloadedModule(f"{NETS}:pictures", module, options={"seed": 3}, device=gpu.device, beside=gpu)
+        offloaded = OffloadedModule(f"{NETS}:pictures", module, options={"seed": 3}, device=gpu.device, companion=gpu)
         picture = image()
         with torch.no_grad():
             expected = module(picture)
@@ -94,7 +94,7 @@ class TestOnItsGpu:
 
     def test_other_weights_than_the_programs_are_not_computed_with(self, gpu):
         module = split_nets.pictures(seed=3)
-        offloaded = OffloadedModule(f"{NETS}:pictures", module, options={"seed": 4}, device=gpu.device, beside=gpu)
+        offloaded = OffloadedModule(f"{NETS}:pictures", module, options={"seed": 4}, device=gpu.device, companion=gpu)
         assert "built with other weights" in reason(offloaded, image(), _expected(module, image()))
         offloaded.close()
 
@@ -103,7 +103,7 @@ class TestOnItsGpu:
         client = Client(server.address, keys=KeyStore(tmp_path), timings=TIMINGS)
         try:
             module = split_nets.pictures()
-            offloaded = OffloadedModule(f"{NETS}:pictures", module, client, device=gpu.device, beside=gpu,
+            offloaded = OffloadedModule(f"{NETS}:pictures", module, client, device=gpu.device, companion=gpu,
                                         hedging=False, patience=UNHURRIED)  # fmt: skip
             client.start()
             client.wait_ready(60.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.bandwidth import TOPIC, TRANSFERS, Heard, informed
+from edge_offload.manager.bandwidth import TOPIC, TRANSFERS, TopicReading, informed
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.mode import Mode
@@ -30,7 +30,7 @@ def situation(own=None, server_s=0.05):
 
 
 def test_forecasts_follow_the_topic_where_it_is_newer_and_the_reason_names_it():
-    told, problem = informed(situation(), Heard(reading(0.5 * MB), NOW), 0.0)
+    told, problem = informed(situation(), TopicReading(reading(0.5 * MB), NOW), 0.0)
     assert not problem
     assert told.source == TOPIC
     assert told.bandwidth == told.link == reading(0.5 * MB)
@@ -40,11 +40,11 @@ def test_forecasts_follow_the_topic_where_it_is_newer_and_the_reason_names_it():
     decision = LatencyPolicy().decide(told)
     assert decision.mode is Mode.LOCAL
     assert "0.50 MB/s±10% up by offload/bandwidth" in decision.reason
-    fast, _ = informed(situation(reading(0.5 * MB, age_s=20.0), 0.43), Heard(reading(10 * MB), NOW), 0.0)
+    fast, _ = informed(situation(reading(0.5 * MB, age_s=20.0), 0.43), TopicReading(reading(10 * MB), NOW), 0.0)
     assert LatencyPolicy().decide(fast).mode is Mode.SERVER
 
 
-@pytest.mark.parametrize("heard", [None, Heard(reading(0.5 * MB), NOW - 4.0)])
+@pytest.mark.parametrize("heard", [None, TopicReading(reading(0.5 * MB), NOW - 4.0)])
 def test_a_monitor_that_is_silent_says_nothing_and_that_is_told(heard):
     told, problem = informed(situation(reading(10 * MB)), heard, 0.0)
     assert "silent" in problem
@@ -58,29 +58,31 @@ def test_a_monitor_that_has_had_no_time_to_speak_is_not_reported():
 
 
 def test_a_topic_that_contradicts_the_transfers_of_now_does_not_decide_and_that_is_told():
-    told, problem = informed(situation(reading(10 * MB)), Heard(reading(0.5 * MB), NOW), 0.0)
+    told, problem = informed(situation(reading(10 * MB)), TopicReading(reading(0.5 * MB), NOW), 0.0)
     assert problem == "offload/bandwidth says 0.5 MB/s up, the frames' transfers 10: the latter count"
     assert told.forecasts == situation().forecasts
     assert told.bandwidth.uplink == 0.5 * MB, "what it said is kept"
     vague = replace(reading(0.5 * MB), uplink_error=1.5, downlink_error=1.5)
-    assert informed(situation(reading(10 * MB)), Heard(vague, NOW), 0.0)[1] == "", "who is so unsure contradicts nobody"
+    assert informed(situation(reading(10 * MB)), TopicReading(vague, NOW), 0.0)[1] == "", (
+        "who is so unsure contradicts nobody"
+    )
 
 
 def test_an_old_measurement_of_the_topic_is_no_contradiction_but_does_not_count_either():
-    told, problem = informed(situation(reading(10 * MB)), Heard(reading(0.5 * MB, age_s=8.0), NOW), 0.0)
+    told, problem = informed(situation(reading(10 * MB)), TopicReading(reading(0.5 * MB, age_s=8.0), NOW), 0.0)
     assert not problem
     assert told.source == TRANSFERS
     assert told.forecasts == situation().forecasts
 
 
 def test_a_topic_without_a_rate_and_a_robot_without_a_server_leave_the_forecasts_alone():
-    told, problem = informed(situation(), Heard(LinkReading(), NOW), 0.0)
+    told, problem = informed(situation(), TopicReading(LinkReading(), NOW), 0.0)
     assert (told.forecasts, problem) == (situation().forecasts, "")
     alone = Situation(NOW, {Mode.LOCAL: Forecast(Mode.LOCAL, 0.2)})
     assert informed(alone, None, 0.0) == (alone, "")
 
 
 def test_a_rate_of_almost_nothing_forecasts_no_more_than_a_transfer_can_mean():
-    told, _ = informed(situation(), Heard(reading(1.0), NOW), 0.0)
+    told, _ = informed(situation(), TopicReading(reading(1.0), NOW), 0.0)
     assert 9.0 < told.forecasts[Mode.SERVER].latency_s < 11.0
     assert math.isfinite(told.forecasts[Mode.SERVER].error_s)

@@ -80,7 +80,7 @@ def test_frames_that_explore_are_explained_once(capsys):
 
 def test_a_frame_that_the_robot_computes_explores_beside_its_computation():
     assert Explorer().choose(Mode.LOCAL, 0.0, forecasts()) == (Mode.LOCAL, Mode.SERVER)
-    assert Explorer().choose(Mode.LOCAL, 0.0, forecasts(), beside=False) == (Mode.LOCAL, None)
+    assert Explorer().choose(Mode.LOCAL, 0.0, forecasts(), with_local=False) == (Mode.LOCAL, None)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(m
     assert torch.equal(outputs[0], x * 2)
     assert report.mode is Mode.LAZY, "it was there first"
     assert not report.fallback_reason
-    assert module.situation([x]).forecasts[Mode.LAZY].known
+    assert module.situation([x]).forecasts[Mode.LAZY].measured
     for _ in range(50):
         module.run([x], refresh=True)
     assert runner.asked <= ENOUGH + 1, "seldom"
@@ -228,7 +228,7 @@ def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback()
     time.sleep(0.5)
     runner.go.set()
     ends = time.monotonic() + 60
-    while not module.situation([x]).forecasts[Mode.LAZY].known and time.monotonic() < ends:
+    while not module.situation([x]).forecasts[Mode.LAZY].measured and time.monotonic() < ends:
         time.sleep(0.05)
     assert module.situation([x]).forecasts[Mode.LAZY].latency_s > 0.5, "what it took is known all the same"
     module.close()

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import LinkLost
-from edge_offload.manager.in_flight import MOST, FrameOrder, FramesInFlight
+from edge_offload.manager.in_flight import FrameOrder, FramesInFlight
+from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
-from edge_offload.runtime.hedge import Hedge, apart
+from edge_offload.runtime.hedge import Hedge, without_queueing
 from edge_offload.timing import InferenceReport
 
 FOREVER_S = 30.0
@@ -112,7 +113,7 @@ def test_what_did_not_run_as_it_was_asked_to_does_not_set_the_pace():
 
 
 def test_nothing_is_taken_up_beside_a_frame_that_is_late_or_computed_here():
-    frames = FramesInFlight(MOST)
+    frames = FramesInFlight(MOST_IN_FLIGHT)
     frames.note(report())
     place = frames.place()
     frames.begun(place, until_s=20.0)
@@ -130,8 +131,8 @@ def test_one_in_flight_is_one_at_a_time_as_before():
     frames = FramesInFlight(1)
     frames.note(report())
     assert frames.wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
-    assert frames.words() == "1 frame at a time"
-    assert "replay: the calls of a frame" in FramesInFlight(2).words()
+    assert frames.describe() == "1 frame at a time"
+    assert "replay: the calls of a frame" in FramesInFlight(2).describe()
 
 
 # ------------------------------------------------------------------------------------- what waits behind an own frame
@@ -141,7 +142,7 @@ def test_a_wait_behind_own_frames_is_no_time_of_the_link_or_the_server():
     stages = {"queue": 0.05, "uplink": 0.02, "compute_server": 0.05, "downlink": 0.01}
     attempt = Attempt((), stages, behind_s={"queue": 0.04, "uplink": 0.01})
     whole = InferenceReport(Mode.SERVER, "", 0.14, stages)
-    learnt = apart(whole, attempt)
+    learnt = without_queueing(whole, attempt)
     assert learnt.total_s == pytest.approx(0.09)
     assert learnt.stages_s["queue"] == pytest.approx(0.01)
     assert learnt.stages_s["uplink"] == pytest.approx(0.01)
@@ -235,7 +236,7 @@ def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_ne
         return rival
 
     monkeypatch.setattr(hedge, "_start", started)
-    holder = threading.Thread(target=lambda: hedge.alone(hold))
+    holder = threading.Thread(target=lambda: hedge.run_unraced(hold))
     holder.start()
     held.wait(FOREVER_S)
     try:

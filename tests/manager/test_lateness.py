@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.lateness import LOOK_S, Lateness, Patience, Tail, TimeoutLimits, Watch, due_s
-from edge_offload.manager.tuning import ENOUGH, GIVE_UP_S, SILENCE_S
+from edge_offload.manager.lateness import Lateness, Patience, Tail, TimeoutLimits, Watch, due_s
+from edge_offload.manager.tuning import ENOUGH, GIVE_UP_S, POLL_S, SILENCE_S
 from edge_offload.mode import Mode
 
 MB = 1_000_000
@@ -40,10 +40,10 @@ def learnt(errors_s, **how):
 
 def test_a_result_is_late_when_one_frame_in_fifty_was_not_later_than_that():
     calm, wild = learnt([0.002] * 64), learnt([0.002] * 48 + [0.2] * 16)
-    assert late_after(calm) == pytest.approx(0.1 + 0.002 + LOOK_S)
-    assert late_after(wild) == pytest.approx(0.1 + 0.2 + LOOK_S)
+    assert late_after(calm) == pytest.approx(0.1 + 0.002 + POLL_S)
+    assert late_after(wild) == pytest.approx(0.1 + 0.2 + POLL_S)
     assert late_after(learnt([0.002] * 63 + [30.0])) == pytest.approx(late_after(calm)), "one that met an outage"
-    assert late_after(learnt([0.0] * (ENOUGH - 1))) == pytest.approx(0.2 + LOOK_S), "too few to tell: twice as long"
+    assert late_after(learnt([0.0] * (ENOUGH - 1))) == pytest.approx(0.2 + POLL_S), "too few to tell: twice as long"
 
 
 def test_nobody_waits_for_longer_than_the_robot_takes_beyond_what_was_expected():
@@ -54,19 +54,19 @@ def test_frames_that_came_later_than_they_should_make_it_more_patient():
     lateness = Lateness()
     for _ in range(64):
         with lateness.frame(SERVER, 1.0, now=100.0) as late:
-            late.came(0.1)
+            late.note_result(0.1)
     before = late_after(lateness)
     for _ in range(4):
-        lateness.frame(SERVER, 1.0, now=100.0).came(0.25)
+        lateness.frame(SERVER, 1.0, now=100.0).note_result(0.25)
     assert late_after(lateness) > before + 0.1
     for _ in range(64):
-        lateness.frame(SERVER, 1.0, now=100.0).came(0.1)
+        lateness.frame(SERVER, 1.0, now=100.0).note_result(0.1)
     assert late_after(lateness) == pytest.approx(before)
 
 
 def test_each_mode_is_late_by_its_own_errors():
     lateness = learnt([0.5] * 64)
-    assert late_after(lateness, Forecast(Mode.REPLAY, 0.1, 0.01)) == pytest.approx(0.2 + LOOK_S)
+    assert late_after(lateness, Forecast(Mode.REPLAY, 0.1, 0.01)) == pytest.approx(0.2 + POLL_S)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_without_a_forecast_to_go_by_the_latest_replies_tell_how_long_is_waited(
 
 
 def test_a_frame_beside_a_local_computation_has_its_rival_at_once():
-    late = Lateness().beside(SERVER, 1.0, now=100.0)
+    late = Lateness().race(SERVER, 1.0, now=100.0)
     assert late.rival_at() == late.doubtful_at == 100.0
 
 
@@ -112,11 +112,11 @@ def test_behind_an_own_frame_it_counts_from_when_that_is_through():
     late = lateness.frame(SERVER, 1.0, now=100.0, behind=lambda: (first[0], first[1]))
     assert math.isinf(late.rival_at()), "the one before it is not through"
     first[0] = 100.2
-    assert late.rival_at() == pytest.approx(100.2 + 0.03 + LOOK_S), "what takes longest of a frame comes after that"
+    assert late.rival_at() == pytest.approx(100.2 + 0.03 + POLL_S), "what takes longest of a frame comes after that"
     first[1] = math.nan
-    assert late.rival_at() == pytest.approx(100.2 + 0.1 + LOOK_S), "all of it may"
+    assert late.rival_at() == pytest.approx(100.2 + 0.1 + POLL_S), "all of it may"
     first[0] = 99.0
-    assert late.rival_at() == pytest.approx(100.1 + LOOK_S), "it was the first from its beginning"
+    assert late.rival_at() == pytest.approx(100.1 + POLL_S), "it was the first from its beginning"
 
 
 def test_a_deadline_is_kept_behind_an_own_frame_too():
@@ -129,7 +129,7 @@ def test_a_deadline_is_kept_behind_an_own_frame_too():
 
 def test_an_attempt_with_a_rival_goes_on_and_one_without_is_given_up():
     lateness = learnt([0.0] * 16)
-    raced, alone = lateness.frame(SERVER, 0.2, now=100.0).budget, lateness.alone(Mode.SERVER, 0.2)
+    raced, alone = lateness.frame(SERVER, 0.2, now=100.0).budget, lateness.limit(Mode.SERVER, 0.2)
     assert (raced.use_s, raced.give_up_s) == (pytest.approx(0.35), GIVE_UP_S)
     assert alone.use_s == alone.give_up_s == pytest.approx(0.35)
     patient = Lateness(TimeoutLimits(first_s=30.0, cap_s=60.0)).frame(UNKNOWN, 0.2, now=100.0).budget
@@ -233,7 +233,7 @@ def test_a_policys_frame_sees_the_link_stop_once_it_is_known_and_a_mode_that_is_
     lateness = Lateness(attend=attend)
     for _ in range(ENOUGH):
         with lateness.frame(SERVER, 1.0, watched=True) as late:
-            late.came(0.1)
+            late.note_result(0.1)
     attention.note(0.0, time.monotonic() - 2 * SILENCE_S, 100, 100)
     with lateness.frame(SERVER, 1.0, watched=True) as late:
         assert attending
@@ -259,7 +259,7 @@ def test_silences_of_frames_that_came_are_those_of_a_link_that_is_well():
     assert attention.longest_s == 0.5
     for _ in range(ENOUGH):
         with lateness.frame(SERVER, 1.0, watched=True) as late:
-            late.came(0.1)
+            late.note_result(0.1)
     attention.note(2.0, time.monotonic() - 0.6, 0, 0)
     with lateness.frame(SERVER, 1.0, watched=True) as late:
         assert not late.link_stopped()

@@ -340,7 +340,7 @@ def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():
     )
     forecaster.note(0.0, fallen, LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.4)
-    assert not forecaster.forecast(0.0, Mode.SERVER, LinkReading()).known
+    assert not forecaster.forecast(0.0, Mode.SERVER, LinkReading()).measured
 
 
 def test_uncertainty_is_that_of_the_errors_made():
@@ -421,7 +421,7 @@ def test_a_link_that_may_be_slower_is_no_reason_to_leave_the_mode_for_a_little()
 def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
     forecaster = Forecaster(StatePowers())
     forecaster.overtaken(0.0, 5.0)
-    assert not forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).known
+    assert not forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).measured
     for i in range(5):
         forecaster.note(i * 0.1, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(MB))
     for i in range(3):

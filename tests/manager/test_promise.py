@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import Situation
-from edge_offload.manager.promise import AGAIN_S, PACED, SILENT_S, UNKNOWN, PromisePolicy
+from edge_offload.manager.promise import UNKNOWN, PromisePolicy
+from edge_offload.manager.tuning import ENOUGH, RECENT_S, REPEAT_S
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import SETTLE_S, Ask, Report, Turns
 
@@ -38,17 +39,17 @@ class Camera:
         return self.policy.report(captured, captured) if self.policy.wants(captured, captured) else None
 
     def promised(self) -> Ask:
-        for _ in range(PACED + 1):
+        for _ in range(ENOUGH + 1):
             assert self.policy.wants(self.now, self.now), "on its own every frame may go"
             self.count += 1
-        ask = self.policy.ask(self.now, 3)
+        ask = self.policy.make_request(self.now, 3)
         assert ask is not None
-        assert self.policy.ask(self.now, 3) is None, "once"
+        assert self.policy.make_request(self.now, 3) is None, "once"
         self.policy.admitted(self.now)
         return ask
 
     def told(self, number: int, *frames: int) -> None:
-        self.policy.told(self.now, Turns(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames))))
+        self.policy.follow_turns(self.now, Turns(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames))))
 
 
 def test_turns_are_followed_by_the_nearest_frame() -> None:
@@ -92,12 +93,12 @@ def test_a_server_that_is_silent_leaves_the_robot_on_its_own() -> None:
     camera = Camera()
     camera.promised()
     camera.told(1, 40)
-    while camera.now < 50.0 + (PACED + 1) * FRAME_S + SILENT_S - FRAME_S:
+    while camera.now < 50.0 + (ENOUGH + 1) * FRAME_S + REPEAT_S - FRAME_S:
         assert not camera.policy.wants(camera.now, camera.now)
         camera.count += 1
     camera.count += 3
     assert camera.policy.wants(camera.now, camera.now)
-    assert "has told no turns for" in camera.policy.alone(camera.now)
+    assert "has told no turns for" in camera.policy.fallback_reason(camera.now)
     camera.told(2, 90)
     assert not camera.policy.wants(camera.now, camera.now), "it is followed again"
 
@@ -113,7 +114,7 @@ def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
     assert all(camera.frame() is None for _ in range(4)), "of plan 6, nothing is of now"
     camera.policy.ended(camera.now, "over")
     camera.told(7, 9)
-    assert camera.policy.alone(camera.now) == "over"
+    assert camera.policy.fallback_reason(camera.now) == "over"
 
 
 def test_a_refusal_is_told_and_asked_again_later() -> None:
@@ -124,10 +125,10 @@ def test_a_refusal_is_told_and_asked_again_later() -> None:
     decision = camera.policy.decide(situation)
     assert decision.mode is Mode.SERVER
     assert decision.reason == "on its own: full: 0.08 could be promised now"
-    assert camera.policy.ask(camera.now, 3) is None
-    assert camera.policy.ask(camera.now + AGAIN_S, 3) is not None
+    assert camera.policy.make_request(camera.now, 3) is None
+    assert camera.policy.make_request(camera.now + RECENT_S, 3) is not None
     camera.policy.admitted(camera.now)
-    assert camera.policy.words(camera.now).startswith("promised: at most 0.05")
+    assert camera.policy.describe(camera.now).startswith("promised: at most 0.05")
 
 
 def test_without_a_server_frames_run_here() -> None:
@@ -139,10 +140,10 @@ def test_another_pace_is_told_by_asking_anew() -> None:
     camera = Camera()
     camera.promised()
     now = camera.now
-    for _ in range(PACED + 1):
+    for _ in range(ENOUGH + 1):
         now += 2 * FRAME_S
         camera.policy.wants(now, now)
-    ask = camera.policy.ask(now, 3)
+    ask = camera.policy.make_request(now, 3)
     assert ask is not None
     assert ask.frame_interval == pytest.approx(2 * FRAME_S)
 

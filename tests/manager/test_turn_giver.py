@@ -54,7 +54,7 @@ class Robot:
     def manage(self, giver: TurnGiver) -> None:
         for node in self.takers:
             if node not in self.silent:
-                giver.told(self.now, node, node.strip("/"), self.latencies_s[node], 0.1)
+                giver.report(self.now, node, node.strip("/"), self.latencies_s[node], 0.1)
                 giver.drops(self.now, node, self.curves[node], 0.1)
         turn = giver.give(self.now)
         if turn is not None:
@@ -132,7 +132,7 @@ def test_who_loses_more_gets_more_and_weights_count() -> None:
 def test_with_several_in_flight_a_task_whose_frame_is_under_way_is_not_the_oldest() -> None:
     giver, now = TurnGiver(Rules(in_flight=2)), 100.0
     for node in ("/a", "/b"):
-        giver.told(now, node, node.strip("/"), 0.3, 0.1)
+        giver.report(now, node, node.strip("/"), 0.3, 0.1)
     giver.ended(now, 0, "/b", 0.0)
     nodes = []
     for step in range(2):
@@ -176,7 +176,7 @@ def test_without_a_manager_nodes_take_turns_by_themselves(seed: int) -> None:
     robot.giver = None
     robot.run(2.5)
     turns = robot.run(20)
-    assert all("no manager" in taker.alone for taker in robot.takers.values())
+    assert all("no manager" in taker.clock_reason for taker in robot.takers.values())
     assert robot.most == 1
     assert len(turns) > 25
     assert abs(turns.count("/people") - turns.count("/scene")) <= 2
@@ -186,7 +186,7 @@ def test_without_a_manager_nodes_take_turns_by_themselves(seed: int) -> None:
     robot.giver = TurnGiver()
     robot.run(0.6)
     assert robot.most == 1
-    assert not any(taker.alone for taker in robot.takers.values())
+    assert not any(taker.clock_reason for taker in robot.takers.values())
     assert len(robot.run(10)) > 20
 
 
@@ -211,7 +211,7 @@ def test_four_tasks_called_alike_are_told_apart_and_named() -> None:
     nodes = ["/one", "/two", "/three", "/four"]
     for _ in range(40):
         for node in nodes:
-            giver.told(now, node, "people", 0.3)
+            giver.report(now, node, "people", 0.3)
         turn = giver.give(now)
         assert turn is not None
         turns[turn.node] += 1
@@ -225,9 +225,9 @@ def test_four_tasks_called_alike_are_told_apart_and_named() -> None:
 def test_what_nodes_say_is_bounded() -> None:
     giver = TurnGiver()
     for number in range(16):
-        giver.told(0.0, f"/node{number}", "a", math.nan, 1e9)
+        giver.report(0.0, f"/node{number}", "a", math.nan, 1e9)
     with pytest.raises(BadInput, match="more than 16 nodes"):
-        giver.told(0.0, "/another", "a", 0.1)
+        giver.report(0.0, "/another", "a", 0.1)
     turn = giver.give(0.1)
     assert turn is not None
     giver.taken(0.2, 99, turn.node)
@@ -246,8 +246,8 @@ def test_turns_take_little_memory_over_many() -> None:
     giver, now = TurnGiver(), 0.0
     for step in range(400):
         now += 0.3
-        giver.told(now, "/a", "a", 0.3, 0.1)
-        giver.told(now, "/b", "b", 0.3, 0.1)
+        giver.report(now, "/a", "a", 0.3, 0.1)
+        giver.report(now, "/b", "b", 0.3, 0.1)
         turn = giver.give(now)
         assert turn is not None, step
         giver.taken(now, turn.number, turn.node)
@@ -258,7 +258,7 @@ def test_turns_take_little_memory_over_many() -> None:
 
 def test_a_new_manager_that_does_not_know_a_node_yet_sends_no_frame_beside_its() -> None:
     taker = TurnTaker("/people", 0.0)
-    taker.gone("the manager is gone")
+    taker.lose_manager("the manager is gone")
     taker.other(10.0, "/scene", ends=False)
     taker.given(10.05, (1, 7), "/people", {"/people": 0.1})
     assert taker.take(10.06, 10.06) is None
@@ -269,7 +269,7 @@ def test_a_new_manager_that_does_not_know_a_node_yet_sends_no_frame_beside_its()
 def test_what_is_under_way_is_waited_for_though_its_task_offloads_nothing_more() -> None:
     giver, now = TurnGiver(), 100.0
     for node in ("/a", "/b"):
-        giver.told(now, node, node.strip("/"), 0.2, 0.1)
+        giver.report(now, node, node.strip("/"), 0.2, 0.1)
     turn = giver.give(now)
     assert turn is not None
     giver.taken(now, turn.number, turn.node)
@@ -281,5 +281,5 @@ def test_what_is_under_way_is_waited_for_though_its_task_offloads_nothing_more()
     assert after.node != turn.node
     # a turn that was not taken goes with its task
     giver.leaves(after.node)
-    giver.told(now + 0.3, turn.node, "a", 0.2, 0.1)
+    giver.report(now + 0.3, turn.node, "a", 0.2, 0.1)
     assert giver.give(now + 0.3) is not None

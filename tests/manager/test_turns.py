@@ -6,7 +6,8 @@ from typing import Optional, Tuple
 
 import pytest
 
-from edge_offload.manager.turns import MAX_RUN, Task, choose
+from edge_offload.manager.turn_giver import Rules
+from edge_offload.manager.turns import Task, choose
 from edge_offload_benchmarks.experiments import multitask
 
 
@@ -20,7 +21,7 @@ def test_equal_tasks_go_by_the_oldest_result() -> None:
     stale = {"a": 0.3, "b": 0.1, "c": 0.2}
     order = []
     for _ in range(6):
-        first = choose([Task(name, 0.1, age, 0.2) for name, age in stale.items()])
+        first = choose([Task(name, 0.1, age, 0.2) for name, age in stale.items()], Rules.max_run)
         stale = {name: age + 0.1 for name, age in stale.items()}
         stale[first] = 0.1
         order.append(first)
@@ -30,9 +31,9 @@ def test_equal_tasks_go_by_the_oldest_result() -> None:
 def test_who_loses_nothing_waits_and_by_max_run_it_is_not_forgotten() -> None:
     still, moves = Task("still", 0.2, 5.0, 0.0), Task("moves", 0.2, 0.4, 0.1)
     assert choose([still, moves]) == "moves"
-    assert choose([still, moves], run=("moves", MAX_RUN - 1)) == "moves"
-    assert choose([still, moves], run=("moves", MAX_RUN)) == "still"
-    assert choose([moves], run=("moves", MAX_RUN)) == "moves", "nobody else is there"
+    assert choose([still, moves], Rules.max_run, ("moves", Rules.max_run - 1)) == "moves"
+    assert choose([still, moves], Rules.max_run, ("moves", Rules.max_run)) == "still"
+    assert choose([moves], Rules.max_run, ("moves", Rules.max_run)) == "moves", "nobody else is there"
     assert choose([still, moves], None, ("moves", 99)) == "moves"
 
 

@@ -264,7 +264,7 @@ def test_who_stands_still_is_carried_to_every_frame_whatever_the_stamps(
         source = found[number - 2]
         if number % 3 == 2 and not loop.outdated(source):
             before = carrying.carried(source) or []
-            loop.came(tracker.update(people([BOX]), source.seconds, (128, 96), before), source, 0.0)
+            loop.add_result(tracker.update(people([BOX]), source.seconds, (128, 96), before), source, 0.0)
     loop.flush()
     assert [frame for frame, _ in left] == list(range(len(found)))
     for number, along in left[3:]:

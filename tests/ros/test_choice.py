@@ -53,7 +53,7 @@ def test_turns_that_nobody_gives_are_told_where_there_is_a_server_to_take_them_a
     for name in ("Publisher", "Subscriber"):
         monkeypatch.setattr(turns.rospy, name, lambda *_, **__: silent)
     node = types.SimpleNamespace(health=Health(), params={"server": server}, callback=lambda call: call)
-    taking = turns.Turns(node, "people", wake=lambda: None, ask=lambda: None)
-    taking._taker.gone("no manager has given a turn for 2 s")
+    taking = turns.Turns(node, "people", wake=lambda: None, request_turn=lambda: None)
+    taking._taker.lose_manager("no manager has given a turn for 2 s")
     taking.refresh()
     assert node.health.report().level == (WARN if server else OK)

@@ -94,7 +94,7 @@ def test_sources_go_round_as_tasks_that_lose_alike_do_in_the_turns_of_a_patrol()
     giver, now, names = TurnGiver(), 100.0, []
     for _ in range(7):
         for camera in ("front", "left", "rear"):
-            giver.told(now, camera, camera, 0.06)
+            giver.report(now, camera, camera, 0.06)
         turn = giver.give(now)
         giver.taken(now, turn.number, turn.node)
         now += 0.06

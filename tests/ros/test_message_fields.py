@@ -32,7 +32,6 @@ from visualization_msgs.msg import MarkerArray
 from edge_offload import timing
 from edge_offload.dashboard import messages
 from edge_offload.errors import BadInput
-from edge_offload.manager.battery import BatteryReader
 from edge_offload.manager.forecast import Forecast as ModeForecast
 from edge_offload.manager.policy import Situation
 from edge_offload.mode import Mode, parse_mode
@@ -67,6 +66,7 @@ from edge_offload.perception.geometry import Position, Transform
 from edge_offload.perception.locator import Extent
 from edge_offload.perception.scene.planning import Plan
 from edge_offload.perception.tracking import TrackedPerson
+from edge_offload.power.battery import BatteryReader
 from edge_offload.runtime.carrying import CARRIED, Along
 from edge_offload_msgs.msg import (
     Bandwidth,

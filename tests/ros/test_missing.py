@@ -293,9 +293,9 @@ def test_a_battery_that_is_silent_is_told_where_there_is_one(monkeypatch, ever, 
         monkeypatch.setattr(manager.rospy, "resolve_name", lambda name: "/bms/state")
     if ever:
         node._battery_news.came()
-    assert not node._battery_words()
+    assert not node._check_battery()
     clock.now = 31.0
-    assert ("no battery state on /battery" in node._battery_words()) == warns
+    assert ("no battery state on /battery" in node._check_battery()) == warns
 
 
 def test_a_goal_in_a_frame_with_a_slash_is_placed_and_an_unknown_one_told(monkeypatch):

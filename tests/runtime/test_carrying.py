@@ -56,7 +56,7 @@ def test_before_anything_came_there_is_nothing_then_what_came_is_carried():
     for number in range(6):
         loop.arrived(f"frame {number}", number * FRAME, clock.now)
         if number == 3:
-            loop.came(10.0, FRAME, clock.now - 0.2, "tag")
+            loop.add_result(10.0, FRAME, clock.now - 0.2, "tag")
         clock.now += 0.1
     assert [(frame, along.result, along.origin) for frame, along in left] == [
         ("frame 0", None, NONE), ("frame 1", None, NONE), ("frame 2", None, NONE), ("frame 3", None, NONE),
@@ -100,7 +100,7 @@ def test_the_networks_result_waits_for_what_else_it_needs_too():
     loop.flush()
     left.clear()
     loop.arrived(4, 4 * FRAME, clock.now)
-    loop.came(10.0, 4 * FRAME, clock.now)
+    loop.add_result(10.0, 4 * FRAME, clock.now)
     assert not left
     ready.append(True)
     assert loop.due_s <= clock.now
@@ -114,7 +114,7 @@ def test_a_network_that_answers_in_time_is_waited_for_and_one_that_fails_to_is_n
     for number in range(8):
         loop.arrived(number, number * FRAME, clock.now)
         clock.now += 0.03
-        loop.came(float(number), number * FRAME, clock.now - 0.03)
+        loop.add_result(float(number), number * FRAME, clock.now - 0.03)
         clock.now += 0.07
     assert [along.origin for _, along in left][-5:] == [FRESH] * 5
     loop.arrived(8, 8 * FRAME, clock.now)
@@ -141,7 +141,7 @@ def test_every_frame_leaves_once_and_in_order_whatever_comes_when(seed):
             clock.now += 0.01
             for done, source, received in [each for each in under_way if each[0] <= clock.now]:
                 under_way.remove((done, source, received))
-                ways = (loop.came, lambda r, s, _: loop.came_locally(r, s),
+                ways = (loop.add_result, lambda r, s, _: loop.add_local_result(r, s),
                         lambda r, s, when: catching_up.append(loop.coming(r, s, when)))  # fmt: skip
                 chance.choice(ways)(1.0, source, received)
             if catching_up and next(catching_up[0], catching_up) is catching_up:
@@ -159,7 +159,7 @@ def test_frames_leave_with_the_result_before_while_a_newer_one_is_caught_up():
     for number in range(11):
         loop.arrived(number, number * FRAME, clock.now)
         if number == 1:
-            loop.came(100.0, 0, clock.now)
+            loop.add_result(100.0, 0, clock.now)
         if number == 6:
             steps = loop.coming(20.0, 2 * FRAME, clock.now)
         if number >= 6:
@@ -191,14 +191,14 @@ def test_drops_are_learnt_from_what_came_and_the_better_one_is_given():
     carrying = Carrying(Counting(), lambda carried, own: min(1.0, abs(carried - own)), clock=clock)
     for number in range(0, 400, 4):
         # it grows by 1.1 a frame: what is carried over four has lost 0.4; the local one's is off by 0.2
-        carrying.came_locally(1.1 * number + 0.2, number * FRAME)
-        carrying.came(1.1 * number, number * FRAME, number * FRAME)
+        carrying.add_local_result(1.1 * number + 0.2, number * FRAME)
+        carrying.add_result(1.1 * number, number * FRAME, number * FRAME)
         clock.now += 0.4
     curve = carrying.curve()
     assert curve.carried(0.4) == pytest.approx(0.4, abs=0.05)
     assert curve.local == pytest.approx(0.2, abs=0.05)
     last = 396
-    carrying.came_locally(7.0, (last + 5) * FRAME)
+    carrying.add_local_result(7.0, (last + 5) * FRAME)
     assert carrying.at(last * FRAME).origin == FRESH
     assert carrying.at((last + 5) * FRAME).origin == LOCAL
     assert carrying.at((last + 5) * FRAME).drop < curve.carried(0.5)
@@ -210,7 +210,7 @@ def test_the_local_algorithm_is_compared_though_the_network_takes_many_frames():
     for number in range(60):
         loop.arrived(number, number * FRAME, clock.now, local=1.5 * number)
         if number >= 12:
-            loop.came(1.5 * (number - 12), (number - 12) * FRAME, clock.now - 1.2)
+            loop.add_result(1.5 * (number - 12), (number - 12) * FRAME, clock.now - 1.2)
         clock.now += 0.1
     assert loop.carrying.curve().local == pytest.approx(0.0, abs=0.1)
     assert {along.origin for _, along in left[30:]} == {LOCAL}
@@ -220,9 +220,9 @@ def test_stamps_that_go_back_forget_and_a_result_of_before_is_not_taken():
     clock = Clock()
     loop, left = made(clock)
     loop.arrived("a", 50 * FRAME, clock.now)
-    loop.came(1.0, 50 * FRAME, clock.now - 1)
+    loop.add_result(1.0, 50 * FRAME, clock.now - 1)
     loop.arrived("b", FRAME, clock.now)
-    loop.came(5.0, 50 * FRAME, clock.now - 1)
+    loop.add_result(5.0, 50 * FRAME, clock.now - 1)
     loop.arrived("c", 2 * FRAME, clock.now)
     assert [along.origin for _, along in left] == [NONE, NONE, NONE]
 
@@ -234,12 +234,12 @@ def test_what_a_network_says_that_has_lost_its_mind_is_not_learnt_from_and_the_n
         told.append(comparison[:3])
 
     carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock(), compared=compared)
-    carrying.came(0.0, 0, 0)
-    carrying.came_locally(1.0, FRAME)
-    carrying.came(math.nan, FRAME, FRAME)
+    carrying.add_result(0.0, 0, 0)
+    carrying.add_local_result(1.0, FRAME)
+    carrying.add_result(math.nan, FRAME, FRAME)
     assert (told, carrying.curve().local) == ([], None)
-    carrying.came(5.0, 2 * FRAME, 2 * FRAME)
-    carrying.came(6.25, 3 * FRAME, 3 * FRAME)
+    carrying.add_result(5.0, 2 * FRAME, 2 * FRAME)
+    carrying.add_result(6.25, 3 * FRAME, 3 * FRAME)
     assert told == [(3 * FRAME, 0.1, 0.25)]
     assert carrying.at(4 * FRAME).result == 7.25
 
@@ -253,7 +253,7 @@ def test_what_is_held_stays_small_over_ten_thousand_frames():
         for number in range(10_000):
             loop.arrived(number, number * FRAME, clock.now, local=float(number))
             if number % 4 == 3:
-                loop.came(float(number), (number - 3) * FRAME, clock.now - 0.3)
+                loop.add_result(float(number), (number - 3) * FRAME, clock.now - 0.3)
             clock.now += 0.1
             left.clear()
             if number % 1000 == 999:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.replies import Reply
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, Runner
-from edge_offload.modes.server import ServerRunner
+from edge_offload.modes.server import _EarlierRequests
 from edge_offload.runtime.module import OffloadedModule
 
 FOREVER_S, NEVER = 30.0, math.inf
@@ -132,7 +131,7 @@ def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
     start(0, None)
     end(remote, threads)
     learnt = module.situation([torch.zeros(1)]).forecasts[Mode.SERVER]
-    assert learnt.known
+    assert learnt.measured
     assert learnt.latency_s < 0.4, "half a second in the queue was behind the robot's own frame"
 
 
@@ -191,27 +190,27 @@ def done(found):
 
 
 def test_each_stage_is_told_what_of_it_was_behind_the_request_before():
-    runner = ServerRunner("net", {}, SimpleNamespace(), lambda: "", {})
+    earlier = _EarlierRequests()
     own = transfer(1.0, 1.06, 1.5, 1.58)
-    assert runner._behind_s(own, 0.2) == {}, "there was none before"
-    runner._through(done(transfer(0.0, 0.1, 0.3, 0.4)))
-    assert runner._behind_s(own, 0.2) == {}, "it was through"
-    runner._through(done(transfer(0.9, 1.02, 1.2, 1.52)))
-    found = runner._behind_s(own, 0.2)
+    assert earlier.behind_s(own, 0.2) == {}, "there was none before"
+    earlier.note(done(transfer(0.0, 0.1, 0.3, 0.4)))
+    assert earlier.behind_s(own, 0.2) == {}, "it was through"
+    earlier.note(done(transfer(0.9, 1.02, 1.2, 1.52)))
+    found = earlier.behind_s(own, 0.2)
     assert found["uplink"] == pytest.approx(0.02), "the link was its own until then"
     assert found["queue"] == pytest.approx(0.14)
     assert found["downlink"] == pytest.approx(0.02)
-    assert runner._behind_s(own, 0.05)["queue"] == 0.05, "no more than it waited"
-    runner._through(done(transfer(1.1, 1.4, 1.9, 2.0)))
-    assert runner._behind_s(own, 0.2) == found, "one that was sent later held nothing up"
+    assert earlier.behind_s(own, 0.05)["queue"] == 0.05, "no more than it waited"
+    earlier.note(done(transfer(1.1, 1.4, 1.9, 2.0)))
+    assert earlier.behind_s(own, 0.2) == found, "one that was sent later held nothing up"
 
 
 def test_a_request_that_failed_held_nothing_up_that_is_known():
-    runner = ServerRunner("net", {}, SimpleNamespace(), lambda: "", {})
+    earlier = _EarlierRequests()
     failed: Future = Future()
     failed.set_exception(OSError("gone"))
     cancelled: Future = Future()
     cancelled.cancel()
     for each in (failed, cancelled):
-        runner._through(each)
-    assert runner._behind_s(transfer(1.0, 1.1, 1.2, 1.3), 0.1) == {}
+        earlier.note(each)
+    assert earlier.behind_s(transfer(1.0, 1.1, 1.2, 1.3), 0.1) == {}

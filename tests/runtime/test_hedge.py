@@ -153,7 +153,7 @@ def test_a_rival_that_still_computes_is_waited_for_before_the_next_local_computa
 
     assert hedge.run(remote, first, After(0.0)).remote
     threading.Timer(0.05, go.set).start()
-    hedge.alone(second)
+    hedge.run_unraced(second)
     assert order == ["first", "second"], "two computations at once would share the processor"
 
 
@@ -304,7 +304,7 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
         assert report.hedged or report.fallback_reason or report.mode is Mode.SERVER
         assert time.monotonic() < ends
     situation = module.situation(x)
-    assert {mode for mode, forecast in situation.forecasts.items() if forecast.known} == {Mode.LOCAL, Mode.SERVER}
+    assert {mode for mode, forecast in situation.forecasts.items() if forecast.measured} == {Mode.LOCAL, Mode.SERVER}
     remote.answer.clear()
     outputs, report = module.run(x, Mode.SERVER)
     assert torch.equal(outputs[0], x[0] * 2)

@@ -51,7 +51,7 @@ def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_kn
     for known in (False, True):
         assert said(Mode.SPLIT) == "it is prepared after replay", "which has to be tried first"
         module.costs.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
-        assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].known is known
+        assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].measured is known
     assert said(Mode.SPLIT) == "split is being learnt"
     learnt[Mode.REPLAY].why = "the virtual device is lost"
     assert said(Mode.SPLIT) == "split is being learnt", "what has begun goes on"

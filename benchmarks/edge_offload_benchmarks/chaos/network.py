@@ -19,12 +19,12 @@ from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
 from edge_offload.manager.policy import Decision, FixedPolicy, LatencyPolicy, Manager, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.manager.tuning import FRAMES
+from edge_offload.manager.tuning import FRAMES, WAITING
 from edge_offload.manager.turn_taker import Claim
 from edge_offload.mode import Mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue
-from edge_offload.runtime.carrying import NONE, WAITING, Along, Carrying, Events, FrameLoop
+from edge_offload.runtime.carrying import NONE, Along, Carrying, Events, FrameLoop
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
 from edge_offload.timing import InferenceReport
@@ -127,7 +127,7 @@ class Carried:
 
     def came(self, shot: Shot, outputs: Any, taken_s: float) -> None:
         """The network's result for a frame that it took at ``taken_s``."""
-        self.events.post(lambda: self.loop.came(outputs, self._stamp(shot), taken_s))
+        self.events.post(lambda: self.loop.add_result(outputs, self._stamp(shot), taken_s))
 
     def _stamp(self, shot: Shot) -> int:
         return (shot.number + 1) * self._period_ns
@@ -210,7 +210,7 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(wanted=self._wants)
+        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants)
         self._carried = Carried(self._slot, 1 / ways.fps, self._along) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(
@@ -278,7 +278,7 @@ class Network:
         told: Dict[str, Any] = {}
         if self._promise is not None:
             told[CAPTURED] = shot.at_s
-            if not self._promise.alone:
+            if not self._promise.fallback_reason:
                 decision = self._promise.policy.decide(situation)
         self._asked, mode, refresh, claim = decision.mode, decision.mode, chooses(decision.policy), None
         forecast, reading = situation.forecasts.get(decision.mode), self.offloaded.reading(taken)
@@ -286,7 +286,7 @@ class Network:
             # one that stays on the robot has a turn now and then to see how the server is
             self._here = self._here + 1 if mode is Mode.LOCAL else 0
             if mode is not Mode.LOCAL or (refresh and self._here > FRAMES):
-                latency_s = forecast.latency_s if forecast is not None and forecast.known else float("nan")
+                latency_s = forecast.latency_s if forecast is not None and forecast.measured else float("nan")
                 self._turns.asks(self.task, latency_s, 1 / self._ways.fps)
                 claim = self._turns.begin(self.task)
             else:
@@ -338,9 +338,9 @@ class Network:
             equal=self._right(outputs, number, report.mode is not Mode.SPLIT),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
-            forecast_s=forecast.latency_s if forecast is not None and forecast.known else None,
-            forecast_error_s=forecast.error_s if forecast is not None and forecast.known else None,
-            worst_s=max((other.latency_s for other in situation.forecasts.values() if other.known), default=None),
+            forecast_s=forecast.latency_s if forecast is not None and forecast.measured else None,
+            forecast_error_s=forecast.error_s if forecast is not None and forecast.measured else None,
+            worst_s=max((other.latency_s for other in situation.forecasts.values() if other.measured), default=None),
             uplink=reading.uplink,
             downlink=reading.downlink,
             scheduling_s=self.client.scheduling_s,

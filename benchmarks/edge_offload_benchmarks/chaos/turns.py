@@ -7,11 +7,9 @@ import threading
 import time
 from typing import Callable, Dict, List, Optional
 
+from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_giver import Turn, TurnGiver
 from edge_offload.manager.turn_taker import Claim, TurnTaker
-
-#: Seconds after which the turn in force is said again, so that takers see that somebody is there.
-AGAIN_S = 0.5
 
 
 class Turns:
@@ -47,7 +45,7 @@ class Turns:
     def asks(self, name: str, latency_s: float, interval_s: float) -> None:
         """A network's frames go to the server, and take so long."""
         with self._changed:
-            self._giver.told(time.monotonic(), name, name, latency_s, interval_s)
+            self._giver.report(time.monotonic(), name, name, latency_s, interval_s)
             self._changed.notify_all()
 
     def leaves(self, name: str) -> None:
@@ -61,7 +59,7 @@ class Turns:
             now = time.monotonic()
             if name not in self._giver.tasks:
                 # its first turn, or the first one after a long silence
-                self._giver.told(now, name, name, math.nan)
+                self._giver.report(now, name, name, math.nan)
                 self._changed.notify_all()
             return min(0.2, self._takers[name].wait_s(now, now))
 
@@ -101,7 +99,7 @@ class Turns:
                     return
                 told = self._step(time.monotonic())
                 if not told:
-                    self._changed.wait(min(AGAIN_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
+                    self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
             if told:
                 for wake in self.wake.values():
                     wake()
@@ -111,7 +109,7 @@ class Turns:
         turn = self._giver.give(now)
         if turn is not None:
             self._last = turn
-        if self._last is None or (turn is None and now - self._said_s < AGAIN_S):
+        if self._last is None or (turn is None and now - self._said_s < REPEAT_S):
             return False
         self._said_s = now
         for taker in self._takers.values():

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the scenarios; 1 if anything did not hold."""
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.manager.in_flight import MOST
+    from edge_offload.manager.tuning import MOST_IN_FLIGHT
     from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, names
 
     if args.list:
@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--accuracy {args.accuracy:g}", remedy="give a bound above 0 and at most 1; --mode server")
     if args.turns and (args.mode != "server" or args.in_flight > 1 or args.accuracy is not None):
         raise BadInput("--turns is one offload at a time in mode server", remedy="leave out --mode and --in-flight")
-    if not 1 <= args.in_flight <= MOST:
-        raise BadInput(f"--in-flight {args.in_flight} is not 1 to {MOST}")
+    if not 1 <= args.in_flight <= MOST_IN_FLIGHT:
+        raise BadInput(f"--in-flight {args.in_flight} is not 1 to {MOST_IN_FLIGHT}")
     args.update = args.update or args.resume
     if args.update and args.json in (None, "-"):
         raise BadInput("--update and --resume without a file", remedy="say --json FILE")

@@ -496,7 +496,8 @@ def _by_truth(judged: Run, firsts: Sequence[int], labels: Mapping[int, Any]) -> 
 
 def constant_rates(ratios: Sequence[float], latencies: Tuple[int, int], turns: int = 140) -> List[Dict[str, Any]]:
     """Long-run cost per frame at constant rates, beside the best schedule that repeats after at most 8 turns."""
-    from edge_offload.manager.turns import MAX_RUN, Task, choose
+    from edge_offload.manager.turn_giver import Rules
+    from edge_offload.manager.turns import Task, choose
 
     rows = []
     for ratio in ratios:
@@ -504,13 +505,13 @@ def constant_rates(ratios: Sequence[float], latencies: Tuple[int, int], turns: i
         rates, now, last, run_of, cost, counted = (1e-6, ratio * 1e-6), 0, [-9, -10], ("", 0), 0.0, 0
         for turn in range(turns):
             tasks = [Task("ab"[k], latencies[k], now - last[k], rates[k]) for k in (0, 1)]
-            first = choose(tasks, MAX_RUN, run_of)
+            first = choose(tasks, Rules.max_run, run_of)
             run_of, k = (first, run_of[1] + 1 if run_of[0] == first else 1), "ab".index(first)
             if turn >= 20:
                 counted += latencies[k]
                 cost += sum(rate * (f - of) for f in range(now, now + latencies[k]) for rate, of in zip(rates, last))
             last[k], now = now, now + latencies[k]
-        best = best_period(latencies, rates, MAX_RUN)
+        best = best_period(latencies, rates, Rules.max_run)
         rows.append({"latencies": list(latencies), "ratio": ratio, "long_run": cost / counted, "best_period": best})
     return rows
 

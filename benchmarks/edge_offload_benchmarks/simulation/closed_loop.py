@@ -17,8 +17,9 @@ from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer, worth_joining
 from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.lateness import LOOK_S, FrameLateness, Lateness
+from edge_offload.manager.lateness import FrameLateness, Lateness
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.tuning import POLL_S
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
@@ -210,7 +211,7 @@ class VirtualRobot:
         return "the server has not answered" if self._link.now < self._overdue_until_s else ""
 
     def _count_choice(self, forecasts: Mapping[Mode, Any], mode: Mode) -> None:
-        able = {name: f.latency_s for name, f in forecasts.items() if not f.unavailable_reason and f.known}
+        able = {name: f.latency_s for name, f in forecasts.items() if not f.unavailable_reason and f.measured}
         local = able.pop(Mode.LOCAL, NEVER)
         if able and min(able.values()) < local:
             self.result.faster_remote += 1
@@ -229,7 +230,7 @@ class VirtualRobot:
         rival_from = min(late_at, lost_s)
         rival_from = min(rival_from, self._watched(late, min(rival_from, done_s)))
         if done_s <= rival_from:
-            late.came(done_s - began)
+            late.note_result(done_s - began)
             return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
         hedged = rival_from < lost_s or late_at <= lost_s
         late_s = rival_from - began
@@ -237,7 +238,7 @@ class VirtualRobot:
         rival_done = rival_from + local_s
         if done_s <= rival_done:
             self.result.vain_hedges += 1
-            late.came(done_s - began)
+            late.note_result(done_s - began)
             self._forecaster.overtaken(done_s, done_s - rival_from)
             stages["compute_robot"] = robot_s + done_s - rival_from
             wasted = rival_done - done_s
@@ -260,7 +261,7 @@ class VirtualRobot:
         local_s = self._forecaster.forecast(now, Mode.LOCAL, reading).latency_s
         forecast = self._forecaster.forecast(now, mode, reading)
         if beside:
-            return self._lateness.beside(forecast, local_s, now)
+            return self._lateness.race(forecast, local_s, now)
         return self._lateness.frame(forecast, local_s, self._deadline_s, now, self._watches)
 
     def _watched(self, late: FrameLateness, until: float) -> float:
@@ -269,12 +270,12 @@ class VirtualRobot:
         if watch is None:
             return NEVER
         chance = random.Random(hash((self._seed, self._frame, 1)))
-        pause_s, ends = chance.choice(self._drawn_s), late.began_s + chance.random() * (until - late.began_s)
-        while self._link.now + LOOK_S < until:
-            self._link.advance(self._link.now + LOOK_S, self._prober)
+        pause_s, ends = chance.choice(self._drawn_s), late.started_s + chance.random() * (until - late.started_s)
+        while self._link.now + POLL_S < until:
+            self._link.advance(self._link.now + POLL_S, self._prober)
             now = self._link.now
             own_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
-            if watch.stopped(now, max(own_s, self._link.quiet_s(late.began_s)), *self._link.progress()):
+            if watch.stopped(now, max(own_s, self._link.quiet_s(late.started_s)), *self._link.progress()):
                 return now
         watch.longest_s = max(watch.longest_s, pause_s)
         return NEVER
@@ -341,7 +342,7 @@ class VirtualRobot:
 
     def _settled(self, late: FrameLateness, report: InferenceReport) -> None:
         now = self._link.now
-        late.came(report.total_s)
+        late.note_result(report.total_s)
         self._forecaster.settled(now, report, self._link.estimator.reading(now))
 
     def _book(self, report: InferenceReport) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import Refused
 from edge_offload.manager.drop import DropCurve, DropEstimator, Habits
-from edge_offload.manager.promise import AGAIN_S, UNKNOWN
+from edge_offload.manager.promise import UNKNOWN
+from edge_offload.manager.tuning import RECENT_S
 from edge_offload.protocol.promises import SETTLE_S
 from edge_offload.server.promises.board import PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
@@ -238,7 +239,7 @@ def ask(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
     try:
         planner.join(now, str(robot.number), wish, frame, robot.captured(frame) + robot.ups)
     except Refused:
-        robot.ask_at = now + AGAIN_S
+        robot.ask_at = now + RECENT_S
     else:
         robot.since = now
 
@@ -285,7 +286,7 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
                 elif robot.ask_at <= now <= max(0.0, seconds - SESSION_S):
                     ask(planner, robot, wish_of(robot, now), now)
             for name, _ in planner.replan(now):
-                by_name[name].since, by_name[name].ask_at = None, now + AGAIN_S
+                by_name[name].since, by_name[name].ask_at = None, now + RECENT_S
             replan_at += PERIOD_S
             continue
         now = begin

@@ -14,7 +14,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.manager.drop import DropEstimator
-from edge_offload.manager.turns import MAX_RUN, Task, choose
+from edge_offload.manager.turn_giver import Rules
+from edge_offload.manager.turns import Task, choose
 from edge_offload_benchmarks.simulation.offline_optimum import Offload
 from edge_offload_benchmarks.simulation.staleness import FAR, RATE, Table
 from edge_offload_research import turn_plans
@@ -155,7 +156,7 @@ class Turns:
 
     def choose(self, tasks: Sequence[Task], run: Tuple[str, int]) -> str:
         """Name of the task whose turn it is."""
-        return choose(tasks, MAX_RUN, run)
+        return choose(tasks, Rules.max_run, run)
 
 
 class Planned(Turns):
@@ -170,7 +171,7 @@ class Planned(Turns):
             for task in tasks
         )
         horizon_s = max(turn_plans.HORIZON / RATE, 2.5 * max(task.latency_s for task in tasks))
-        return turn_plans.plan(turn_plans.Problem(known, horizon_s, MAX_RUN, run)).first
+        return turn_plans.plan(turn_plans.Problem(known, horizon_s, Rules.max_run, run)).first
 
 
 def true_rates(pair: Pair, k: int, frame: int) -> Tuple[float, float, Optional[float]]:

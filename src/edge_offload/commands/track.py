@@ -147,7 +147,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
     device, companion = choose(args.device, threads=args.threads)
     module = OffloadedModule(
         name_on_wire(args.model), estimator.module, client, options=options, device=device,
-        robot_slowdown=args.slowdown, beside=companion,
+        robot_slowdown=args.slowdown, companion=companion,
     )  # fmt: skip
     mode = Mode.LOCAL if client is None else Mode.SERVER
     try:

@@ -16,6 +16,8 @@ from edge_offload.link.codecs import decode, encode
 MAX_TENSORS = 256
 #: Buffers per tensor, at most.
 MAX_PARTS = 64
+#: Bytes of the outputs that a robot reports for those who watch on the server.
+MAX_REPORT_BYTES = 8 << 20
 
 _TORCH_ONLY = {"bfloat16": torch.bfloat16}
 _DTYPES: Dict[str, torch.dtype] = {

@@ -18,16 +18,12 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-
-#: Share of a new measurement in the task's mean, of its squared error in the noise.
-MEAN_GAIN, NOISE_GAIN = 0.005, 0.05
-#: The noise of a measurement counts as at least this (standard deviation).
-LEAST_NOISE = 0.01
+from edge_offload.manager.tuning import ENOUGH
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What is believed of a task before anything was measured, and how fast it changes.
+    """A task's parameters before anything was measured, and how fast they change.
 
     Attributes:
         intercept, intercept_error: drop at no staleness, and one standard deviation.
@@ -54,7 +50,7 @@ class Habits:
     local_s: float = 20.0
     noise: float = 0.1
     settle_s: float = 0.0
-    mean_gain: float = MEAN_GAIN
+    mean_gain: float = 0.005
     alike: float = 1.0
     level_error: float = 0.0
     lasting: float = 1.0
@@ -68,7 +64,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class DropCurve:
-    """What is expected now.
+    """The accuracy that results are expected to lose now.
 
     Attributes:
         intercept: drop of a result that is carried at all.
@@ -89,11 +85,11 @@ class DropCurve:
     lasting: float = 0.0
 
     def carried(self, stale_s: float) -> float:
-        """Of a result that is carried along for so long: 0 to 1."""
+        """Return the drop of a result that is carried along for ``stale_s`` seconds: 0 to 1."""
         return min(1.0, self.intercept + self.slope * max(0.0, stale_s))
 
     def prefers_local(self, stale_s: float) -> bool:
-        """Whether the local algorithm is expected to be better than what is carried along for so long."""
+        """Tell whether the local algorithm is expected to lose less than a result carried for ``stale_s`` seconds."""
         return self.local is not None and self.local < self.carried(stale_s)
 
 
@@ -109,14 +105,14 @@ class _Level:
 
     def at(self, now: float, lasting_s: float) -> None:
         """Let time pass."""
-        kept = 1.0 if math.isnan(self.at_s) else math.exp(-max(0.0, now - self.at_s) / lasting_s)
-        self.value = self.mean + kept * (self.value - self.mean)
-        self.variance = kept**2 * self.variance + (1 - kept**2) * self.spread
+        decay = 1.0 if math.isnan(self.at_s) else math.exp(-max(0.0, now - self.at_s) / lasting_s)
+        self.value = self.mean + decay * (self.value - self.mean)
+        self.variance = decay**2 * self.variance + (1 - decay**2) * self.spread
         self.at_s = now if math.isnan(self.at_s) else max(self.at_s, now)
 
 
 class DropEstimator:
-    """Of one task. One thread at a time.
+    """Estimates one task's drops. One thread at a time.
 
     Args:
         habits: what is believed at first.
@@ -149,7 +145,7 @@ class DropEstimator:
         return self._samples
 
     def compared(self, now: float, stale_s: float, drop: float) -> None:
-        """What was carried along for ``stale_s`` lost ``drop`` against the network's own result for that frame.
+        """Learn that a result carried for ``stale_s`` lost ``drop`` against the network's own for that frame.
 
         Args:
             now: when (monotonic seconds); one that goes back counts as the last one.
@@ -174,12 +170,12 @@ class DropEstimator:
         self._pass(now)
         variance = float(row @ self._covariance @ row)
         surprise = drop - float(row @ self._state)
-        noise = max(self._noise, LEAST_NOISE**2) * self._habits.alike
+        noise = max(self._noise, (self._habits.noise / 10) ** 2) * self._habits.alike
         gain = self._covariance @ row / (variance + noise)
         self._state = self._state + gain * surprise
         reduced = np.eye(len(row)) - np.outer(gain, row)
         self._covariance = reduced @ self._covariance @ reduced.T + noise * np.outer(gain, gain)
-        self._noise += NOISE_GAIN * (surprise**2 - variance - self._noise)
+        self._noise += (surprise**2 - variance - self._noise) / (2 * ENOUGH)
         self._noise = max(self._noise, 0.0)
         self._samples += 1
         self._measured_s = self._at_s
@@ -188,7 +184,7 @@ class DropEstimator:
         self._mean += (max(least, 1 / (self._samples + 10)) if least else 0.0) * (self._state - self._mean)
 
     def compared_local(self, now: float, drop: float) -> None:
-        """What the local algorithm lost against the network's own result for the same frame.
+        """Learn the local algorithm's ``drop`` against the network's own result for the same frame.
 
         Raises:
             BadInput: no such number; nothing is learnt from it.
@@ -204,10 +200,10 @@ class DropEstimator:
         gain = level.variance / (level.variance + habits.noise**2)
         level.value += gain * (drop - level.value)
         level.variance *= 1 - gain
-        level.mean += MEAN_GAIN * (level.value - level.mean)
+        level.mean += habits.mean_gain * (level.value - level.mean)
 
     def curve(self, now: float) -> DropCurve:
-        """What is expected now."""
+        """Return the drops that are expected now."""
         return self._curve(now, np.eye(len(self._state))[1])
 
     def _curve(self, now: float, row: Array) -> DropCurve:
@@ -231,9 +227,9 @@ class DropEstimator:
 
     def _after(self, now: float) -> Tuple[Array, Array]:
         passed_s = 0.0 if math.isnan(self._at_s) else max(0.0, now - self._at_s)
-        kept = np.exp(-passed_s / self._lasting_s)
-        state = self._mean + kept * (self._state - self._mean)
-        both = np.outer(kept, kept)
+        decay = np.exp(-passed_s / self._lasting_s)
+        state = self._mean + decay * (self._state - self._mean)
+        both = np.outer(decay, decay)
         return state, both * self._covariance + (1 - both) * self._spread
 
     def _pass(self, now: float) -> None:

@@ -39,7 +39,7 @@ class Explorer:
     def __init__(self) -> None:
         self._frames_due = float(ENOUGH)
         self._mode: Optional[Mode] = None
-        self._asked_s = -math.inf
+        self._explored_s = -math.inf
         self._notices = Once()
 
     def allow(self) -> None:
@@ -47,7 +47,7 @@ class Explorer:
         self._frames_due = max(self._frames_due, 1.0)
 
     def choose(
-        self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast], beside: bool = True
+        self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast], with_local: bool = True
     ) -> Tuple[Mode, Optional[Mode]]:
         """Return the mode that a frame runs in which was meant for ``mode``, and the one that runs beside it, if any.
 
@@ -55,9 +55,9 @@ class Explorer:
             mode: the mode in force.
             now: monotonic seconds.
             forecasts: of all candidates.
-            beside: whether a frame of mode ``local`` may explore beside its own computation.
+            with_local: whether a frame of mode ``local`` may explore beside its own computation.
         """
-        explored = self._explore(mode, now, forecasts) if beside or mode is not Mode.LOCAL else None
+        explored = self._explore(mode, now, forecasts) if with_local or mode is not Mode.LOCAL else None
         if explored is None or mode is Mode.LOCAL:
             return mode, explored
         self._notices.notify(
@@ -69,15 +69,15 @@ class Explorer:
     def _explore(self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
         self._frames_due = min(self._frames_due + RARE, float(ENOUGH))
         reference = forecasts.get(mode)
-        if self._frames_due < 1 or reference is None or not reference.known:
+        if self._frames_due < 1 or reference is None or not reference.measured:
             return None
         pending = forecasts.get(self._mode) if self._mode is not None else None
-        if pending is not None and not pending.unavailable_reason and pending.age_s > now - self._asked_s:
+        if pending is not None and not pending.unavailable_reason and pending.age_s > now - self._explored_s:
             return None  # the report of the frame before is not there yet
         values = {
-            other: expected_improvement(forecast, reference.latency_s) if forecast.known else math.inf
+            other: expected_improvement(forecast, reference.latency_s) if forecast.measured else math.inf
             for other, forecast in forecasts.items()
-            if other is not mode and (forecast.known or mode is Mode.LOCAL) and not forecast.unavailable_reason
+            if other is not mode and (forecast.measured or mode is Mode.LOCAL) and not forecast.unavailable_reason
             and forecast.floor_s < reference.latency_s
         }  # fmt: skip
         best = max(values, key=lambda other: values[other], default=None)
@@ -87,7 +87,7 @@ class Explorer:
         if values[best] < RARE * loss_s:
             return None
         self._frames_due -= 1
-        self._mode, self._asked_s = best, now
+        self._mode, self._explored_s = best, now
         return best
 
 
@@ -103,14 +103,14 @@ def worth_joining(before: Mapping[Mode, Forecast], now: Mapping[Mode, Forecast],
         elapsed_s: seconds since the frame began.
     """
     local = before.get(Mode.LOCAL)
-    if local is None or not local.known:
+    if local is None or not local.measured:
         return None
     best: Optional[Mode] = None
     best_s = local.latency_s - elapsed_s
     for mode, forecast in now.items():
         then = before.get(mode)
         chosen_against = then is not None and not then.unavailable_reason and then.latency_s <= local.latency_s
-        if mode is Mode.LOCAL or forecast.unavailable_reason or not forecast.known or chosen_against:
+        if mode is Mode.LOCAL or forecast.unavailable_reason or not forecast.measured or chosen_against:
             continue
         if forecast.latency_s + forecast.error_s < best_s:
             best, best_s = mode, forecast.latency_s + forecast.error_s

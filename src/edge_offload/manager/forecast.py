@@ -28,7 +28,7 @@ LOCAL_PLAN = "its plan for this link leaves everything to the robot"
 #: Likewise, while another mode can run that leaves everything to the server for less.
 SERVER_PLAN = "its plan for this link leaves everything to the server: that is {mode}"
 #: Modes that run a whole inference on the server for one round trip, the one that is named first first.
-WHOLE = (Mode.REPLAY, Mode.SERVER)
+ONE_TRIP = (Mode.REPLAY, Mode.SERVER)
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Forecast:
     covariance: Mapping[Mode, float] = field(default_factory=dict)
 
     @property
-    def known(self) -> bool:
-        """Whether the mode has run."""
+    def measured(self) -> bool:
+        """Tell whether the mode has run."""
         return math.isfinite(self.latency_s)
 
 
 class _ModeHistory:
-    """What frames of one mode cost.
+    """Costs of one mode's frames.
 
     Args:
         mode: the mode.
@@ -140,13 +140,13 @@ class _ModeHistory:
         return float(max(expected, self.late_s * 0.5 ** (since_s / RECENT_S)))
 
     def error_s(self, expected: float, reading: LinkReading) -> float:
-        own = FIRST_NOISE * expected
+        deviation_s = FIRST_NOISE * expected
         if len(self.errors) >= ENOUGH:
             # without the worst few: one frame that met an outage says nothing of the next
             usual = sorted(error**2 for error in self.errors)[: -math.ceil(RARE * len(self.errors))]
-            own = math.sqrt(sum(usual) / len(usual))
+            deviation_s = math.sqrt(sum(usual) / len(usual))
         # a latency is no less than nothing: errors of another time are no reason to say so
-        return min(math.hypot(own, self.link_doubt_s(reading)), expected)
+        return min(math.hypot(deviation_s, self.link_doubt_s(reading)), expected)
 
     def link_doubt_s(self, reading: LinkReading) -> float:
         """Standard deviation of what is expected because the link is not known better."""
@@ -190,10 +190,10 @@ class Forecaster:
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
-        here = report.mode is Mode.LOCAL
+        on_robot = report.mode is Mode.LOCAL
         if TABLE[report.mode].needs_link and not report.round_trips:
-            here = True  # a plan that makes no use of the link
-        if here and (report.mode is not Mode.LOCAL or report.fallback_reason or report.hedged):
+            on_robot = True  # a plan that makes no use of the link
+        if on_robot and (report.mode is not Mode.LOCAL or report.fallback_reason or report.hedged):
             seconds = report.stages_s["compute_robot"]
             if seconds <= 0:
                 return
@@ -221,12 +221,12 @@ class Forecaster:
         self._disturbed = True
 
     def frames(self, mode: Mode) -> int:
-        """How many frames have run in ``mode``."""
+        """Count the frames that have run in ``mode``."""
         history = self._modes.get(mode)
         return 0 if history is None else history.frames
 
     def bytes_up(self, mode: Mode) -> int:
-        """What a frame in ``mode`` puts on the link, on average (bytes)."""
+        """Return the mean bytes that a frame in ``mode`` puts on the link."""
         history = self._modes.get(mode)
         return 0 if history is None else round(history.bytes_up)
 
@@ -284,17 +284,19 @@ class Forecaster:
             }
             for row, (mode, (_, share)) in enumerate(levels.items())
         }
-        found = {mode: replace(forecast, covariance=rows.get(mode, {})) for mode, (forecast, _) in made.items()}
-        whole = next((mode for mode in WHOLE if mode in found and not found[mode].unavailable_reason), None)
-        if whole is not None:
-            for mode, forecast in found.items():
+        forecasts = {mode: replace(forecast, covariance=rows.get(mode, {})) for mode, (forecast, _) in made.items()}
+        preferred = next(
+            (mode for mode in ONE_TRIP if mode in forecasts and not forecasts[mode].unavailable_reason), None
+        )
+        if preferred is not None:
+            for mode, forecast in forecasts.items():
                 expected = self._planned(mode, self.assumed(reading).cautious)
                 if expected is not None and expected.remote and not forecast.unavailable_reason:
-                    found[mode] = replace(forecast, unavailable_reason=SERVER_PLAN.format(mode=whole))
-        return found
+                    forecasts[mode] = replace(forecast, unavailable_reason=SERVER_PLAN.format(mode=preferred))
+        return forecasts
 
     def assumed(self, reading: LinkReading) -> LinkReading:
-        """On a connection that has carried nothing yet: what the one before it did, with doubt.
+        """Return ``reading``; on a connection that has carried nothing yet, the one before it, with doubt.
 
         So all modes are compared on the same link.
         """

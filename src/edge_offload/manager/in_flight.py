@@ -17,8 +17,6 @@ from edge_offload.manager.tuning import ENOUGH
 from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
-#: Most frames under way at once that can be asked for: the server lets so many requests of a robot wait.
-MOST = 4
 #: The mode whose inferences overlap: nothing of one of them depends on another, and the server keeps their order.
 TOGETHER = (Mode.SERVER,)
 #: Why the inferences of the others do not; what is prepared before and interpreted after them does overlap.
@@ -30,7 +28,7 @@ ONE_AFTER_THE_OTHER = {
 
 
 class FrameOrder:
-    """Who comes before whom. Thread-safe.
+    """An order of frames, in which each waits for those before it. Thread-safe.
 
     Args:
         clock: monotonic seconds.
@@ -44,7 +42,7 @@ class FrameOrder:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody has a place."""
+        """Tell whether any frame has a place."""
         return bool(self._open)
 
     def place(self) -> int:
@@ -61,10 +59,10 @@ class FrameOrder:
 
     def wait(self, place: int) -> float:
         """Wait until nothing is before ``place``; returns the seconds that it took."""
-        began = self._clock()
+        started_s = self._clock()
         with self._changed:
             self._changed.wait_for(lambda: self._open.get(place, 0.0) < math.inf)
-        return self._clock() - began
+        return self._clock() - started_s
 
     def done(self, place: int) -> None:
         """Whoever is behind need not wait for ``place`` any more. More than once is as good as once."""
@@ -78,7 +76,7 @@ class FrameOrder:
 
     @contextlib.contextmanager
     def turn(self, place: int) -> Iterator[None]:
-        """When everything before ``place`` is done; gives it up at the end."""
+        """Wait until everything before ``place`` is done; give it up at the end."""
         try:
             self.wait(place)
             yield
@@ -102,18 +100,18 @@ class FramesInFlight(FrameOrder):
         self._until_s: Dict[int, float] = {}
 
     def note(self, report: InferenceReport) -> None:
-        """What a whole frame cost; one that did not run as it was asked to tells nothing."""
+        """Learn a whole frame's costs, unless it ran in another mode than requested."""
         if report.fallback_reason or report.hedged or report.mode is Mode.LOCAL:
             return
         stages = report.stages_s
         robot_s = stages["compute_robot"] + stages["encode"] + stages["decode"]
         with self._lock:
-            for known, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
-                before = known.get(report.mode, seen)
-                known[report.mode] = before + (seen - before) / ENOUGH
+            for averages, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
+                before = averages.get(report.mode, seen)
+                averages[report.mode] = before + (seen - before) / ENOUGH
 
     def part_s(self, mode: Mode) -> float:
-        """What takes longest of a frame in ``mode``, so that the next follows no sooner; nan while that is unknown."""
+        """Return the longest part of a frame in ``mode`` (seconds), which spaces frames; nan while unknown."""
         with self._lock:
             return max(self._way_s.get(mode, math.nan), self._robot_s.get(mode, math.nan))
 
@@ -124,13 +122,13 @@ class FramesInFlight(FrameOrder):
                 self._until_s[place] = until_s
 
     def done(self, place: int) -> None:
-        """It has it, or will have none; whoever is behind need not wait for it any more."""
+        """Let the frames behind ``place`` go on: its result is there, or there will be none."""
         super().done(place)
         with self._lock:
             self._until_s.pop(place, None)
 
     def wait_s(self, now: float, mode: Mode, taken_s: List[float]) -> float:
-        """How long to wait before one more frame is taken up; inf: until one has ended.
+        """Return the seconds until one more frame is taken up; inf: when one has ended.
 
         While one is late, or the robot computes by itself, no other is begun: it would wait for the same.
 
@@ -149,8 +147,8 @@ class FramesInFlight(FrameOrder):
                 return math.inf
         return max(0.0, taken_s[-1] + part_s - now)
 
-    def words(self) -> str:
-        """How many frames are under way at once, and why not more, for people."""
+    def describe(self) -> str:
+        """Describe how many frames are under way at once, and why not more."""
         if self._most == 1:
             return "1 frame at a time"
         why = "; ".join(f"{mode}: {reason}" for mode, reason in ONE_AFTER_THE_OTHER.items())

@@ -17,14 +17,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Callable, ContextManager, Deque, Dict, Hashable, NamedTuple, Optional, Tuple
 
+from edge_offload.link.estimate.estimator import BACKLOG_BYTES
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.tuning import CHANGE, ENOUGH, FRAMES, GIVE_UP_S, SILENCE_S
-
-#: Seconds between two looks at a frame that waits; less than that is no lateness (``bench adaptive --outages``).
-LOOK_S = 0.01
-#: Bytes under way below which their pace says nothing (tests/manager/test_lateness.py).
-BACKLOG_BYTES = 4096
+from edge_offload.manager.tuning import CHANGE, ENOUGH, FRAMES, GIVE_UP_S, POLL_S, SILENCE_S
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class TimeoutLimits:
 
 
 class Budget(NamedTuple):
-    """How much time a remote attempt has.
+    """Time limits of a remote attempt.
 
     Attributes:
         use_s: how long its result is of use (seconds): a server refuses what cannot be ready by then.
@@ -60,7 +56,7 @@ class Budget(NamedTuple):
 
 
 class Tail:
-    """What the slowest of the latest frames reached, all but one in fifty. One thread at a time."""
+    """The time of the slowest of the latest frames but one in fifty. One thread at a time."""
 
     def __init__(self) -> None:
         self._seconds: Deque[float] = deque(maxlen=FRAMES)
@@ -71,7 +67,7 @@ class Tail:
 
     @property
     def limit_s(self) -> float:
-        """Seconds; inf while too little is known."""
+        """Return that time in seconds; inf for fewer than :data:`.ENOUGH` frames."""
         if len(self._seconds) < ENOUGH:
             return math.inf
         ordered = sorted(self._seconds)
@@ -107,7 +103,7 @@ class Patience:
 
 
 def due_s(deadline_s: Optional[float], local_s: float, expected_s: float, slowest_s: float) -> float:
-    """When the robot must begin by itself to be in time (seconds from now).
+    """Return when the robot must begin by itself to be in time (seconds from now).
 
     inf without a deadline, or where that is too soon for a normal reply while the server is the one that can be in
     time, or is the faster one anyway (a slow robot).
@@ -143,7 +139,7 @@ class Watch:
         self.longest_s = 0.0
 
     def stopped(self, now: float, quiet_s: float, given: int, acked: int) -> bool:
-        """Whether the robot should begin.
+        """Tell whether the robot should begin.
 
         Args:
             now: seconds, monotonic.
@@ -155,8 +151,8 @@ class Watch:
         return quiet_s > self._limit_s or self._crawls(now, given, acked)
 
     def _crawls(self, now: float, given: int, acked: int) -> bool:
-        left = given - acked
-        if left < BACKLOG_BYTES:
+        backlog = given - acked
+        if backlog < BACKLOG_BYTES:
             self._mark = None
             return False
         if self._mark is None:
@@ -165,14 +161,14 @@ class Watch:
         if now - since_s < self._limit_s:
             return False
         pace = (acked - before) / (now - since_s)
-        return left > pace * self._local_s
+        return backlog > pace * self._local_s
 
 
 class FrameLateness:
     """One frame's: from the beginning of its remote attempt until the first result. A context, while that is out.
 
     Attributes:
-        began_s: when the attempt began (monotonic seconds).
+        started_s: when the attempt started (monotonic seconds).
         budget: of the attempt.
         watch: over the link; None where nobody looks.
     """
@@ -181,13 +177,13 @@ class FrameLateness:
         self,
         owner: Lateness,
         forecast: Forecast,
-        began_s: float,
+        started_s: float,
         limits_s: Tuple[float, float, float],
         budget: Budget,
         behind: Optional[Callable[[], Tuple[float, float]]] = None,
         watch: Optional[Watch] = None,
     ) -> None:
-        self.began_s, self.budget, self.watch = began_s, budget, watch
+        self.started_s, self.budget, self.watch = started_s, budget, watch
         self._owner, self._forecast, self._behind = owner, forecast, behind
         self._usual_s, self._slack_s, self._due_s = limits_s
         self._attention: Optional[Attention] = None
@@ -203,26 +199,26 @@ class FrameLateness:
 
     @property
     def doubtful_at(self) -> float:
-        """When it is late enough for no other frame to be begun beside it (monotonic seconds)."""
-        return self.began_s + self._usual_s + self._slack_s / 2
+        """Return when no other frame is begun while this one is out (monotonic seconds)."""
+        return self.started_s + self._usual_s + self._slack_s / 2
 
     def rival_at(self) -> float:
-        """When the robot begins by itself (monotonic seconds); behind its own frames that moves."""
+        """Return when the robot begins by itself (monotonic seconds); it moves while earlier frames are out."""
         since_s, part_s = (-math.inf, math.nan) if self._behind is None else self._behind()
-        since_s -= self.began_s
+        since_s -= self.started_s
         usual_s = self._usual_s
         if since_s > 0:
             usual_s = max(usual_s, since_s + (usual_s if math.isnan(part_s) else part_s))
-        return self.began_s + min(usual_s + self._slack_s, self._due_s)
+        return self.started_s + min(usual_s + self._slack_s, self._due_s)
 
     def link_stopped(self) -> bool:
-        """Whether there is no use in waiting for that long."""
+        """Tell whether the link has stopped, so that waiting is of no use."""
         attention, now = self._attention, time.monotonic()
         if attention is None or self.watch is None:
             return False
         return self.watch.stopped(now, attention.quiet_s(now), attention.given, attention.acked)
 
-    def came(self, seconds: float) -> None:
+    def note_result(self, seconds: float) -> None:
         """The remote result came, in time or not, so long after it was asked for.
 
         The silences before it were none of a link that is dead.
@@ -255,7 +251,7 @@ class Lateness:
         self._silences = Tail()
         self._lock = threading.Lock()
 
-    def alone(self, key: Hashable, local_s: float, deadline_s: Optional[float] = None) -> Budget:
+    def limit(self, key: Hashable, local_s: float, deadline_s: Optional[float] = None) -> Budget:
         """The time of an attempt that has no rival: the caller computes when it was given up."""
         wait_s = self._of(key).wait_s(deadline_s, local_s)
         return Budget(wait_s, wait_s, local_s)
@@ -284,21 +280,21 @@ class Lateness:
         patience = self._of(forecast.mode)
         wait_s = patience.wait_s()
         usual_s, slowest_s = patience.expected_s()
-        forecast_tells = self._hedging and local_s > 0 and forecast.known
-        if forecast_tells:
+        by_forecast = self._hedging and local_s > 0 and forecast.measured
+        if by_forecast:
             usual_s, slowest_s = forecast.latency_s, forecast.latency_s + forecast.error_s
         due = due_s(deadline_s, local_s, usual_s, slowest_s)
         usual_s = usual_s if math.isfinite(usual_s) else 0.0
-        slack_s = self._slack_s(forecast, local_s) if forecast_tells else max(0.0, wait_s - usual_s)
+        slack_s = self._slack_s(forecast, local_s) if by_forecast else max(0.0, wait_s - usual_s)
         # what a rival sees to, the server need not know
-        use_s = wait_s if forecast_tells else min(wait_s, due)
+        use_s = wait_s if by_forecast else min(wait_s, due)
         with self._lock:
             watch = Watch(self._silences.limit_s, local_s) if watched and local_s > 0 else None
         return FrameLateness(
             self, forecast, now, (usual_s, slack_s, due), self._raced(use_s, local_s), behind, watch
         )  # fmt: skip
 
-    def beside(self, forecast: Forecast, local_s: float, now: Optional[float] = None) -> FrameLateness:
+    def race(self, forecast: Forecast, local_s: float, now: Optional[float] = None) -> FrameLateness:
         """A frame that the robot computes in any case: it begins at once."""
         now = time.monotonic() if now is None else now
         budget = self._raced(self._of(forecast.mode).wait_s(), local_s)
@@ -325,12 +321,12 @@ class Lateness:
             return self._patience.setdefault(key, Patience(self._limits))
 
     def _slack_s(self, forecast: Forecast, local_s: float) -> float:
-        """How much later than its forecast a result may be."""
+        """Return by how many seconds a result may exceed its forecast."""
         with self._lock:
             tail_s = self._errors.get(forecast.mode, Tail()).limit_s
-        slack_s = LOOK_S + max(0.0, tail_s if math.isfinite(tail_s) else forecast.latency_s)
+        slack_s = POLL_S + max(0.0, tail_s if math.isfinite(tail_s) else forecast.latency_s)
         # by then the robot could have had its own result: whoever waits longer has chosen the wrong mode
-        return min(slack_s, max(LOOK_S, local_s))
+        return min(slack_s, max(POLL_S, local_s))
 
     @staticmethod
     def _raced(use_s: float, local_s: float) -> Budget:

@@ -9,17 +9,13 @@ enough of them to be a step. Pure: time comes in as an argument.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Dict, Hashable, List, Sequence
 
 import numpy
 
 from edge_offload.arrays import Array
-from edge_offload.manager.tuning import CHANGE, FIRST_NOISE, FRAMES, OWN_DRIFT, SHARED_DRIFT, STEP, SURPRISE
-
-#: Resolution of the clocks that measure a frame (seconds).
-RESOLUTION_S = 1e-3
-#: Variance of what was never measured.
-_UNKNOWN = 1e8
+from edge_offload.manager.tuning import CHANGE, FIRST_NOISE, FRAMES, OFFSET_DRIFT, SHARED_DRIFT, STEP, SURPRISE
 
 
 class Levels:
@@ -74,13 +70,14 @@ class Levels:
             self._state = numpy.append(self._state, 0.0)
             self._covariance = numpy.pad(self._covariance, (0, 1))
             self._shares.append(shares)
-        index = self._index[key]
-        self._covariance[index, :] = self._covariance[:, index] = 0.0
-        self._covariance[index, index] = _UNKNOWN
         others = [self._noise[other] for other in self._noise if other != key and self._shares[self._index[other]]]
         noise = max(FIRST_NOISE**2, sum(others) / len(others) if shares and others else 0.0)
         self._noise[key], self._count[key], self._aside[key] = noise, STEP, []
-        self._update(key, _logarithm(value), max(noise, CHANGE**2))
+        # the limit of an update whose offset was not known at all: it takes what the shared level does not explain
+        index, share = self._index[key], float(shares)
+        self._state[index] = _logarithm(value) - share * self._state[0]
+        self._covariance[index, :] = self._covariance[:, index] = -share * self._covariance[0]
+        self._covariance[index, index] = share * self._covariance[0, 0] + max(noise, CHANGE**2)
 
     def observe(self, now: float, key: Hashable, value: float, shares: bool) -> None:
         """Learn from a frame; arguments as for :meth:`start`."""
@@ -95,14 +92,14 @@ class Levels:
             aside = self._aside[key]
             same_side = aside and (aside[0] > measured - innovation) == (innovation > 0)
             aside = self._aside[key] = [*aside, measured] if same_side else [measured]
-            self._learn_noise(key, SURPRISE**2 * expected, variance, value)
+            self._learn_noise(key, SURPRISE**2 * expected, variance)
             if len(aside) == STEP:
                 self._aside[key] = []
                 self._step(key, sum(aside) / STEP)
             return
         self._aside[key] = []
         self._update(key, measured, self._noise[key])
-        self._learn_noise(key, innovation**2, variance, value)
+        self._learn_noise(key, innovation**2, variance)
 
     def disturb(self) -> None:
         """Expect each mode to have changed, whatever was measured."""
@@ -129,12 +126,12 @@ class Levels:
         self._covariance = self._covariance - numpy.outer(gain, column)
         self._covariance = (self._covariance + self._covariance.T) / 2
 
-    def _learn_noise(self, key: Hashable, squared: float, variance: float, value: float) -> None:
+    def _learn_noise(self, key: Hashable, squared: float, variance: float) -> None:
         # an innovation that comes of an old estimate is no noise
         noise = self._noise[key]
         self._count[key] += 1
         noise += 1 / min(self._count[key], FRAMES) * noise / (noise + variance) * (squared - noise)
-        self._noise[key] = max(noise, (RESOLUTION_S / max(value, RESOLUTION_S)) ** 2)
+        self._noise[key] = max(noise, OFFSET_DRIFT**2)  # no frame tells more than what changes within a second
 
     def _row(self, key: Hashable) -> Array:
         row = numpy.zeros(len(self._state))
@@ -148,7 +145,7 @@ class Levels:
         elapsed_s = max(0.0, now - self._now) if math.isfinite(self._now) else 0.0
         drifted = self._covariance.copy()
         for index, shares in enumerate(self._shares):
-            drift = OWN_DRIFT if index and shares else SHARED_DRIFT
+            drift = OFFSET_DRIFT if index and shares else SHARED_DRIFT
             room = max(0.0, CHANGE**2 - drifted[index, index])
             drifted[index, index] += min(drift**2 * elapsed_s, room)
         return drifted
@@ -158,4 +155,4 @@ class Levels:
 
 
 def _logarithm(value: float) -> float:
-    return math.log(max(value, RESOLUTION_S))
+    return math.log(max(value, sys.float_info.epsilon))

@@ -9,21 +9,20 @@ from __future__ import annotations
 import abc
 import importlib
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.tuning import STAND_IN, SURE
+from edge_offload.manager.tuning import NOTABLE, SURE
 from edge_offload.mode import AUTO, BRIDGE, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
 #: Preference among modes of which none is worse beyond doubt: the robot's bits at the least energy come first.
 ORDER = (Mode.REPLAY, Mode.SPLIT, Mode.SERVER, Mode.LOCAL)
-#: Seconds or joules below which costs are equal.
-LEAST_COST = 1e-9
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
@@ -31,7 +30,7 @@ CANDIDATES = (Mode.LOCAL, Mode.SERVER)
 
 @dataclass(frozen=True)
 class Situation:
-    """What a policy may know.
+    """Inputs of a policy's decision.
 
     Attributes:
         now_s: monotonic time.
@@ -74,8 +73,8 @@ def ratio_deviation(one: Forecast, other: Forecast, link: LinkReading) -> float:
         independent = (forecast.doubt_s / max(forecast.latency_s, 1e-9)) ** 2 - link_share(forecast) ** 2
         return forecast.covariance.get(forecast.mode, max(0.0, independent))
 
-    own = variance(one) + variance(other) - 2 * one.covariance.get(other.mode, 0.0)
-    return math.hypot(math.sqrt(max(0.0, own)), link_share(one) - link_share(other))
+    modes_variance = variance(one) + variance(other) - 2 * one.covariance.get(other.mode, 0.0)
+    return math.hypot(math.sqrt(max(0.0, modes_variance)), link_share(one) - link_share(other))
 
 
 def _unknown_s(forecast: Forecast, link: LinkReading) -> float:
@@ -98,7 +97,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What can be turned while frames run.
+    """Parameters that may change while frames run.
 
     Attributes:
         margin: share by which a mode must be worse than the best one, beyond doubt, to be rejected; 0 to 1.
@@ -160,7 +159,7 @@ class _Preference:
         """
         best = min(costs, key=lambda mode: costs[mode])
         for mode in costs:
-            stand_in = STAND_IN if best is BRIDGE and TABLE[mode].needs_link else 0.0
+            stand_in = NOTABLE if best is BRIDGE and TABLE[mode].needs_link else 0.0
             excess = 0.0 if mode is best else math.log(costs[mode] / costs[best]) - math.log1p(margin + stand_in)
             if excess > 0 and excess > SURE * deviation(mode, best):
                 self.rejected.add(mode)
@@ -176,7 +175,7 @@ def _rank_in_order(mode: Mode) -> int:
 
 
 class _Choosing(abc.ABC):
-    """What the policies that choose have in common: obstacles, modes never tried, the power budget, preference."""
+    """Base of the policies that choose: obstacles, modes never tried, the power budget, preference."""
 
     name = ""
 
@@ -194,16 +193,17 @@ class _Choosing(abc.ABC):
         if not able:
             return Decision(Mode.LOCAL, "no other mode can run", self.name)
         for mode, forecast in able.items():
-            if not forecast.known:
+            if not forecast.measured:
                 why = f"{mode} has not run yet and is tried"
-                return Decision(mode, self._words(why, situation), self.name)
+                return Decision(mode, self._describe(why, situation), self.name)
         within = {
             mode: forecast
             for mode, forecast in able.items()
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
         costs, why = self._costs(within or able, situation)
-        costs = {mode: max(cost, LEAST_COST) for mode, cost in costs.items()}  # where no watt is known to be drawn
+        # 0 where no watt is known to be drawn
+        costs = {mode: max(cost, sys.float_info.epsilon) for mode, cost in costs.items()}
         best = min(costs, key=lambda mode: costs[mode])
 
         def deviation(one: Mode, other: Mode) -> float:
@@ -211,24 +211,24 @@ class _Choosing(abc.ABC):
 
         mode = self._preference.choose(costs, self.knobs.margin, deviation)
         if mode is best:
-            words = f"{mode} is expected to {why}"
+            sentence = f"{mode} is expected to {why}"
         else:
-            words = f"{mode} is preferred: {best} is not better by {self.knobs.margin:.0%} beyond doubt"
+            sentence = f"{mode} is preferred: {best} is not better by {self.knobs.margin:.0%} beyond doubt"
         if math.isfinite(situation.power_budget_w) and all(math.isnan(f.energy_j) for f in able.values()):
-            words += "; the power budget cannot be held, because nobody knows what this machine draws"
-        return Decision(mode, self._words(words, situation), self.name)
+            sentence += "; the power budget cannot be held, because nobody knows what this machine draws"
+        return Decision(mode, self._describe(sentence, situation), self.name)
 
     @abc.abstractmethod
-    def _costs(self, known: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
+    def _costs(self, measured: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
         """Return the cost of each mode that is worth considering, and what the least of them is expected to do."""
 
-    def _in_time(self, known: Mapping[Mode, Forecast], deadline_s: Optional[float]) -> Dict[Mode, Forecast]:
+    def _in_time(self, measured: Mapping[Mode, Forecast], deadline_s: Optional[float]) -> Dict[Mode, Forecast]:
         if deadline_s is None:
-            return dict(known)
+            return dict(measured)
         sigmas = self.knobs.sigmas
-        return {mode: f for mode, f in known.items() if f.latency_s + sigmas * f.error_s <= deadline_s}
+        return {mode: f for mode, f in measured.items() if f.latency_s + sigmas * f.error_s <= deadline_s}
 
-    def _words(self, why: str, situation: Situation) -> str:
+    def _describe(self, why: str, situation: Situation) -> str:
         parts: List[str] = []
         if situation.link.uplink > 0 and any(TABLE[name].needs_link for name in situation.forecasts):
             by = f" by {situation.source}" if situation.source else ""
@@ -236,7 +236,7 @@ class _Choosing(abc.ABC):
         for name, forecast in situation.forecasts.items():
             if forecast.unavailable_reason:
                 parts.append(f"{name} cannot run ({forecast.unavailable_reason})")
-            elif forecast.known:
+            elif forecast.measured:
                 parts.append(f"{name} {_span(forecast.latency_s, forecast.error_s)}{_joules(forecast.energy_j)}")
         if not math.isnan(situation.load):
             parts.append(f"server {situation.load:.0%} busy")
@@ -271,10 +271,10 @@ class LatencyPolicy(_Choosing):
 
     name = "latency"
 
-    def _costs(self, known: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
-        in_time = self._in_time(known, situation.deadline_s)
+    def _costs(self, measured: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
+        in_time = self._in_time(measured, situation.deadline_s)
         late = "" if in_time else "; no mode is sure to meet the deadline"
-        costs = {mode: forecast.latency_s for mode, forecast in (in_time or known).items()}
+        costs = {mode: forecast.latency_s for mode, forecast in (in_time or measured).items()}
         return costs, f"finish first{late}"
 
 
@@ -283,12 +283,12 @@ class EnergyPolicy(_Choosing):
 
     name = "energy"
 
-    def _costs(self, known: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
-        in_time = self._in_time(known, situation.deadline_s)
+    def _costs(self, measured: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
+        in_time = self._in_time(measured, situation.deadline_s)
         if in_time and all(math.isfinite(forecast.energy_j) for forecast in in_time.values()):
             when = "" if situation.deadline_s is None else " among those in time"
             return {mode: forecast.energy_j for mode, forecast in in_time.items()}, f"take the least energy{when}"
-        costs = {mode: forecast.latency_s for mode, forecast in (in_time or known).items()}
+        costs = {mode: forecast.latency_s for mode, forecast in (in_time or measured).items()}
         if in_time:
             return costs, "finish first; energy is not known (no sensor, no power_config)"
         return costs, "finish first; no mode is sure to meet the deadline"
@@ -309,7 +309,7 @@ class OraclePolicy:
 
 
 def chooses(policy: str) -> bool:
-    """Whether a policy of this name decides by forecasts; a mode that is held does not.
+    """Tell whether a policy of this name decides by forecasts, which a fixed mode does not.
 
     The name is ``Decision.policy``, or what was asked for: one of :data:`POLICIES` or an own one.
     """
@@ -334,7 +334,7 @@ def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:
     from edge_offload.mode import parse_mode
 
     if ":" in name:
-        return _own_policy(name)
+        return _imported_policy(name)
     if name in POLICIES:
         policy = POLICIES[name]()
         if knobs is not None and isinstance(policy, _Choosing):
@@ -343,7 +343,7 @@ def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:
     return FixedPolicy(parse_mode(name))
 
 
-def _own_policy(name: str) -> Policy:
+def _imported_policy(name: str) -> Policy:
     module, _, attribute = name.partition(":")
     try:
         policy: Policy = getattr(importlib.import_module(module), attribute)()
@@ -373,8 +373,8 @@ class Manager:
         """The mode for the frame that starts now; remembers it as :attr:`decision`."""
         decision = self.policy.decide(situation)
         if self.dry_run is not None:
-            words = f"dry run: {decision.policy} would choose {decision.mode}: {decision.reason}"
-            decision = Decision(self.dry_run, words, decision.policy)
+            sentence = f"dry run: {decision.policy} would choose {decision.mode}: {decision.reason}"
+            decision = Decision(self.dry_run, sentence, decision.policy)
         if self.decision is not None and decision.mode is not self.decision.mode:
             self.switches += 1
         self.decision = decision

@@ -11,33 +11,25 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropCurve, Habits
-from edge_offload.manager.tuning import RECENT_S
-from edge_offload.manager.turn_taker import LEAST_PATIENCE_S, PATIENCE
-from edge_offload.manager.turns import MAX_RUN, Task, choose
-
-#: A turn is not taken when nobody says so within a frame interval and this (seconds): messages take their time.
-SLACK_S = 0.05
-#: Bounds on what tasks say: latency and frame interval, in seconds.
-LEAST_S, MOST_S = 1e-3, 60.0
-#: Tasks that are kept.
-MOST_TASKS = 16
-#: Turns that a task gets in vain until it is passed over no longer than before: 16 turns.
-MOST_VAIN = 5
+from edge_offload.manager.tuning import FIRST_INTERVAL_S, GIVE_UP_S, POLL_S, RECENT_S, SILENCE_S
+from edge_offload.manager.turns import Task, choose
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What can be turned while turns are given.
+    """Parameters that may change while turns are given.
 
     Attributes:
         weights: of tasks, by name; 1 for those that are not named.
-        max_run: turns in a row.
+        max_run: turns in a row that one task gets while others wait (AccuMO, 2.8.3: ratios up to 3:1).
         in_flight: offloads outstanding at once.
+        most_tasks: nodes that may take turns; and turns for which one that left its own is passed over at most.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    max_run: int = MAX_RUN
+    max_run: int = 3
     in_flight: int = 1
+    most_tasks: int = 16
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
@@ -46,27 +38,26 @@ class Rules:
 
 
 @dataclass
-class _Known:
-    """What a task said last, and how many turns in a row it was given in vain."""
+class _TaskState:
+    """A task's latest report, and the turns for which it is passed over after unused ones."""
 
     task: str
     latency_s: float
     interval_s: float
-    heard_s: float
+    reported_s: float
     curve: DropCurve
     seen_s: float
     vain: int = 0
     skip: int = 0
 
-    def in_vain(self) -> None:
-        """It did not take a turn, or never ended one: it is passed over for a while, and longer every time."""
-        self.vain = min(self.vain + 1, MOST_VAIN)
-        self.skip = 2 ** (self.vain - 1)
+    def in_vain(self, most: int) -> None:
+        """Pass it over after a turn that it did not take or end, twice as long every time."""
+        self.vain = self.skip = min(max(1, 2 * self.vain), most)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Whose frame goes next.
+    """The right of one node's frame to go next.
 
     Attributes:
         number: counted from 1.
@@ -94,7 +85,7 @@ class TurnGiver:
 
     def __init__(self, rules: Optional[Rules] = None) -> None:
         self.rules = rules or Rules()
-        self._known: Dict[str, _Known] = {}
+        self._states: Dict[str, _TaskState] = {}
         self._open: List[_Given] = []
         self._run: Tuple[str, int] = ("", 0)
         self._number = 0
@@ -104,42 +95,42 @@ class TurnGiver:
     @property
     def tasks(self) -> Dict[str, float]:
         """Nodes that take turns, and the latency of each (seconds)."""
-        return {node: known.latency_s for node, known in self._known.items()}
+        return {node: state.latency_s for node, state in self._states.items()}
 
     @property
     def alike(self) -> List[str]:
         """Names of tasks that several nodes use."""
-        names = [known.task for known in self._known.values()]
+        names = [state.task for state in self._states.values()]
         return sorted({name for name in names if names.count(name) > 1})
 
-    def told(self, now: float, node: str, task: str, latency_s: float, interval_s: float = math.nan) -> None:
+    def report(self, now: float, node: str, task: str, latency_s: float, interval_s: float = math.nan) -> None:
         """A node offloads frames of its task, and a result should take so long.
 
         Raises:
             BadInput: too many nodes.
         """
-        latency_s = min(MOST_S, max(LEAST_S, latency_s)) if math.isfinite(latency_s) else 1.0
-        known = self._known.get(node)
-        if known is None:
-            if len(self._known) >= MOST_TASKS:
-                raise BadInput(f"more than {MOST_TASKS} nodes take turns", remedy="start fewer of them")
+        latency_s = _bounded(latency_s) if math.isfinite(latency_s) else 1.0
+        state = self._states.get(node)
+        if state is None:
+            if len(self._states) >= self.rules.most_tasks:
+                raise BadInput(f"more than {self.rules.most_tasks} nodes take turns", remedy="start fewer of them")
             curve = DropCurve(Habits.intercept, Habits.slope, Habits.slope_error)
-            known = self._known[node] = _Known(task, latency_s, 0.1, now, curve, now - latency_s)
-        known.task, known.latency_s, known.heard_s = task, latency_s, now
+            state = self._states[node] = _TaskState(task, latency_s, FIRST_INTERVAL_S, now, curve, now - latency_s)
+        state.task, state.latency_s, state.reported_s = task, latency_s, now
         if math.isfinite(interval_s) and interval_s > 0:
-            known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
+            state.interval_s = _bounded(interval_s)
 
     def drops(self, now: float, node: str, curve: DropCurve, interval_s: float = math.nan) -> None:
-        """What a node's results lose with staleness; ignored from one that takes no turns."""
-        known = self._known.get(node)
-        if known is not None:
-            known.curve, known.heard_s = curve, now
+        """Update what a node's results lose with staleness; ignored from one that takes no turns."""
+        state = self._states.get(node)
+        if state is not None:
+            state.curve, state.reported_s = curve, now
             if math.isfinite(interval_s) and interval_s > 0:
-                known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
+                state.interval_s = _bounded(interval_s)
 
     def leaves(self, node: str) -> None:
         """A node offloads nothing any more, for now; what is under way is waited for."""
-        self._known.pop(node, None)
+        self._states.pop(node, None)
         self._open = [given for given in self._open if given.turn.node != node or not math.isnan(given.taken_s)]
 
     def taken(self, now: float, number: int, node: str) -> None:
@@ -150,86 +141,91 @@ class TurnGiver:
         for given in self._open:
             if given.turn.number == number and given.turn.node == node and math.isnan(given.taken_s):
                 given.taken_s = now
-                known = self._known.get(node)
-                if known is not None:
-                    known.heard_s, known.vain = now, 0
+                state = self._states.get(node)
+                if state is not None:
+                    state.reported_s, state.vain = now, 0
                 # only what was really taken counts as a row
                 self._run = (node, self._run[1] + 1 if self._run[0] == node else 1)
 
     def ended(self, now: float, number: int, node: str, stale_s: float) -> None:
-        """Its result is there, ``stale_s`` after the frame; nan: there is none."""
-        known = self._known.get(node)
-        if known is not None:
-            known.heard_s = now
+        """End a turn whose result is there, ``stale_s`` after the frame; nan: there is none."""
+        state = self._states.get(node)
+        if state is not None:
+            state.reported_s = now
             if math.isfinite(stale_s):
-                known.seen_s = max(known.seen_s, now - max(0.0, stale_s))
+                state.seen_s = max(state.seen_s, now - max(0.0, stale_s))
         self._open = [given for given in self._open if (given.turn.number, given.turn.node) != (number, node)]
 
     def due_s(self, now: float) -> float:
-        """Seconds until :meth:`give` is worth asking again even if nothing is heard; inf: there is nobody."""
+        """Return the seconds until :meth:`give` may have another answer; inf: no node takes turns."""
         ends = [self._ends(given) - now for given in self._open]
-        if len(self._open) < self.rules.in_flight and self._known:
+        if len(self._open) < self.rules.in_flight and self._states:
             return 0.0
         return max(0.0, min(ends, default=math.inf))
 
     def _ends(self, given: _Given) -> float:
         if math.isnan(given.taken_s):
             return given.given_s + given.turn.within_s
-        known = self._known.get(given.turn.node)
-        latency_s = known.latency_s if known is not None else 0.0
-        return given.taken_s + max(LEAST_PATIENCE_S, PATIENCE * latency_s)
+        state = self._states.get(given.turn.node)
+        latency_s = state.latency_s if state is not None else 0.0
+        return given.taken_s + latency_s + RECENT_S
 
     def give(self, now: float) -> Optional[Turn]:
         """The next turn, if one is due."""
-        for node in [node for node, known in self._known.items() if now - known.heard_s > RECENT_S]:
+        for node in [node for node, state in self._states.items() if now - state.reported_s > RECENT_S]:
             self.leaves(node)
         for given in [given for given in self._open if now >= self._ends(given)]:
             self._open.remove(given)
-            known = self._known.get(given.turn.node)
+            state = self._states.get(given.turn.node)
             if math.isnan(given.taken_s):
                 self.not_taken += 1
             else:
                 self.never_ended += 1
-            if known is not None:
-                known.in_vain()
-        if not self._known or len(self._open) >= self.rules.in_flight:
+            if state is not None:
+                state.in_vain(self.rules.most_tasks)
+        if not self._states or len(self._open) >= self.rules.in_flight:
             return None
-        least = min(known.skip for known in self._known.values())
-        asked = {node: known for node, known in self._known.items() if known.skip == least}
-        for known in self._known.values():
-            known.skip = max(0, known.skip - max(1, least))
-        node, reason = self._choose(now, asked)
+        least = min(state.skip for state in self._states.values())
+        candidates = {node: state for node, state in self._states.items() if state.skip == least}
+        for state in self._states.values():
+            state.skip = max(0, state.skip - max(1, least))
+        node, reason = self._choose(now, candidates)
         self._number += 1
-        within_s = self._known[node].interval_s + SLACK_S
-        turn = Turn(self._number, node, self._known[node].task, within_s, reason)
+        within_s = self._states[node].interval_s + SILENCE_S  # messages take their time
+        turn = Turn(self._number, node, self._states[node].task, within_s, reason)
         self._open.append(_Given(turn, now))
         return turn
 
-    def _choose(self, now: float, asked: Mapping[str, _Known]) -> Tuple[str, str]:
-        if len(asked) == 1:
-            (node,) = asked
-            others = [known.task for other, known in self._known.items() if other != node]
+    def _choose(self, now: float, candidates: Mapping[str, _TaskState]) -> Tuple[str, str]:
+        if len(candidates) == 1:
+            (node,) = candidates
+            others = [state.task for other, state in self._states.items() if other != node]
             return node, f"{', '.join(others)} left theirs" if others else "no other task takes turns"
-        tasks = [self._task(now, node, asked[node]) for node in sorted(asked)]
-        words = "; ".join(self._words(task, asked[task.name].task) for task in tasks)
-        return choose(tasks, self.rules.max_run, self._run), f"most is gained: {words}"
+        tasks = [self._task(now, node, candidates[node]) for node in sorted(candidates)]
+        reasons = "; ".join(self._describe(task, candidates[task.name].task) for task in tasks)
+        return choose(tasks, self.rules.max_run, self._run), f"most is gained: {reasons}"
 
-    def _task(self, now: float, node: str, known: _Known) -> Task:
+    def _task(self, now: float, node: str, state: _TaskState) -> Task:
         # a frame that is under way is as good as seen: with several in flight nobody offloads twice at once
-        seen_s = max([known.seen_s, *(given.given_s for given in self._open if given.turn.node == node)])
-        weight = float(self.rules.weights.get(known.task, 1.0))
-        curve = known.curve
+        seen_s = max([state.seen_s, *(given.given_s for given in self._open if given.turn.node == node)])
+        weight = float(self.rules.weights.get(state.task, 1.0))
+        curve = state.curve
         return Task(
-            node, known.latency_s, max(0.0, now - seen_s), curve.slope, curve.intercept, curve.local, weight
+            node, state.latency_s, max(0.0, now - seen_s), curve.slope, curve.intercept, curve.local, weight
         )  # fmt: skip
 
-    def _words(self, task: Task, name: str) -> str:
+    def _describe(self, task: Task, name: str) -> str:
         local = "" if task.local is None else f", local {task.local:.2f}"
         weight = "" if task.weight == 1 else f" times {task.weight:g}"
         return (
             f"{name} {task.stale_s:.1f} s old, loses {task.intercept:.2f} + {task.rate:.2f}/s{local}{weight}, "
             f"takes {task.latency_s * 1e3:.0f} ms: {task.index:.2g}/s"
         )
+
+
+def _bounded(seconds: float) -> float:
+    """A latency or an interval, as far as it can be meant."""
+    return min(GIVE_UP_S, max(POLL_S, seconds))
 
 
 def rules_with(rules: Rules, **changed: object) -> Rules:

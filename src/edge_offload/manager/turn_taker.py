@@ -10,14 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Tuple
 
-from edge_offload.manager.tuning import RECENT_S
-
-#: A node whose frame is under way is waited for so many times what it should take, and at least so long (seconds).
-PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
-#: A slot holds the longest latency this many times.
-SLOT = 1.2
-#: A slot while no latency is known (seconds).
-FIRST_SLOT_S = 0.5
+from edge_offload.manager.tuning import RECENT_S, REPEAT_S, SILENCE_S
 
 
 @dataclass(frozen=True)
@@ -35,19 +28,19 @@ class TurnTaker:
         now: when it began to listen.
 
     Attributes:
-        alone: why turns are taken by the clock, in words; empty: the manager gives them.
+        clock_reason: why turns are taken by the clock, in words; empty: the manager gives them.
     """
 
     def __init__(self, node: str, now: float) -> None:
         self._node = node
         self._turn: Tuple[int, int] = (0, 0)
         self._mine = False
-        self._heard_s = now
-        self._slots: Dict[str, float] = {node: FIRST_SLOT_S}
+        self._received_s = now
+        self._slots: Dict[str, float] = {node: REPEAT_S}
         self._others: Dict[str, float] = {}
         self._at_once = 1
         self._slot_taken: Optional[int] = None
-        self.alone = ""
+        self.clock_reason = ""
 
     def given(
         self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float], at_once: int = 1
@@ -61,48 +54,48 @@ class TurnTaker:
             latencies_s: of all nodes that take turns.
             at_once: frames that may be under way.
         """
-        self._heard_s, self.alone, self._at_once = now, "", max(1, at_once)
+        self._received_s, self.clock_reason, self._at_once = now, "", max(1, at_once)
         if turn == self._turn:
             return
         self._turn, self._mine = turn, node == self._node
-        self._slots = {self._node: FIRST_SLOT_S, **latencies_s}
+        self._slots = {self._node: REPEAT_S, **latencies_s}
         # also of nodes that a manager which has just come does not know yet
         self._others = {name: until for name, until in self._others.items() if until > now}
 
-    def gone(self, why: str) -> None:
+    def lose_manager(self, why: str) -> None:
         """The manager does not give turns any more."""
-        self.alone, self._mine = self.alone or why, False
+        self.clock_reason, self._mine = self.clock_reason or why, False
 
     def other(self, now: float, node: str, ends: bool) -> None:
         """Another node took a turn, or its result is there."""
         if node == self._node:
             return
-        self._slots.setdefault(node, FIRST_SLOT_S)
+        self._slots.setdefault(node, REPEAT_S)
         if ends:
             self._others.pop(node, None)
         else:
-            self._others[node] = now + max(LEAST_PATIENCE_S, PATIENCE * self._slots[node])
+            self._others[node] = now + self._slots[node] + RECENT_S
 
     def wait_s(self, now: float, clock_s: float) -> float:
-        """How long a frame has to wait, as far as is known; 0: it may go now. Whatever is heard may change it."""
-        if not self.alone and now - self._heard_s > RECENT_S:
-            self.gone(f"no manager has given a turn for {RECENT_S:g} s")
+        """Return the seconds that a frame has to wait, which messages may change; 0: it may go now."""
+        if not self.clock_reason and now - self._received_s > RECENT_S:
+            self.lose_manager(f"no manager has given a turn for {RECENT_S:g} s")
         # a manager that has just come does not know what is under way
         busy = sorted(until - now for until in self._others.values() if until > now)
-        if not self.alone:
-            soon_s = max(0.0, self._heard_s + RECENT_S - now) + 1e-3
+        if not self.clock_reason:
+            soon_s = max(0.0, self._received_s + RECENT_S - now) + 1e-3
             return soon_s if not self._mine else 0.0 if len(busy) < self._at_once else busy[0]
         if busy:
             return busy[-1]
-        slot, left_s = self._slot(clock_s)
-        return 0.0 if slot is None or (left_s <= 0 and slot != self._slot_taken) else max(left_s, 0.02)
+        slot, remaining_s = self._slot(clock_s)
+        return 0.0 if slot is None or (remaining_s <= 0 and slot != self._slot_taken) else max(remaining_s, 0.02)
 
     def _slot(self, clock_s: float) -> Tuple[Optional[int], float]:
         """Number of the slot of now (None: nobody else takes turns), and seconds until one of this node's begins."""
         names = sorted(self._slots)
         if len(names) == 1:
             return None, 0.0
-        length_s = SLOT * max(self._slots.values())
+        length_s = max(self._slots.values()) + SILENCE_S
         slot = math.floor(clock_s / length_s)
         until = (names.index(self._node) - slot) % len(names)
         return slot, (slot + until) * length_s - clock_s if until else 0.0
@@ -111,7 +104,7 @@ class TurnTaker:
         """A frame goes; None: it may not, any more."""
         if self.wait_s(now, clock_s) > 0:
             return None
-        if self.alone:
+        if self.clock_reason:
             self._slot_taken = self._slot(clock_s)[0]
             return Claim(0)
         self._mine = False

@@ -11,13 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
-#: The largest number of turns in a row that one task gets while others wait (AccuMO, 2.8.3: ratios up to 3:1).
-MAX_RUN = 3
-
 
 @dataclass(frozen=True)
 class Task:
-    """What is known of a task now.
+    """A task's present figures.
 
     Attributes:
         name: of it, unlike any other's.
@@ -46,7 +43,7 @@ class Task:
         return self.weight * self.rate * min(self.stale_s, most_s) ** 2 / 2 / self.latency_s
 
 
-def choose(tasks: Sequence[Task], max_run: Optional[int] = MAX_RUN, run: Tuple[str, int] = ("", 0)) -> str:
+def choose(tasks: Sequence[Task], max_run: Optional[int] = None, run: Tuple[str, int] = ("", 0)) -> str:
     """Name of the task whose frame goes next; of equal ones the one with the oldest result.
 
     Args:

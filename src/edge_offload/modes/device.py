@@ -38,7 +38,7 @@ READY_S = 60.0
 #: Seconds within which the server should hear that a session of before is over; nobody waits for that.
 END_S = 10.0
 #: Seconds between attempts to make the device ready.
-AGAIN_S = 2.0
+RETRY_S = 2.0
 #: Most inferences by which ``replay`` learns a model, on what frames bring meanwhile: what is seen decides which calls
 #: a read-out makes. It has learnt it when so many of them in a row took one round trip each.
 LESSONS, IN_A_ROW = 16, 3
@@ -47,8 +47,8 @@ LESSONS, IN_A_ROW = 16, 3
 def installed_device() -> Optional[Installed]:
     """The virtual device of this process, or None in a program that was not started by ``edge-offload exec``."""
     module = sys.modules.get("edge_offload.device.installation")
-    found: Optional[Installed] = module.installed() if module is not None else None
-    return found
+    device: Optional[Installed] = module.installed() if module is not None else None
+    return device
 
 
 class DeviceModule:
@@ -100,7 +100,7 @@ class DeviceModule:
         with self._lock:
             if self._copy is None or self._making.locked():
                 raise LinkLost("the virtual device is not ready")
-            began = time.monotonic()
+            started_s = time.monotonic()
             self._device.recorder.limit_waits(budget.give_up_s)
             sent = self._device.remote.bytes_up
             try:
@@ -108,23 +108,23 @@ class DeviceModule:
             except EdgeOffloadError as error:
                 self._drop(str(error))
                 lost = self._device.remote.bytes_up - sent
-                raise FailedAttempt(error, time.monotonic() - began, lost) from error
+                raise FailedAttempt(error, time.monotonic() - started_s, lost) from error
             except Exception as error:
                 # the model's own error is raised again by the local computation; anything else is the device's
                 cause = RemoteError(f"on the device: {type(error).__name__}: {error}")
-                raise FailedAttempt(cause, time.monotonic() - began, self._device.remote.bytes_up - sent) from error
+                raise FailedAttempt(cause, time.monotonic() - started_s, self._device.remote.bytes_up - sent) from error
 
     def state(self, mode: Mode) -> str:
-        """How a mode stands, in words."""
+        """Describe the state of a mode."""
         why, is_open = self._handles_of(mode).state()
         return why if why or not is_open else f"{self._client.cause}; ready on the virtual device"
 
     def _handles_of(self, mode: Mode) -> Handles[Specs, bool]:
-        known = self._handles.get(mode)
-        if known is None:
+        handles = self._handles.get(mode)
+        if handles is None:
             subject = f"the model in mode {mode} on the virtual device"
-            known = self._handles.setdefault(mode, Handles(self._client, subject, retry_s=lambda _refusals: AGAIN_S))
-        return known
+            handles = self._handles.setdefault(mode, Handles(self._client, subject, retry_s=lambda _refusals: RETRY_S))
+        return handles
 
     # -- making ready
 
@@ -141,14 +141,14 @@ class DeviceModule:
                     with background.sliced():
                         self._copy = copy.deepcopy(self._module).to("cuda")
                 progress(f"mode {mode} learns it")
-                known = 0
+                streak = 0
                 for _ in range(LESSONS if mode is Mode.REPLAY else 2):
                     latest, inputs = self._latest
                     example = [tensor.clone() for tensor in inputs] if latest == specs else [s.zeros() for s in specs]
                     with self._lock:
                         attempt = self._infer(self._copy, mode, example)
-                    known = known + 1 if attempt.round_trips <= 1 else 0
-                    if known == IN_A_ROW:
+                    streak = streak + 1 if attempt.round_trips <= 1 else 0
+                    if streak == IN_A_ROW:
                         break
             except Exception as error:
                 self._drop(f"the virtual device cannot run this model: {error}")
@@ -186,8 +186,8 @@ class DeviceModule:
         before = (device.recorder.counters.round_trips, remote.bytes_up, remote.bytes_down)
         remote.spent.reset()
         with torch.no_grad():
-            found = module(*[tensor.to("cuda") for tensor in inputs])
-            results = found if isinstance(found, (tuple, list)) else (found,)
+            outputs = module(*[tensor.to("cuda") for tensor in inputs])
+            results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             outputs = tuple(tensor.cpu() for tensor in results)
         return Attempt(
             outputs,
@@ -221,5 +221,5 @@ class DeviceRunner(Runner):
         return self._module.run(self.mode, inputs, budget)
 
     def state(self) -> str:
-        """How the mode stands, in words."""
+        """Describe the mode's state."""
         return self._module.state(self.mode)

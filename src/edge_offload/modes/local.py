@@ -44,7 +44,7 @@ class LocalRunner(Runner):
         return statistics.median(recent) if recent else 0.0
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Nothing ever keeps the robot from computing by itself."""
+        """Return None: the robot can always compute by itself."""
         return None
 
     def run(
@@ -55,15 +55,15 @@ class LocalRunner(Runner):
         enough: Optional[threading.Event] = None,
     ) -> Attempt:
         """One inference; what the model raises comes through as it is. ``enough``: nobody wants the result any more."""
-        began = time.monotonic()
+        started_s = time.monotonic()
         execution = self.executor.run(inputs)
         if self.slowdown > 1.0:
             rest_s = (self.slowdown - 1.0) * execution.compute_s
             if enough is not None and enough.wait(rest_s):
-                return _attempt(execution, time.monotonic() - began)
+                return _attempt(execution, time.monotonic() - started_s)
             if enough is None:
                 time.sleep(rest_s)
-        elapsed = time.monotonic() - began
+        elapsed = time.monotonic() - started_s
         if self._on_gpu != (not execution.note):  # what another device took says nothing of this one
             self._on_gpu = not execution.note
             self._recent.clear()
@@ -71,10 +71,10 @@ class LocalRunner(Runner):
         return _attempt(execution, elapsed)
 
     def state(self) -> str:
-        """Where it computes."""
+        """Describe where it computes."""
         slowed = f", slowed {self.slowdown:g} times on purpose" if self.slowdown > 1.0 else ""
-        words, _ = self.executor.engine_state()
-        engine = "" if words == EAGER else f", {words}"
+        engine_state, _ = self.executor.engine_state()
+        engine = "" if engine_state == EAGER else f", {engine_state}"
         return f"ready on {self.executor.where}{slowed}{engine}"
 
 

@@ -71,7 +71,7 @@ class Handles(Generic[Key, Opened]):
         self._lock = threading.Lock()
 
     def unavailable_reason(self, key: Key, prepare: Callable[[], Work[Opened]]) -> Optional[str]:
-        """Why there is no handle for ``key`` now, in words; None when there is. Never blocks.
+        """Return why there is no handle for ``key`` now; None when there is. Never blocks.
 
         Args:
             key: what it is opened for.
@@ -104,12 +104,12 @@ class Handles(Generic[Key, Opened]):
             return None if opening is None else opening.handle
 
     def replace(self, key: Key, handle: Opened) -> None:
-        """From here on the handle for ``key``, which is open, is this one."""
+        """Set the handle for ``key``, which is open."""
         with self._lock:
             self._openings[key].handle = handle
 
     def all(self) -> List[Opened]:
-        """What is open."""
+        """Return the open handles."""
         with self._lock:
             return [opening.handle for opening in self._openings.values() if opening.handle is not None]
 
@@ -136,8 +136,8 @@ class Handles(Generic[Key, Opened]):
         """Open again what was open, or asked for, on the connection before; returns at once."""
         if state is LinkState.READY:
             with self._lock:
-                known = [(key, opening.prepare) for key, opening in self._openings.items()]
-            for key, prepare in known:
+                prepared = [(key, opening.prepare) for key, opening in self._openings.items()]
+            for key, prepare in prepared:
                 if prepare is not None:
                     self.unavailable_reason(key, prepare)
 
@@ -151,7 +151,7 @@ class Handles(Generic[Key, Opened]):
             self._close(opening)
 
     def state(self) -> Tuple[str, bool]:
-        """How the handles stand: why one is not open (empty where that is not known), and whether any is."""
+        """Describe why a handle is not open (empty: unknown), and tell whether any is."""
         if self._client.state is not LinkState.READY:
             return f"no server: {self._client.cause}", False
         with self._lock:
@@ -166,7 +166,7 @@ class Handles(Generic[Key, Opened]):
         return int(self._client.counters["connections"])
 
     def _open(self, key: Key, opening: _Opening[Opened], work: Work[Opened]) -> None:
-        """In a thread of its own."""
+        """Open a handle, in a thread of its own."""
 
         def progress(doing: str) -> None:
             background.check()

@@ -56,10 +56,10 @@ class FailedAttempt(EdgeOffloadError):
 
 
 class Plans(Protocol):
-    """What a mode with a plan per bandwidth has in force."""
+    """Plans that are in force, one per bandwidth."""
 
     def expected(self, bandwidth: float) -> Expected:
-        """What the plan for a bandwidth (bytes per second) is expected to take there."""
+        """Return what the plan for a bandwidth (bytes per second) is expected to take there."""
 
 
 class Runner(abc.ABC):
@@ -75,7 +75,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Why the mode cannot run now, in words; None when it can. Never blocks; may start to remove the obstacle."""
+        """Return why the mode cannot run now; None when it can. Never blocks; may start to prepare it."""
 
     @abc.abstractmethod
     def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
@@ -93,14 +93,14 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> str:
-        """How the mode stands, in words."""
+        """Describe the mode's state."""
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Plans]:
-        """What plans are in force for such inputs; None: there are none (yet)."""
+        """Return the plans in force for such inputs; None: there are none (yet)."""
         return None
 
     def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the plan for the bandwidth of the moment leaves everything to the robot."""
+        """Tell whether the plan for the present bandwidth leaves everything to the robot."""
         return False
 
     def aim(self, objective: Objective) -> None:

@@ -53,10 +53,10 @@ class Follower(Protocol):
     """Follows turns that a server gives: told of what is sent in them, and how long it travelled."""
 
     def turn(self, captured: float) -> Dict[str, Any]:
-        """What to add to the request with the frame that was captured then."""
+        """Return what to add to the request with the frame ``captured`` then."""
 
     def travelled(self, captured: float, transfer: Transfer) -> None:
-        """Its result has come."""
+        """Take in the transfer of its result."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,90 @@ class _Packed:
     @property
     def nbytes(self) -> int:
         return sum(memoryview(part).nbytes for part in self.buffers)
+
+
+class _EarlierRequests:
+    """Transfers of the robot's latest requests, behind which later ones waited. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._transfers: Deque[Transfer] = deque(maxlen=BEFORE)
+        self._lock = threading.Lock()
+
+    def note(self, done: Future[Any]) -> None:
+        """Take in a request that has ended, on the link's thread; one without a reply held nothing up."""
+        if not done.cancelled() and done.exception() is None:
+            with self._lock:
+                self._transfers.append(done.result().transfer)
+
+    def behind_s(self, own: Transfer, queue_s: float) -> Dict[str, float]:
+        """Return the seconds of each stage that a request spent behind the robot's own earlier ones."""
+        with self._lock:
+            before = [each for each in self._transfers if each.sent_s < own.sent_s]
+        if not before:
+            return {}
+        # replies come in the order of the requests
+        last = max(before, key=lambda each: each.sent_s)
+        stages = {
+            "uplink": (last.server_received_s - own.sent_s, own.uplink_s),
+            "queue": (last.server_sent_s - own.server_received_s, queue_s),
+            "downlink": (last.received_s - own.server_sent_s, own.downlink_s),
+        }
+        return {stage: min(behind_s, all_s) for stage, (behind_s, all_s) in stages.items() if behind_s > 0}
+
+
+class _Equality:
+    """Compares what computes on the robot and on the server: whether results have the same bits.
+
+    Args:
+        client: the link, whose handshake states the server's fingerprint.
+        own_fingerprint: the robot's.
+        own_engine: returns the engine that computed last on the robot.
+
+    Attributes:
+        opened_engine: the engine that the server stated when it opened the model; None: it stated none.
+        last_engine: the engine of the server's last reply.
+    """
+
+    def __init__(self, client: Client, own_fingerprint: Mapping[str, Any], own_engine: Callable[[], str]) -> None:
+        self._client, self._own_fingerprint, self._own_engine = client, own_fingerprint, own_engine
+        self.opened_engine: Optional[str] = None
+        self.last_engine = EAGER
+        self._reported = ""
+
+    def find_differences(self) -> List[str]:
+        """Describe how the server's fingerprint differs from the robot's; empty when results are bit-equal."""
+        ours, theirs = self.fingerprints()
+        if theirs is None:
+            return ["it is not known"]
+        different = differences(ours, theirs)
+        own = self._own_engine()
+        if not different and self._engine() != EAGER and own != self.last_engine:
+            # the same engine: one that is not in force yet or any more, or that was built of another graph
+            different = [f"computed last: by {own} here, {self.last_engine} there"]
+        return different
+
+    def fingerprints(self) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
+        """Return the robot's and the server's, each with its engine; None: the server has not stated it."""
+        theirs = self._client.welcome.get("fingerprint")
+        stated = {**theirs, ENGINE: self._engine()} if isinstance(theirs, Mapping) else None
+        return {ENGINE: EAGER, **self._own_fingerprint}, stated
+
+    def _engine(self) -> str:
+        """Return what is to compute on the server: ``eager``, or an engine."""
+        theirs = self._client.welcome.get("fingerprint")
+        stated = theirs.get(ENGINE, EAGER) if isinstance(theirs, Mapping) else EAGER
+        return str(stated)[:MAX_ENGINE] if self.opened_engine is None else self.opened_engine
+
+    def torches(self) -> str:
+        """Return the remedy for another release of torch on the server, in one line; empty: none is needed."""
+        return two_torches(self._own_fingerprint, self._client.welcome.get("fingerprint"))
+
+    def warn_of_torch(self) -> None:
+        """Log :meth:`torches` once."""
+        torches = self.torches()
+        if torches and torches != self._reported:
+            _log.warning("%s", torches)
+        self._reported = torches
 
 
 class ServerRunner(Runner):
@@ -104,21 +188,15 @@ class ServerRunner(Runner):
         self._client = client
         self._state_hash = state_hash
         self._hash: Optional[str] = None
-        self._own_fingerprint = own_fingerprint
         self._codec = codec
         self._exact = exact
-        self._own_engine = own_engine
+        self._equality = _Equality(client, own_fingerprint, own_engine)
+        self._earlier = _EarlierRequests()
         self._follower: Optional[Follower] = None
-        #: What the server said would compute, when it opened the model, and what did the last time it answered.
-        self._opened_engine: Optional[str] = None
-        self._answered = EAGER
         self._handles: Handles[Specs, int] = Handles(
             client, f"model {name!r}", close=lambda handle: client.request("close_model", {"handle": handle})
         )
         self._full = 0
-        self._before: Deque[Transfer] = deque(maxlen=BEFORE)
-        self._lock = threading.Lock()
-        self._reported = ""
 
     def prepare(self, specs: Specs) -> None:
         """Open the model for these inputs as soon as the link allows; returns at once."""
@@ -129,7 +207,7 @@ class ServerRunner(Runner):
         self._follower = follower
 
     def handle(self, specs: Specs) -> Optional[int]:
-        """What the model is open under for these inputs; None: it is not."""
+        """Return the handle of the open model for these inputs; None: it is not open."""
         return self._handles.get(specs)
 
     def link_changed(self, state: LinkState, _cause: str) -> None:
@@ -141,7 +219,7 @@ class ServerRunner(Runner):
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
         if reason is None and self._exact:
-            reason = exactness_refusal(*self._fingerprints()) or None
+            reason = exactness_refusal(*self._equality.fingerprints()) or None
         return reason
 
     def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
@@ -150,10 +228,10 @@ class ServerRunner(Runner):
         handle = self._handles.get(specs)
         if handle is None:
             raise LinkLost(f"model {self._name!r} is not open on the server")
-        began = time.monotonic()
+        started_s = time.monotonic()
         packed = self._pack(inputs)
         try:
-            return self._ask(handle, packed, budget, meta)
+            return self._request(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
                 self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
@@ -162,55 +240,28 @@ class ServerRunner(Runner):
                     self._full = 0
             elif isinstance(error, BadInput):
                 self._handles.forget(specs, handle)  # it, or its shapes, are not known there (any more)
-            raise FailedAttempt(error, time.monotonic() - began, packed.nbytes) from error
+            raise FailedAttempt(error, time.monotonic() - started_s, packed.nbytes) from error
 
     def state(self) -> str:
         """The link, what is open on the server, and whether results are bit-equal to local ones."""
         why, is_open = self._handles.state()
         if why or not is_open:
             return why
-        return f"{self._client.cause}; model {self._name!r} is open; {self._equality()}"
+        different = self.different()
+        equality = f"may differ in the last digits ({'; '.join(different)})" if different else "are bit-equal to local"
+        return f"{self._client.cause}; model {self._name!r} is open; results {equality}"
 
     def different(self) -> List[str]:
-        """How the server's fingerprint differs from the robot's, in words; empty when results are bit-equal."""
-        ours, theirs = self._fingerprints()
-        if theirs is None:
-            return ["it is not known"]
-        found = differences(ours, theirs)
-        own = self._own_engine()
-        if not found and self._engine() != EAGER and own != self._answered:
-            # the same engine: one that is not in force yet or any more, or that was built of another graph
-            found = [f"computed last: by {own} here, {self._answered} there"]
-        return found
-
-    def _fingerprints(self) -> Tuple[Dict[str, Any], Optional[Dict[str, Any]]]:
-        """The robot's and the server's, each with its engine; None: the server has not stated it."""
-        theirs = self._client.welcome.get("fingerprint")
-        there = {**theirs, ENGINE: self._engine()} if isinstance(theirs, Mapping) else None
-        return {ENGINE: EAGER, **self._own_fingerprint}, there
-
-    def _engine(self) -> str:
-        """What is to compute on the server: ``eager``, or an engine."""
-        theirs = self._client.welcome.get("fingerprint")
-        stated = theirs.get(ENGINE, EAGER) if isinstance(theirs, Mapping) else EAGER
-        return str(stated)[:MAX_ENGINE] if self._opened_engine is None else self._opened_engine
+        """Describe how the server's fingerprint differs from the robot's; empty when results are bit-equal."""
+        return self._equality.find_differences()
 
     def torches(self) -> str:
-        """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
-        return two_torches(self._own_fingerprint, self._client.welcome.get("fingerprint"))
-
-    def _equality(self) -> str:
-        found = self.different()
-        return (
-            f"results may differ in the last digits ({'; '.join(found)})" if found else "results are bit-equal to local"
-        )
+        """Return the remedy for another release of torch on the server, in one line; empty: none is needed."""
+        return self._equality.torches()
 
     def _open(self, specs: Specs, _progress: Progress) -> int:
         """Open, and have one inference computed: the first one pays for the start."""
-        torches = self.torches()
-        if torches and torches != self._reported:
-            _log.warning("%s", torches)
-        self._reported = torches
+        self._equality.warn_of_torch()
         if self._hash is None:
             self._hash = self._state_hash()
         body = {
@@ -224,22 +275,22 @@ class ServerRunner(Runner):
         handle = opened.get("handle")
         if type(handle) is not int:
             raise ProtocolError("the server opened the model without a handle")
-        self._opened_engine = _engine(opened) if "engine" in opened else None
+        self._equality.opened_engine = _engine(opened) if "engine" in opened else None
         probe = self._pack([spec.zeros() for spec in specs])
         try:
-            self._ask(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
+            self._request(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
         except EdgeOffloadError:
             self._client.request("close_model", {"handle": handle})  # another attempt opens another one
             raise
         return handle
 
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:
-        began = time.monotonic()
+        started_s = time.monotonic()
         link = self._client.estimator.current
         descriptors, buffers = pack(inputs, self._codec, link.uplink or None)
-        return _Packed(descriptors, buffers, time.monotonic() - began, link.downlink)
+        return _Packed(descriptors, buffers, time.monotonic() - started_s, link.downlink)
 
-    def _ask(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
+    def _request(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
         body = {
             "handle": handle,
             "inputs": packed.descriptors,
@@ -254,53 +305,33 @@ class ServerRunner(Runner):
             body.update(self._follower.turn(captured))
         future = self._client.request("infer", body, packed.buffers, timeout_s=budget.give_up_s)
         # on the link's thread: it is there before the reply to the next request is
-        future.add_done_callback(self._through)
+        future.add_done_callback(self._earlier.note)
         try:
             reply: Reply = future.result(budget.give_up_s)
         except FutureTimeout:
             raise LinkLost(f"the server did not answer within {budget.give_up_s:.3f} s") from None
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
-        self._answered = attempt.engine
+        self._equality.last_engine = attempt.engine
         self._full = 0
         if self._follower is not None and captured is not None:
             self._follower.travelled(captured, reply.transfer)
         return attempt
 
-    def _through(self, done: Future[Any]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            with self._lock:
-                self._before.append(done.result().transfer)
-
-    def _behind_s(self, own: Transfer, queue_s: float) -> Dict[str, float]:
-        """Seconds of each stage that a request spent behind the robot's own earlier ones."""
-        with self._lock:
-            before = [each for each in self._before if each.sent_s < own.sent_s]
-        if not before:
-            return {}
-        # replies come in the order of the requests
-        last = max(before, key=lambda each: each.sent_s)
-        stages = {
-            "uplink": (last.server_received_s - own.sent_s, own.uplink_s),
-            "queue": (last.server_sent_s - own.server_received_s, queue_s),
-            "downlink": (last.received_s - own.server_sent_s, own.downlink_s),
-        }
-        return {stage: min(behind_s, whole_s) for stage, (behind_s, whole_s) in stages.items() if behind_s > 0}
-
     def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
         outputs = unpack(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
-        there = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
-        behind_s = self._behind_s(transfer, there["queue_s"])
-        parts = {"uplink": transfer.uplink_s, "queue": sum(there.values()), "downlink": transfer.downlink_s}
+        stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
+        behind_s = self._earlier.behind_s(transfer, stages["queue_s"])
+        parts = {"uplink": transfer.uplink_s, "queue": sum(stages.values()), "downlink": transfer.downlink_s}
         return Attempt(
             outputs=outputs,
             stages_s={
-                "encode": encode_s + there["encode_s"],
-                "queue": max(transfer.sent_s - transfer.queued_s, 0.0) + there["queue_s"],
+                "encode": encode_s + stages["encode_s"],
+                "queue": max(transfer.sent_s - transfer.queued_s, 0.0) + stages["queue_s"],
                 "uplink": transfer.uplink_s,
-                "compute_server": there["compute_s"],
+                "compute_server": stages["compute_s"],
                 "downlink": transfer.downlink_s,
-                "decode": time.monotonic() - arrived + there["decode_s"],
+                "decode": time.monotonic() - arrived + stages["decode_s"],
             },
             bytes_up=transfer.bytes_up,
             bytes_down=transfer.bytes_down,
@@ -313,11 +344,11 @@ class ServerRunner(Runner):
 
 
 def _engine(body: Mapping[str, Any]) -> str:
-    """What computed, as the server says; one of before engines says nothing, and means torch."""
-    found = body.get("engine", EAGER)
-    if not isinstance(found, str) or len(found) > MAX_ENGINE:
+    """Return what computed, as the server states; one without engines states nothing: torch."""
+    engine = body.get("engine", EAGER)
+    if not isinstance(engine, str) or len(engine) > MAX_ENGINE:
         raise ProtocolError("the server's reply names no engine")
-    return found
+    return engine
 
 
 def _seconds(body: Mapping[str, Any], key: str) -> float:

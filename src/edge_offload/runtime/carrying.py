@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Generic, Iterator, NamedTuple, Optional, TypeVar
 
 from edge_offload.manager.drop import DropCurve, DropEstimator
-from edge_offload.manager.tuning import WAIT_SHARE
+from edge_offload.manager.tuning import FIRST_INTERVAL_S, WAIT_SHARE
 from edge_offload.perception.carry.carrier import Carrier
 
 Result = TypeVar("Result")
@@ -19,18 +19,6 @@ Frame = TypeVar("Frame")
 
 FRESH, CARRIED, LOCAL, NONE = "fresh", "carried", "local", "none"
 """Origins of results: the network saw this very frame; an earlier one; the local algorithm; there is none."""
-
-FIRST_INTERVAL_S = 0.1
-"""Between frames, until there are two."""
-
-WAITING = 2
-"""Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse."""
-
-ROUNDS = 3
-"""Times at most that a result is caught up with frames that came while it was caught up."""
-
-LOCALS = 16
-"""Results of the local algorithm that are kept until the network's for the same frame comes; at most 2 MB each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +43,7 @@ class Along(Generic[Result]):
     degraded: str = ""
 
 
-class _Held(NamedTuple):
+class _Retained(NamedTuple):
     result: Any
     source: int
     tag: Any
@@ -73,6 +61,8 @@ class Carrying(Generic[Result]):
         drops: learns and tells what carried and local results lose.
         clock: monotonic seconds.
         compared: called with every comparison: stamp of the frame (ns), staleness (s), drop, what is expected now.
+        rounds: times at most that a result is caught up with frames that came while it was caught up.
+        most_local: results of the local algorithm (up to 2 MB each) that wait for the network's for the same frame.
     """
 
     def __init__(
@@ -82,48 +72,55 @@ class Carrying(Generic[Result]):
         drops: Optional[DropEstimator] = None,
         clock: Callable[[], float] = time.monotonic,
         compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None,
+        rounds: int = 3,
+        most_local: int = 16,
     ) -> None:
+        self._rounds, self._most_local = rounds, most_local
         self._carrier, self._loss, self._clock, self._compared = carrier, loss, clock, compared
         self.drops = drops or DropEstimator()
-        self._network: Optional[_Held] = None
-        self._local: Optional[_Held] = None
+        self._network: Optional[_Retained] = None
+        self._local: Optional[_Retained] = None
         self._era = 0
         #: The local algorithm's recent results by stamp, to be compared with the network's.
         self._locals: OrderedDict[int, Result] = OrderedDict()
 
-    def forget(self) -> None:
-        """Nothing that is held is of use any more: stamps or images have begun anew."""
+    def reset(self) -> None:
+        """Drop all results: stamps or images have started over."""
         self._network = self._local = None
         self._locals.clear()
         self._era += 1
 
     def carried(self, target: int) -> Optional[Result]:
         """The network's newest result as it is in the frame ``target``; None if there is none of before."""
-        held = self._network
-        return None if held is None or held.source > target else self._carrier.carry(held.result, held.source, target)
+        retained = self._network
+        return (
+            None
+            if retained is None or retained.source > target
+            else self._carrier.carry(retained.result, retained.source, target)
+        )
 
     def coming(self, result: Result, source: int, newest: Callable[[], int], tag: Any = None) -> Iterator[None]:
         """The network's result for the frame ``source`` has come: it is caught up to the frame that is ``newest``.
 
         That is done in steps; until the last one the result before is given.
         """
-        held, now, era = self._network, self._clock(), self._era
-        if held is not None and source <= held.source:
+        retained, now, era = self._network, self._clock(), self._era
+        if retained is not None and source <= retained.source:
             return
         if source in self._locals:
             lost = self._loss(self._locals[source], result)
             if math.isfinite(lost):
                 self.drops.compared_local(now, lost)
-        if held is not None:
-            lost = self._loss(self._carrier.carry(held.result, held.source, source), result)
-            stale_s = (source - held.source) / 1e9
+        if retained is not None:
+            lost = self._loss(self._carrier.carry(retained.result, retained.source, source), result)
+            stale_s = (source - retained.source) / 1e9
             # a network that has lost its mind says nothing of what is carried
             if math.isfinite(lost):
                 self.drops.compared(now, stale_s, lost)
                 self._compared(source, stale_s, lost, self.drops.curve(now))
         # frames come meanwhile: they are caught up, too, as far as there is time
         target = source
-        for _ in range(ROUNDS):
+        for _ in range(self._rounds):
             before, target = target, max(target, newest())
             if before == target:
                 break
@@ -131,23 +128,23 @@ class Carrying(Generic[Result]):
                 yield
                 if era != self._era:
                     return
-        self._network = _Held(result, source, tag)
+        self._network = _Retained(result, source, tag)
 
-    def came(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
-        """Likewise at once."""
+    def add_result(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
+        """Do all steps of :meth:`coming` at once."""
         for _ in self.coming(result, source, lambda: newest, tag):
             pass
 
-    def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
+    def add_local_result(self, result: Result, source: int, tag: Any = None) -> None:
         """The local algorithm's result for the frame ``source``."""
         if self._local is None or source > self._local.source:
-            self._local = _Held(result, source, tag)
+            self._local = _Retained(result, source, tag)
             self._locals[source] = result
-            if len(self._locals) > LOCALS:
+            if len(self._locals) > self._most_local:
                 self._locals.popitem(last=False)
 
     def curve(self) -> DropCurve:
-        """What is expected now."""
+        """Return the drops that are expected now."""
         return self.drops.curve(self._clock())
 
     def at(self, target: int) -> Along[Result]:
@@ -165,9 +162,9 @@ class Carrying(Generic[Result]):
             choices.append((min(1.0, lost), LOCAL, local))
         if not choices:
             return Along(None, NONE)
-        drop, origin, held = min(choices, key=lambda choice: choice[0])
-        moved = self._carrier.carry(held.result, held.source, target)
-        return Along(moved, origin, held.source, drop, held.tag, self._carrier.degraded)
+        drop, origin, retained = min(choices, key=lambda choice: choice[0])
+        moved = self._carrier.carry(retained.result, retained.source, target)
+        return Along(moved, origin, retained.source, drop, retained.tag, self._carrier.degraded)
 
 
 class _Pending(NamedTuple):
@@ -201,9 +198,9 @@ class FrameLoop(Generic[Frame, Result]):
         self.carrying = carrying
         self._leave, self._clock, self._waits = leave, clock, waits
         self._pending: Optional[_Pending] = None
-        self._newest = self._began = 0
+        self._newest = self._first_stamp = 0
         self._steps: Deque[float] = deque(maxlen=9)
-        self._took: Deque[float] = deque(maxlen=5)
+        self._durations: Deque[float] = deque(maxlen=5)
 
     @property
     def interval_s(self) -> float:
@@ -213,7 +210,7 @@ class FrameLoop(Generic[Frame, Result]):
 
     @property
     def due_s(self) -> float:
-        """When the frame that waits has to leave, on the clock; infinity: none waits."""
+        """Return when the waiting frame has to leave, on the clock; infinity: none waits."""
         pending = self._pending
         if pending is None:
             return math.inf
@@ -233,16 +230,16 @@ class FrameLoop(Generic[Frame, Result]):
         """
         self.flush()
         if not follows or stamp < self._newest:
-            self.carrying.forget()
-            self._began = stamp
+            self.carrying.reset()
+            self._first_stamp = stamp
             self._steps.clear()
         elif stamp > self._newest > 0:
             self._steps.append((stamp - self._newest) / 1e9)
         self._newest = stamp
         if local is not None:
-            self.carrying.came_locally(local, stamp)
+            self.carrying.add_local_result(local, stamp)
         interval = self.interval_s
-        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= WAIT_SHARE * interval
+        in_time = bool(self._durations) and interval > 0 and statistics.median(self._durations) <= WAIT_SHARE * interval
         leaves_s = received_s + (WAIT_SHARE * interval if in_time else 0.0)
         self._pending = _Pending(frame, stamp, leaves_s, received_s + WAIT_SHARE * (interval or FIRST_INTERVAL_S))
         self._leave_in_time()
@@ -254,25 +251,25 @@ class FrameLoop(Generic[Frame, Result]):
         """
         if self.outdated(source):
             return
-        self._took.append(max(0.0, self._clock() - received_s))
+        self._durations.append(max(0.0, self._clock() - received_s))
         yield from self.carrying.coming(result, source, lambda: self._newest, tag)
         if self._pending is not None and self._pending.stamp == source:
             self._pending = self._pending._replace(leaves_s=-math.inf)
             self._leave_in_time()
 
-    def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
-        """Likewise at once."""
+    def add_result(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
+        """Do all steps of :meth:`coming` at once."""
         for _ in self.coming(result, source, received_s, tag):
             pass
 
-    def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
-        """Likewise the local algorithm's."""
+    def add_local_result(self, result: Result, source: int, tag: Any = None) -> None:
+        """Take the local algorithm's result for the frame ``source``."""
         if not self.outdated(source):
-            self.carrying.came_locally(result, source, tag)
+            self.carrying.add_local_result(result, source, tag)
 
     def outdated(self, source: int) -> bool:
-        """Whether a frame was there before frames began anew."""
-        return not self._began <= source <= self._newest
+        """Tell whether a frame is from before frames started over."""
+        return not self._first_stamp <= source <= self._newest
 
     def _leave_in_time(self) -> None:
         if self.due_s <= self._clock():
@@ -286,7 +283,7 @@ class FrameLoop(Generic[Frame, Result]):
 
 
 class Events:
-    """What one thread does, one after the other: calls that other threads post, and what is due at a time.
+    """A thread that makes calls posted by other threads, and what is due at a time, one by one.
 
     First come calls that do not wait, such as a frame's arrival, then what is due, then the others: a result that takes
     long to be caught up holds no frame up that is there already.
@@ -323,7 +320,7 @@ class Events:
             self._calls.appendleft(call)
 
     def wake(self) -> None:
-        """What is due, and when, may have changed."""
+        """Look again at what is due, and when."""
         with self._changed:
             self._changed.notify()
 
@@ -331,15 +328,15 @@ class Events:
         ended = False
         while not ended:
             with self._changed:
-                left_s = self._due_s() - time.monotonic()
-                while not (self._first or self._calls or self._closed) and left_s > 0:
-                    self._changed.wait(None if math.isinf(left_s) else left_s)
-                    left_s = self._due_s() - time.monotonic()
+                remaining_s = self._due_s() - time.monotonic()
+                while not (self._first or self._calls or self._closed) and remaining_s > 0:
+                    self._changed.wait(None if math.isinf(remaining_s) else remaining_s)
+                    remaining_s = self._due_s() - time.monotonic()
                 # what is still due is done before the end
                 ended = not (self._first or self._calls) and self._closed
                 if self._first:
                     call = self._first.popleft()
-                elif self._calls and left_s > 0:
+                elif self._calls and remaining_s > 0:
                     call = self._calls.popleft()
                 else:
                     call = self._when_due

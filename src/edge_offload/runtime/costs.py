@@ -18,28 +18,28 @@ from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import Situation
-from edge_offload.manager.tuning import RECENT_S
+from edge_offload.manager.tuning import NOTABLE, RECENT_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
-from edge_offload.runtime.hedge import Outcome, apart
+from edge_offload.runtime.hedge import Outcome, without_queueing
 from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.runners import ModeRunners
 from edge_offload.runtime.settings import ModuleSettings
 from edge_offload.timing import Expected, InferenceReport
 
-#: Seconds between two questions for the server's load.
-EVERY_S = 1.0
+#: Seconds between two questions for the server's load: one answer may be lost before it is too old.
+EVERY_S = RECENT_S / 3
 #: A server that computes all the time: its queue has no mean, so something large but finite is taken.
-BUSIEST = 0.95
+BUSIEST = 1 - NOTABLE
 
 
 class ServerLoad:
-    """How busy the server is with others: asked once a second, never waited for. Thread-safe."""
+    """The server's load by others: requested once a second, never waited for. Thread-safe."""
 
     def __init__(self, client: Optional[Client]) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self._asked_s = self._answered_s = -math.inf
+        self._requested_s = self._answered_s = -math.inf
         self._load = self._service_s = math.nan
 
     def step(self, now: float) -> None:
@@ -47,12 +47,12 @@ class ServerLoad:
         if self._client is None:
             return
         with self._lock:
-            if now - self._asked_s < EVERY_S or self._client.state is not LinkState.READY:
+            if now - self._requested_s < EVERY_S or self._client.state is not LinkState.READY:
                 return
-            self._asked_s = now
+            self._requested_s = now
         self._client.request("status", {}, timeout_s=RECENT_S).add_done_callback(lambda done: self._answered(done, now))
 
-    def _answered(self, done: Future[Any], asked_s: float) -> None:
+    def _answered(self, done: Future[Any], requested_s: float) -> None:
         if done.exception() is not None:
             return
         body: Mapping[str, Any] = done.result().body
@@ -63,7 +63,7 @@ class ServerLoad:
         except (KeyError, TypeError, ValueError, AttributeError, EdgeOffloadError):
             return
         with self._lock:
-            self._answered_s = asked_s
+            self._answered_s = requested_s
             self._load = min(1.0, max(0.0, load))
             self._service_s = seconds / sum(counts) if sum(counts) else 0.0
 
@@ -73,7 +73,7 @@ class ServerLoad:
             return self._load if now - self._answered_s < RECENT_S else math.nan
 
     def waiting_s(self, now: float) -> float:
-        """What a request that comes now may expect to wait (seconds); 0 while nothing is known.
+        """Return the expected wait of a request that comes now (seconds); 0 while unknown.
 
         The mean of a queue with one server and equal service times (M/D/1): load / (2 (1 - load)) of one service time.
         Robots that wait for their answers before they ask again queue less than that.
@@ -122,15 +122,15 @@ class ModeCosts:
         background.when_learnt(self.forecaster.disturb)
 
     def reading(self, now: float) -> LinkReading:
-        """What is known of the link."""
+        """Return the estimate of the link."""
         return LinkReading() if self._client is None else self._client.estimator.reading(now)
 
     def offers(self, mode: Mode) -> bool:
-        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        """Tell whether ``mode`` is offered here; ``split`` is prepared when it is first requested."""
         return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.make_split is not None)
 
     def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        """Return why ``mode`` cannot run ``inputs`` now; None when it can. Never blocks."""
         if mode is Mode.LOCAL:
             return None  # nothing ever keeps the robot from computing by itself
         runner, make_split = self._runners.by_mode.get(mode), self._runners.make_split
@@ -142,7 +142,7 @@ class ModeCosts:
         return self._silent() or runner.unavailable_reason(inputs)
 
     def _planned(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
-        """What the plan that is in force for such a link is expected to take; None where there are no plans."""
+        """Return what the plan in force for such a link is expected to take; None without plans."""
         runner, inputs = self._runners.by_mode.get(mode), self.inputs
         if runner is None or not runner.has_plans or not inputs or reading.uplink <= 0:
             return None
@@ -152,7 +152,7 @@ class ModeCosts:
     def situation(
         self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None, choosing: bool = True
     ) -> Situation:
-        """What a policy needs to know; arguments as those of the module's."""
+        """Return a policy's inputs; arguments as those of the module's."""
         obstacles: Dict[Mode, str] = {}
         for mode in self._compared:
             if self.offers(mode):
@@ -180,7 +180,7 @@ class ModeCosts:
         with self._lock:
             reading = self.reading(now)
             forecast, local = (self.forecaster.forecast(now, each, reading) for each in (mode, Mode.LOCAL))
-        return forecast, local.latency_s if local.known else 0.0
+        return forecast, local.latency_s if local.measured else 0.0
 
     def late(self, mode: Mode, since_s: float) -> None:
         """A call has waited for ``mode`` in vain since then (monotonic seconds)."""
@@ -193,7 +193,7 @@ class ModeCosts:
         if attempt is None:
             return
         sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
-        report = apart(InferenceReport(mode, self._name, seconds, attempt.stages_s, *sizes), attempt)
+        report = without_queueing(InferenceReport(mode, self._name, seconds, attempt.stages_s, *sizes), attempt)
         now = time.monotonic()
         with self._lock:
             self.forecaster.settled(now, report, self.reading(now))
@@ -201,10 +201,10 @@ class ModeCosts:
     def account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, from which the forecaster learns; arguments as :meth:`.Outcome.report`."""
         usual_bytes_up = self.forecaster.bytes_up(mode)
-        report, learnt = outcome.report(mode, reason, total_s, self._name, self._runners.local, usual_bytes_up)
+        report, to_learn = outcome.report(mode, reason, total_s, self._name, self._runners.local, usual_bytes_up)
         now = time.monotonic()
         with self._lock:
             if outcome.remote and outcome.hedged:
                 self.forecaster.overtaken(now, outcome.local_s)
-            self.forecaster.note(now, learnt, self.reading(now))
+            self.forecaster.note(now, to_learn, self.reading(now))
         return report

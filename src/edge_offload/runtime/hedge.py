@@ -18,15 +18,14 @@ from typing import Any, Callable, List, Optional, Protocol, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.manager.in_flight import MOST
-from edge_offload.manager.lateness import LOOK_S
+from edge_offload.manager.tuning import MOST_IN_FLIGHT, POLL_S
 from edge_offload.mode import TABLE, Mode
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.timing import InferenceReport
 
 #: Seconds between two looks whether a local computation should be joined; a shorter one never is.
-JOIN_EVERY_S = 2 * LOOK_S
+JOIN_EVERY_S = 2 * POLL_S
 
 Remote = Callable[[], Attempt]
 Local = Callable[[threading.Event], Attempt]
@@ -35,18 +34,18 @@ Settled = Callable[[float, Optional[Attempt]], None]
 
 
 class Late(Protocol):
-    """Says when the robot begins although a remote attempt is out; asked every :data:`LOOK_S` seconds."""
+    """Says when the robot begins although a remote attempt is out; asked every :data:`POLL_S` seconds."""
 
     def rival_at(self) -> float:
-        """At this time (monotonic seconds), which may move."""
+        """Return the time (monotonic seconds), which may move."""
 
     def link_stopped(self) -> bool:
-        """Now: there is no use in waiting for that long."""
+        """Tell whether it is now, since waiting is of no use."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a race ended.
+    """The end of a race.
 
     Attributes:
         attempt: the result that is used.
@@ -71,7 +70,7 @@ class Outcome:
     def report(
         self, mode: Mode, reason: str, total_s: float, name: str, local: LocalRunner, usual_bytes_up: int
     ) -> Tuple[InferenceReport, InferenceReport]:
-        """What the inference cost, and what is learnt from it: the same without what was spent behind earlier ones.
+        """Return what the inference cost, and the same without the time spent behind earlier ones, to learn from.
 
         Args:
             mode: that was asked for.
@@ -114,14 +113,14 @@ class Outcome:
             overlap_s=attempt.overlap_s if self.remote else math.nan,
         )
         stages_s = {**report.stages_s, "queue": report.stages_s["queue"] - self.waited_s}
-        learnt = replace(report, total_s=total_s - self.waited_s, stages_s=stages_s)
+        to_learn = replace(report, total_s=total_s - self.waited_s, stages_s=stages_s)
         if self.remote and not math.isnan(self.remote_s):
             # the server was asked when the robot had been computing for a while: that is no time of the server's
-            learnt = replace(report, total_s=self.remote_s, stages_s=dict(attempt.stages_s), hedged=False)
-        return report, apart(learnt, attempt)
+            to_learn = replace(report, total_s=self.remote_s, stages_s=dict(attempt.stages_s), hedged=False)
+        return report, without_queueing(to_learn, attempt)
 
 
-def apart(report: InferenceReport, attempt: Attempt) -> InferenceReport:
+def without_queueing(report: InferenceReport, attempt: Attempt) -> InferenceReport:
     """A report without what its attempt spent behind the robot's own earlier requests."""
     if not attempt.behind_s or not TABLE[report.mode].needs_link:
         return report
@@ -134,13 +133,13 @@ class Hedge:
     """Races remote against local attempts. Thread-safe: several frames may be under way at once."""
 
     def __init__(self) -> None:
-        self._remote = concurrent.futures.ThreadPoolExecutor(MOST, "edge-offload-remote")
+        self._remote = concurrent.futures.ThreadPoolExecutor(MOST_IN_FLIGHT, "edge-offload-remote")
         self._local = concurrent.futures.ThreadPoolExecutor(1, "edge-offload-local")
         self._lost: List[Tuple[Future[Any], float]] = []
         self._lock, self._processor = threading.Lock(), threading.Lock()
 
     def unavailable_reason(self) -> Optional[str]:
-        """Why no remote attempt can begin now: one that lost its race is still out."""
+        """Return why no remote attempt can begin now: one that lost its race is still out."""
         with self._lock:
             lost = self._lost = [each for each in self._lost if not each[0].done()]
         return f"the server has not answered for {time.monotonic() - lost[0][1]:.2f} s" if lost else None
@@ -157,34 +156,34 @@ class Hedge:
         Raises:
             Exception: what the local computation raised, if the remote one failed as well.
         """
-        began = time.monotonic()
+        started_s = time.monotonic()
         out = self._remote.submit(remote)
-        if self._came_in(out, late):
+        if self._await_in_time(out, late):
             return self._over(out.result, local)
-        return self._first(out, self._start(local), began, settled)
+        return self._first(out, self._start(local), started_s, settled)
 
-    def here(self, attempt: Remote, local: Local) -> Outcome:
+    def run_inline(self, attempt: Remote, local: Local) -> Outcome:
         """One frame of a mode that leaves it to the robot: on the calling thread, whose memory is warm.
 
         Raises:
             Exception: what the local computation raised.
         """
-        return self._over(lambda: self.alone(lambda _enough: attempt()), local)
+        return self._over(lambda: self.run_unraced(lambda _enough: attempt()), local)
 
     def _over(self, attempt: Remote, local: Local) -> Outcome:
         """A mode's attempt without a rival, and the local computation in its place where it fails."""
         try:
             return Outcome(attempt(), remote=True)
         except EdgeOffloadError as lost:
-            here = self.alone(local)
-            return Outcome(here, False, False, here.stages_s["compute_robot"], str(lost), _failed(lost))
+            run_inline = self.run_unraced(local)
+            return Outcome(run_inline, False, False, run_inline.stages_s["compute_robot"], str(lost), _failed(lost))
 
     @staticmethod
-    def _came_in(out: Future[Any], late: Late) -> bool:
+    def _await_in_time(out: Future[Any], late: Late) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
         while True:
-            left_s = max(0.0, late.rival_at() - time.monotonic())
-            if concurrent.futures.wait([out], min(left_s, LOOK_S)).done:
+            remaining_s = max(0.0, late.rival_at() - time.monotonic())
+            if concurrent.futures.wait([out], min(remaining_s, POLL_S)).done:
                 return True
             if late.rival_at() <= time.monotonic() or late.link_stopped():
                 return False
@@ -213,13 +212,13 @@ class Hedge:
             done, _ = concurrent.futures.wait([rival.out], every_s)
             if done:
                 return Outcome(rival.out.result(), False)
-            remote = join(time.monotonic() - rival.asked_s)
-        began = time.monotonic()
-        found = self._first(self._remote.submit(remote), rival, began, settled)
-        return replace(found, remote_s=time.monotonic() - began) if found.remote else found
+            remote = join(time.monotonic() - rival.requested_s)
+        started_s = time.monotonic()
+        outcome = self._first(self._remote.submit(remote), rival, started_s, settled)
+        return replace(outcome, remote_s=time.monotonic() - started_s) if outcome.remote else outcome
 
-    def _first(self, out: Future[Any], rival: _Rival, began: float, settled: Optional[Settled]) -> Outcome:
-        """Who of the two is first; ``began``: when the remote computation did."""
+    def _first(self, out: Future[Any], rival: _Rival, started_s: float, settled: Optional[Settled]) -> Outcome:
+        """Return the outcome of whichever of the two ends first; ``started_s``: when the remote one did."""
         concurrent.futures.wait([out, rival.out], return_when=concurrent.futures.FIRST_COMPLETED)
         if out.done() and out.exception() is None:
             rival.enough.set()
@@ -232,17 +231,17 @@ class Hedge:
         lost = out.exception() if out.done() else None
         if lost is None:
             with self._lock:
-                self._lost.append((out, began))
+                self._lost.append((out, started_s))
             if settled is not None:
-                told = settled
+                on_settled = settled
                 out.add_done_callback(
-                    lambda done: told(time.monotonic() - began, None if done.exception() else done.result())
+                    lambda done: on_settled(time.monotonic() - started_s, None if done.exception() else done.result())
                 )
-        waited_s = max(0.0, rival.asked_s - began)
+        waited_s = max(0.0, rival.requested_s - started_s)
         reason = f"the server did not answer within {waited_s:.3f} s" if lost is None else str(lost)
         return Outcome(rival.out.result(), False, True, rival.ran_s(), reason, _failed(lost))
 
-    def alone(self, local: Local) -> Attempt:
+    def run_unraced(self, local: Local) -> Attempt:
         """The local computation without a rival, once another one has left the processor."""
         with self._processor:
             return local(threading.Event())
@@ -263,7 +262,7 @@ class Hedge:
             with self._processor:
                 if rival.enough.is_set():
                     return Attempt(())  # nobody waits for it any more
-                rival.began_s = time.monotonic()
+                rival.started_s = time.monotonic()
                 return local(rival.enough)
 
         rival.out = self._local.submit(run)
@@ -273,14 +272,14 @@ class Hedge:
 class _Rival:
     """A local computation that was asked for, and may wait for the processor."""
 
-    def __init__(self, asked_s: float) -> None:
-        self.asked_s, self.began_s = asked_s, math.inf
+    def __init__(self, requested_s: float) -> None:
+        self.requested_s, self.started_s = requested_s, math.inf
         self.enough = threading.Event()
         self.out: Future[Any]
 
     def ran_s(self) -> float:
-        """For how long it has computed."""
-        return max(0.0, time.monotonic() - self.began_s)
+        """Return the seconds that it has computed."""
+        return max(0.0, time.monotonic() - self.started_s)
 
 
 def _failed(error: Optional[BaseException]) -> Optional[FailedAttempt]:

@@ -37,22 +37,22 @@ def run_and_join(
     Returns:
         The mode that was asked in the end, and what came of it.
     """
-    began, before = time.monotonic(), forecasts()
-    asked = Mode.LOCAL
+    started_s, before = time.monotonic(), forecasts()
+    joined_mode = Mode.LOCAL
 
     def join(elapsed_s: float) -> Optional[Callable[[], Attempt]]:
-        nonlocal asked
+        nonlocal joined_mode
         mode = worth_joining(before, forecasts(), elapsed_s)
         if mode is None:
             return None
-        asked = mode
+        joined_mode = mode
         return lambda: remotely(mode)
 
     outcome = hedge.joined(
         lambda enough: local.run(inputs, enough=enough),
         join,
-        settled=lambda seconds, attempt: settled(asked, seconds, attempt),
+        settled=lambda seconds, attempt: settled(joined_mode, seconds, attempt),
     )
     if not outcome.hedged:
-        return Mode.LOCAL, replace(outcome, local_s=time.monotonic() - began)
-    return asked, outcome
+        return Mode.LOCAL, replace(outcome, local_s=time.monotonic() - started_s)
+    return joined_mode, outcome

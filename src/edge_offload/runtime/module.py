@@ -27,7 +27,7 @@ from edge_offload.runtime.costs import ModeCosts
 from edge_offload.runtime.hedge import JOIN_EVERY_S, Hedge, Outcome
 from edge_offload.runtime.joining import run_and_join
 from edge_offload.runtime.promise import Promise
-from edge_offload.runtime.results import tell_result
+from edge_offload.runtime.results import report_result
 from edge_offload.runtime.runners import ModeRunners
 from edge_offload.runtime.settings import ModuleSettings
 from edge_offload.split.model.objective import Objective
@@ -75,7 +75,7 @@ class OffloadedModule:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """What decides the bits of the robot's own results."""
+        """Return what decides the bits of the robot's own results."""
         return self.runners.local.executor.fingerprint()
 
     @property
@@ -100,11 +100,11 @@ class OffloadedModule:
         return tuple(self.runners.by_mode)
 
     def offers(self, mode: Mode) -> bool:
-        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        """Tell whether ``mode`` is offered here; ``split`` is prepared when it is first requested."""
         return self.costs.offers(mode)
 
     def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
-        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        """Return why ``mode`` cannot run ``inputs`` now; None when it can. Never blocks."""
         return self.costs.unavailable_reason(mode, as_inputs(inputs))
 
     def aim(self, objective: Objective) -> None:
@@ -112,11 +112,11 @@ class OffloadedModule:
         self.runners.aim(objective)
 
     def reading(self, now: float) -> LinkReading:
-        """What is known of the link."""
+        """Return the estimate of the link."""
         return self.costs.reading(now)
 
     def situation(self, inputs: Inputs, deadline_s: Optional[float] = None, choosing: bool = True) -> Situation:
-        """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``.
+        """Return a policy's inputs for the next call, which is about to have these ``inputs``.
 
         ``choosing``: whether one does; modes that take long to prepare are not prepared while one is held by name.
         """
@@ -128,7 +128,7 @@ class OffloadedModule:
         self._hedge.close()
 
     def link_changed(self, state: LinkState, cause: str) -> None:
-        """For the client's ``on_state``: see ``client``."""
+        """Handle the client's ``on_state``: see ``client``."""
         if self.runners.server is not None:
             self.runners.server.link_changed(state, cause)
 
@@ -137,11 +137,11 @@ class OffloadedModule:
         return self.runners.state()
 
     def engine_state(self) -> Tuple[str, bool]:
-        """How the robot's own engine stands, in words, and whether somebody should look at it."""
+        """Describe the robot's own engine, and tell whether it needs attention."""
         return self.runners.local.executor.engine_state()
 
     def torches(self) -> str:
-        """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
+        """Return the remedy for another release of torch on the server, in one line; empty: none is needed."""
         return "" if self.runners.server is None else self.runners.server.torches()
 
     def run(
@@ -172,30 +172,30 @@ class OffloadedModule:
             TypeError: neither a tensor nor a tuple or list of tensors.
             Exception: what the module itself raises when the robot runs it.
         """
-        began = time.monotonic()
+        started_s = time.monotonic()
         place = self.frames.place() if place is None else place
         try:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-            waited_s, beside = 0.0 if mode in TOGETHER else self.frames.wait(place), None
+            waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait(place), None
             if refresh and self._settings.hedging:
-                mode, beside = self.costs.explored(mode, canonical)
+                mode, probe = self.costs.explored(mode, canonical)
                 waited_s += 0.0 if mode in TOGETHER else self.frames.wait(place)
-            left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
-            mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
+            remaining_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
+            mode, outcome, reason = self._outcome(canonical, mode, probe, remaining_s, meta or {}, refresh, place)
         finally:
             self.frames.done(place)
-        report = self.costs.account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - began)
+        report = self.costs.account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - started_s)
         if self._settings.report_results and meta is not None and report.mode is not Mode.SERVER:
-            tell_result(self._client, self.name, outcome.attempt.outputs, report, meta)
+            report_result(self._client, self.name, outcome.attempt.outputs, report, meta)
         return outcome.attempt.outputs, report
 
     def _outcome(
-        self, inputs: Sequence[torch.Tensor], mode: Mode, beside: Optional[Mode], deadline_s: Optional[float],
+        self, inputs: Sequence[torch.Tensor], mode: Mode, probe: Optional[Mode], deadline_s: Optional[float],
         meta: Mapping[str, Any], refresh: bool, place: int,
     ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
         """Return the mode that was asked in the end, its outcome, and why the robot had to help out."""
-        if beside is not None:
-            return beside, self._run_remotely(beside, inputs, deadline_s, meta, place, beside=True), ""
+        if probe is not None:
+            return probe, self._run_remotely(probe, inputs, deadline_s, meta, place, probe=True), ""
         reason = ""
         if mode is not Mode.LOCAL:
             reason = self.costs.unavailable_reason(mode, inputs) or ""
@@ -206,20 +206,20 @@ class OffloadedModule:
         local = self.runners.local
         joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners.by_mode) > 1
         if joins and local.expected_s() > JOIN_EVERY_S:
-            asked, outcome = run_and_join(
+            requested, outcome = run_and_join(
                 self._hedge, local, inputs, lambda: self.costs.situation(inputs).forecasts,
-                lambda mode: self._ask(mode, inputs, meta, self._late(mode, beside=True)), self.costs.settled,
+                lambda mode: self._request(mode, inputs, meta, self._late(mode, probe=True)), self.costs.settled,
             )  # fmt: skip
-            return asked, outcome, reason
-        return mode, Outcome(self._hedge.alone(lambda enough: local.run(inputs)), remote=False), reason
+            return requested, outcome, reason
+        return mode, Outcome(self._hedge.run_unraced(lambda enough: local.run(inputs)), remote=False), reason
 
     def _run_remotely(
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
-        place: int, beside: bool = False, watched: bool = False,
+        place: int, probe: bool = False, watched: bool = False,
     ) -> Outcome:  # fmt: skip
         """Remotely, or locally after a failure; with a local rival when the result is late.
 
-        ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
+        ``probe``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
         is seen to have stopped.
         """
         runner = self.runners.by_mode[mode]
@@ -228,28 +228,28 @@ class OffloadedModule:
             self.frames.begun(place, -math.inf)
             return self.runners.local.run(inputs, enough=enough)
 
-        if not beside and runner.has_plans and runner.stays_local(inputs):
+        if not probe and runner.has_plans and runner.stays_local(inputs):
             self.frames.begun(place, -math.inf)
-            budget = self._lateness.alone(mode, self.runners.local.expected_s(), deadline_s)
-            return self._hedge.here(lambda: runner.run(inputs, meta, budget), local)
-        late = self._late(mode, deadline_s, place, beside, watched)
-        self.frames.begun(place, -math.inf if beside else late.doubtful_at)
+            budget = self._lateness.limit(mode, self.runners.local.expected_s(), deadline_s)
+            return self._hedge.run_inline(lambda: runner.run(inputs, meta, budget), local)
+        late = self._late(mode, deadline_s, place, probe, watched)
+        self.frames.begun(place, -math.inf if probe else late.doubtful_at)
         with late:
             outcome = self._hedge.run(
-                lambda: self._ask(mode, inputs, meta, late),
+                lambda: self._request(mode, inputs, meta, late),
                 local,
                 late,
                 lambda seconds, attempt: self.costs.settled(mode, seconds, attempt),
             )
-        if not beside and outcome.hedged and not outcome.remote:
-            self.costs.late(mode, max(late.began_s, self.frames.first_since_s(place)))
+        if not probe and outcome.hedged and not outcome.remote:
+            self.costs.late(mode, max(late.started_s, self.frames.first_since_s(place)))
         return outcome
 
     def _late(
-        self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, beside: bool = False,
+        self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, probe: bool = False,
         watched: bool = False,
     ) -> FrameLateness:  # fmt: skip
-        """What is late for a remote attempt that begins now; arguments as :meth:`_run_remotely` has them."""
+        """Return the lateness of a remote attempt that begins now; arguments as for :meth:`_run_remotely`."""
         now = time.monotonic()
         forecast, local_s = self.costs.forecast(mode, now)
 
@@ -258,14 +258,16 @@ class OffloadedModule:
             lost = self._hedge.unavailable_reason() is not None
             return (now if lost else self.frames.first_since_s(place)), self.frames.part_s(mode)
 
-        if beside:
-            return self._lateness.beside(forecast, local_s, now)
+        if probe:
+            return self._lateness.race(forecast, local_s, now)
         return self._lateness.frame(forecast, local_s, deadline_s, now, watched, behind)
 
-    def _ask(self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], late: FrameLateness) -> Attempt:
+    def _request(
+        self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], late: FrameLateness
+    ) -> Attempt:
         """A remote attempt, whose seconds are learnt from, in time or not."""
-        began = time.monotonic()
+        started_s = time.monotonic()
         attempt = self.runners.by_mode[mode].run(inputs, meta, late.budget)
         if attempt.round_trips:
-            late.came(time.monotonic() - began - sum(attempt.behind_s.values()))
+            late.note_result(time.monotonic() - started_s - sum(attempt.behind_s.values()))
         return attempt

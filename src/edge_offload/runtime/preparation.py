@@ -29,7 +29,7 @@ class Preparation:
         self._made_s = time.monotonic()
 
     def not_yet(self, mode: Mode, others: Mapping[Mode, str]) -> str:
-        """Why ``mode`` is not to be prepared yet, in words; empty when it is.
+        """Return why ``mode`` is not prepared yet; empty when it is.
 
         Args:
             mode: one of :data:`PREPARED`.
@@ -41,8 +41,8 @@ class Preparation:
         if self._forecaster.frames(BRIDGE) < ENOUGH and since_s < IN_TURN_S:
             return "it is prepared when frames run"
         # one at a time: what is tried beside what is learnt looks slower than it is, and frames meet both
-        known = not others.get(BRIDGED) and self._forecaster.frames(BRIDGED) > 1
-        if mode is Mode.SPLIT and not known and since_s < IN_TURN_S:
+        replay_measured = not others.get(BRIDGED) and self._forecaster.frames(BRIDGED) > 1
+        if mode is Mode.SPLIT and not replay_measured and since_s < IN_TURN_S:
             return f"it is prepared after {BRIDGED}"
         self._begun.add(mode)
         return ""

@@ -13,10 +13,11 @@ from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.promise import PromisePolicy
+from edge_offload.manager.tuning import IN_TURN_S
 from edge_offload.protocol.promises import ENDED, TURNS, Turns, words
 
 #: Seconds that a server may take to answer: it may have to measure batches first.
-ANSWER_S = 120.0
+ANSWER_S = 2 * IN_TURN_S
 _log = logging.getLogger(__name__)
 
 
@@ -40,17 +41,17 @@ class Promise:
         self.policy = policy
         self._client, self._handle, self._clock = client, handle, clock
         self._lock = threading.Lock()
-        self._asked: Optional[Future[Any]] = None
+        self._pending: Optional[Future[Any]] = None
 
     def wants(self, captured: float) -> bool:
-        """Whether the frame that was captured then (monotonic seconds) is to be sent; once for each, in their order."""
+        """Tell whether the frame ``captured`` then (monotonic seconds) is sent. Called once per frame, in order."""
         with self._lock:
-            wanted = self.policy.wants(self._clock(), captured)
-        self._ask()
-        return wanted
+            sent = self.policy.wants(self._clock(), captured)
+        self._make_request()
+        return sent
 
     def turn(self, captured: float) -> Dict[str, Any]:
-        """What to add to the request with the frame that was captured then."""
+        """Return what to add to the request with the frame ``captured`` then."""
         with self._lock:
             report = self.policy.report(self._clock(), captured)
         return {} if report is None else {"turn": report.to_wire()}
@@ -66,35 +67,35 @@ class Promise:
         with self._lock:
             self.policy.compared(self._clock(), stale_s, drop)
 
-    def words(self) -> str:
-        """How things stand."""
+    def describe(self) -> str:
+        """Describe the promise's state."""
         with self._lock:
-            return self.policy.words(self._clock())
+            return self.policy.describe(self._clock())
 
     @property
-    def alone(self) -> str:
-        """Why the robot is on its own; empty: it follows the server's turns."""
+    def fallback_reason(self) -> str:
+        """Return why the robot does not follow the server's turns; empty: it does."""
         with self._lock:
-            return self.policy.alone(self._clock())
+            return self.policy.fallback_reason(self._clock())
 
     def notified(self, kind: str, body: Dict[str, Any], _buffers: Any) -> None:
-        """For the client's ``on_notify``."""
+        """Handle the client's ``on_notify``."""
         with self._lock:
             try:
                 if kind == TURNS:
-                    self.policy.told(self._clock(), Turns.parse(body))
+                    self.policy.follow_turns(self._clock(), Turns.parse(body))
                 elif kind == ENDED:
                     self.policy.ended(self._clock(), f"the server has ended the promise: {words(body)}")
             except ProtocolError as error:
                 _log.warning("turns of the server cannot be used: %s", error)
 
     def link_changed(self, state: LinkState, cause: str) -> None:
-        """For the client's ``on_state``: a promise ends with its connection."""
+        """Handle the client's ``on_state``: a promise ends with its connection."""
         if state is not LinkState.READY:
             with self._lock:
-                self.policy.ended(self._clock(), cause, again_s=0.0)
+                self.policy.ended(self._clock(), cause, retry_s=0.0)
 
-    def _ask(self) -> None:
+    def _make_request(self) -> None:
         if self._client.state is not LinkState.READY:
             return
         now = self._clock()
@@ -106,21 +107,21 @@ class Promise:
         if handle is None:
             return
         with self._lock:
-            ask = self.policy.ask(now, handle)
-        if ask is None:
+            request = self.policy.make_request(now, handle)
+        if request is None:
             return
         try:
-            asked = self._client.request("promise", ask.to_wire(), timeout_s=ANSWER_S)
+            pending = self._client.request("promise", request.to_wire(), timeout_s=ANSWER_S)
         except EdgeOffloadError as error:
             with self._lock:
                 self.policy.ended(now, str(error))
             return
-        self._asked = asked
-        asked.add_done_callback(self._answered)
+        self._pending = pending
+        pending.add_done_callback(self._answered)
 
     def _answered(self, done: Future[Any]) -> None:
-        """On the link's thread."""
-        if done is not self._asked and self._asked is not None:
+        """Take the server's answer, on the link's thread."""
+        if done is not self._pending and self._pending is not None:
             return
         error = done.exception()
         with self._lock:
@@ -128,4 +129,4 @@ class Promise:
                 self.policy.admitted(self._clock(), words(done.result().body, "note"))
             else:
                 self.policy.ended(self._clock(), str(error))
-        _log.info("%s", self.words())
+        _log.info("%s", self.describe())

@@ -8,19 +8,16 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.execute.tensors import pack
+from edge_offload.execute.tensors import MAX_REPORT_BYTES, pack
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.modes.server import CAPTURED
 from edge_offload.timing import InferenceReport
 
-#: Bytes of outputs that are reported for those who watch there.
-MAX_REPORT_BYTES = 8 << 20
-
 _log = logging.getLogger(__name__)
 
 
-def tell_result(
+def report_result(
     client: Optional[Client],
     model: str,
     outputs: Sequence[torch.Tensor],

@@ -30,7 +30,7 @@ from edge_offload.split.model.objective import Objective
 
 
 class ModeRunners:
-    """What runs each mode of one module. Thread-safe.
+    """The runners of one module's modes. Thread-safe.
 
     Args:
         name, module, client, settings: as :class:`~edge_offload.runtime.module.OffloadedModule` has them.
@@ -49,7 +49,7 @@ class ModeRunners:
         self._client = client
         options, slowdown = settings.options or {}, settings.robot_slowdown
         engine = EAGER if settings.exact else chosen(settings.engine, name)
-        executor = executor_of(module, settings.device, settings.beside, name, options, engine)
+        executor = executor_of(module, settings.device, settings.companion, name, options, engine)
         self.local = LocalRunner(executor, slowdown)
         self.server: Optional[ServerRunner] = None
         self._objective: Optional[Objective] = None
@@ -106,14 +106,14 @@ class ModeRunners:
 def executor_of(
     module: nn.Module,
     device: Union[str, torch.device],
-    beside: Optional[ExecutorProcess],
+    companion: Optional[ExecutorProcess],
     name: str,
     options: Mapping[str, Scalar],
     engine: str,
 ) -> ModuleExecutor:
-    """What runs the model ``name`` as a whole; arguments as :class:`ModuleSettings`."""
-    if beside is not None:
-        return ModuleBeside(module, beside, module.path if isinstance(module, ByEngine) else name, options, engine)
+    """Make what runs the model ``name`` as a whole; arguments as :class:`ModuleSettings`."""
+    if companion is not None:
+        return ModuleBeside(module, companion, module.path if isinstance(module, ByEngine) else name, options, engine)
     return ModuleExecutor(module, device, engine, spare=True)
 
 
@@ -138,6 +138,6 @@ def split_runner(executor: ModuleExecutor, *source: Any, **link: Any) -> Runner:
     from edge_offload.modes.split.unmodified.other_torch import AnyTorchSource
     from edge_offload.split.runtime.places import place_of
 
-    beside = executor.process if isinstance(executor, ModuleBeside) else None
-    place = place_of(executor.device) if beside is None else PlaceBeside(beside)
+    companion = executor.process if isinstance(executor, ModuleBeside) else None
+    place = place_of(executor.device) if companion is None else PlaceBeside(companion)
     return SplitRunner(AnyTorchSource(*source), place=place, **link)

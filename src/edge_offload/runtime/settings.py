@@ -35,7 +35,7 @@ class ModuleOptions(TypedDict, total=False):
     candidates: Sequence[Mode]
     powers: Optional[StatePowers]
     in_flight: int
-    beside: Optional[ExecutorProcess]
+    companion: Optional[ExecutorProcess]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ModuleSettings:
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what ``frames`` says; it refuses none.
-        beside: what computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with the
+        companion: what computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with the
             module.
     """
 
@@ -73,15 +73,15 @@ class ModuleSettings:
     candidates: Sequence[Mode] = CANDIDATES
     powers: Optional[StatePowers] = None
     in_flight: int = 1
-    beside: Optional[ExecutorProcess] = None
+    companion: Optional[ExecutorProcess] = None
 
     @property
     def bridges(self) -> bool:
-        """Whether ``server`` stands in for a mode that takes long to prepare."""
+        """Tell whether ``server`` stands in for a mode that takes long to prepare."""
         return BRIDGE not in self.candidates and BRIDGED in self.candidates
 
     @property
     def compared(self) -> Sequence[Mode]:
         """The modes of which forecasts are made, in the order of :class:`Mode`."""
-        wanted = {Mode.LOCAL, *self.candidates, *((BRIDGE,) if self.bridges else ())}
-        return tuple(mode for mode in Mode if mode in wanted)
+        modes = {Mode.LOCAL, *self.candidates, *((BRIDGE,) if self.bridges else ())}
+        return tuple(mode for mode in Mode if mode in modes)

@@ -11,11 +11,9 @@ from typing import Any, Callable, Deque, List, Mapping, Sequence, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError
-from edge_offload.execute.tensors import check_descriptors, unpack
+from edge_offload.execute.tensors import MAX_REPORT_BYTES, check_descriptors, unpack
 from edge_offload.mode import Mode, parse_mode
 
-#: Bytes of outputs in one report.
-MAX_REPORT_BYTES = 8 << 20
 #: Results that wait for slow watchers; older ones are dropped.
 BACKLOG = 16
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
+from edge_offload.ir.trace.budget import Budget
 from edge_offload.replay.prediction.predict import CONTEXT_UNITS, Predictor
 from edge_offload.replay.signatures import CompletedStep, SegmentSignature
 
@@ -24,13 +25,13 @@ class FormsByHand:
 class Program:
     """Does steps, each with one storage of its own, and looks at what was expected."""
 
-    def __init__(self) -> None:
-        self.predictor = Predictor(FormsByHand(), lambda call: 0)  # type: ignore[arg-type]
+    def __init__(self, budget: Optional[Budget] = None) -> None:
+        self.predictor = Predictor(FormsByHand(), lambda call: 0, budget=budget)  # type: ignore[arg-type]
         self.base = 1
 
     def step(
         self, form: int, kind: Tuple[int, ...] = (), upload: bool = False, reason: int = READ,
-        live: Tuple[int, ...] = (),
+        live: Tuple[int, ...] = (), confirmed: bool = False,
     ) -> None:  # fmt: skip
         payloads: Tuple[Any, ...] = (None,) if upload else ()
         names = tuple(range(len(live)))
@@ -39,7 +40,7 @@ class Program:
         )
         self.predictor.begin(done)
         done.kind = kind
-        self.predictor.add(done, confirmed=False)
+        self.predictor.add(done, confirmed)
         self.base += 1
 
     def expected(self) -> List[int]:
@@ -61,6 +62,24 @@ def test_an_inference_is_expected_whole_after_it_has_been_seen_twice() -> None:
     for _ in range(3):
         for form in (10, 11, 12, 13):
             program.step(form, upload=form == 10)
+    assert program.expected() == [10, 11, 12, 13]
+
+
+def test_an_inference_that_comes_as_expected_does_not_ask_for_processor_time() -> None:
+    asked: List[float] = []
+
+    def busy() -> float:
+        asked.append(0.0)
+        return 0.0
+
+    program = Program(Budget(busy=busy, clock=lambda: 0.0))
+    for turn in range(4):
+        if turn == 3:
+            assert program.expected() == [10, 11, 12, 13]
+            asked.clear()
+        for form in (10, 11, 12, 13):
+            program.step(form, upload=form == 10, confirmed=turn == 3)
+    assert not asked, "a system call for each step, while the frame waits"
     assert program.expected() == [10, 11, 12, 13]
 
 

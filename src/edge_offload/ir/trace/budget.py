@@ -57,7 +57,9 @@ class Budget:
     def renew(self) -> None:
         """Another inference begins."""
         self.units, self._most = 0, self._least
-        self._used_s, self._entered_s, self._began_s = 0.0, self._busy(), self._clock()
+        self._used_s, self._began_s = 0.0, self._clock()
+        if self._depth:
+            self._entered_s = self._busy()
 
     def step(self) -> None:
         """Another step of the inference begins."""

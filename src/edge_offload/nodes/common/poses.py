@@ -15,11 +15,10 @@ import rospy
 import tf2_ros
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.tuning import WAIT_SHARE
+from edge_offload.manager.tuning import FIRST_INTERVAL_S, WAIT_SHARE
 from edge_offload.nodes.common.convert import transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.perception.geometry import Transform
-from edge_offload.runtime.carrying import FIRST_INTERVAL_S
 
 TF_WAIT = Param(
     "tf_wait", 0.0, "s from a frame's arrival that its result waits for tf; 0: 3/4 of the time between frames", low=0.0

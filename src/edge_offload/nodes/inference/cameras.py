@@ -48,7 +48,7 @@ class PreparedImage:
 
 
 class CameraView(SensorStages):
-    """What a node does with the images of one camera.
+    """Work of a node on the images of one camera.
 
     A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish` or
     :meth:`publish_nothing`, and pictures in :meth:`draw`.
@@ -104,7 +104,7 @@ class CameraView(SensorStages):
         self.painter.start()
 
     def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
-        """From now on frames come."""
+        """Start to receive frames."""
         sink, transport = self.carry or slot, self.params["transport"]
         self._images = ImageIntake(self, self.input_topic("image_raw"), transport, sink, keep_all, self.name)
 

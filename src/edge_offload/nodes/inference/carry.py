@@ -13,11 +13,12 @@ from typing import Any, Callable, Generic, Iterator, Optional, TypeVar
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.clocks import busy_clock
 from edge_offload.manager.drop import DropCurve
+from edge_offload.manager.tuning import WAITING
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, SlotCounts, Worker
 from edge_offload.perception.carry.carrier import Carrier
-from edge_offload.runtime.carrying import WAITING, Along, Carrying, Events, FrameLoop
+from edge_offload.runtime.carrying import Along, Carrying, Events, FrameLoop
 
 Result = TypeVar("Result")
 
@@ -33,7 +34,7 @@ class _Slow:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """What is done here takes so many times as long."""
+        """Make what is done here take so many times as long."""
         began = busy_clock()
         yield
         if self._factor > 1:
@@ -65,7 +66,7 @@ class _Slowed(Generic[Result]):
 
 @dataclass(frozen=True)
 class Task(Generic[Result]):
-    """What is to be known of a node's results so that they can be carried along.
+    """Functions on a node's results by which they can be carried along.
 
     Attributes:
         carrier: moves them.
@@ -166,7 +167,7 @@ class CarryThread(Generic[Result]):
 
     @property
     def counts(self) -> SlotCounts:
-        """What became of the frames."""
+        """Return what became of the frames."""
         return self._slot.counts
 
     def _take(self) -> None:
@@ -199,7 +200,7 @@ class CarryThread(Generic[Result]):
         outdated = self.loop.outdated(frame.instant)
         result = None if self._task.adopt is None or outdated else self._task.adopt(frame, found)
         if result is not None:
-            self.loop.came_locally(result, frame.instant)
+            self.loop.add_local_result(result, frame.instant)
 
     def _leave(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:

@@ -43,7 +43,7 @@ NOTHING: Along[Any] = Along(None, NONE)
 
 
 def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOrigin:
-    """Where the result of the frame with ``header`` comes from; by default the network saw the frame itself."""
+    """Make the origin of the result of the frame with ``header``; by default the network saw it itself."""
     if along is None or along.origin == FRESH:
         return ResultOrigin(origin=FRESH, seen=header.stamp, expected_drop=0.0)
     seen = rospy.Time(*divmod(stamp_of(along.source), 10**9))
@@ -51,7 +51,7 @@ def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOri
 
 
 def latency_message(report: InferenceReport, header: Any, camera: str = "", client: Optional[Client] = None) -> Latency:
-    """What one inference cost, for the frame with ``header``, and how the link stands. The energy is left at 0."""
+    """Make the costs of the inference of the frame with ``header``, and the link's state; the energy stays 0."""
     message = Latency(
         header=copy_header(header),
         frame_seq=header.seq,
@@ -111,7 +111,7 @@ def report_of(message: Any) -> InferenceReport:
 
 
 def forecast_message(situation: Situation, header: Any, task: str = "") -> Forecast:
-    """What the next frame would cost in each mode; ``task``: where it takes turns with others."""
+    """Make the forecasts of the next frame; ``task``: where it takes turns with others."""
     forecasts = list(situation.forecasts.values())
     return Forecast(
         header=copy_header(header),
@@ -137,7 +137,7 @@ def forecast_message(situation: Situation, header: Any, task: str = "") -> Forec
 
 
 def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -> Situation:
-    """What a ``Forecast`` message says, for a policy.
+    """Return a policy's inputs from a ``Forecast`` message.
 
     Raises:
         BadInput: its arrays do not fit together, or it names a mode that does not exist.
@@ -177,7 +177,7 @@ def link_of(message: Any) -> LinkReading:
 
 
 def reading_of(message: Any) -> LinkReading:
-    """What a ``Bandwidth`` message says.
+    """Return the reading in a ``Bandwidth`` message.
 
     Raises:
         BadInput: it says what no link can be.

@@ -22,7 +22,7 @@ LONGEST_S = 10.0
 
 
 class Drops:
-    """Publishes what comparisons say. Where results are held from one to the next, :meth:`held` compares them, too.
+    """Publishes what comparisons say. Where results are held from one to the next, :meth:`compare` compares them, too.
 
     Args:
         task: what the node does.
@@ -38,25 +38,25 @@ class Drops:
         self._curve = self._estimator.curve(time.monotonic())
         self._publisher = rospy.Publisher("offload/drop", Drop, queue_size=100)
 
-    def held(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
+    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
         """Compare the newest result of a camera, as it is held, with the one for ``frame``; hold that from now on.
 
         Args:
             frame: it.
-            found: the network's result for it.
+            result: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
         instant, last = frame.instant, self._last.get(frame.camera)
-        self._last[frame.camera] = (instant, found)
+        self._last[frame.camera] = (instant, result)
         if last is None or last[0].recording != instant.recording:
             return
         stale_s = (instant - last[0]) * 1e-9
         if 0 < stale_s < LONGEST_S:
-            lost, now = drop(last[1], found), time.monotonic()
+            lost, now = drop(last[1], result), time.monotonic()
             self._estimator.compared(now, stale_s, lost)
-            self.tell(instant, stale_s, lost, self._estimator.curve(now))
+            self.publish(instant, stale_s, lost, self._estimator.curve(now))
 
-    def tell(self, instant: int, stale_s: float, drop: float, curve: DropCurve) -> None:
+    def publish(self, instant: int, stale_s: float, drop: float, curve: DropCurve) -> None:
         """One comparison, for the frame of this ``instant`` (ns), and what is expected since then."""
         with self._lock:
             self._curve = curve

@@ -102,12 +102,12 @@ class Arrivals:
         header = message.header
         header.frame_id = frame_name(header.frame_id)
         with self._lock:
-            found = self._timeline.instant(header.stamp.to_nsec(), received_s, _clock_ns())
+            instant = self._timeline.instant(header.stamp.to_nsec(), received_s, _clock_ns())
             until_s = waits_until(received_s, self._interval.arrived(received_s), self._params)
-        if found.recording != self._recording:
-            self._recording = found.recording
+        if instant.recording != self._recording:
+            self._recording = instant.recording
             self._health.count("recordings that began anew")
-        return Frame(message, received_s, found, until_s=until_s, camera=self._camera)
+        return Frame(message, received_s, instant, until_s=until_s, camera=self._camera)
 
     def refresh(self) -> None:
         """Tell of the newest stamps. Call it about once a second."""
@@ -131,7 +131,7 @@ def _clock_ns() -> int:
 
 
 class FrameSink(Protocol):
-    """Where frames are put."""
+    """A place to put frames."""
 
     def put(self, item: Frame) -> bool:
         """Offer a frame; whether it will be taken."""
@@ -149,7 +149,7 @@ class ImageIntake:
         self._node = node
         self._topic = topic
         # a name of its own for rospy: the images may be remapped and this one not
-        self._beside = f"{rospy.resolve_name(topic)}/compressed"
+        self._compressed_topic = f"{rospy.resolve_name(topic)}/compressed"
         named = rospy.resolve_name(topic).endswith("/compressed")
         # drivers log a long error for a subscriber of another type
         self._transport = transport = "compressed" if named and transport == "auto" else transport
@@ -167,7 +167,7 @@ class ImageIntake:
         if transport != "compressed":
             self._raw = self._subscribe(topic, Image)
         if transport == "compressed":
-            self._compressed = self._subscribe(topic if named else self._beside, CompressedImage)
+            self._compressed = self._subscribe(topic if named else self._compressed_topic, CompressedImage)
 
     def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
         return rospy.Subscriber(
@@ -224,8 +224,8 @@ class ImageIntake:
             self._raw.unregister()
             self._raw = None
             self._compressed = self._subscribe(self._topic, CompressedImage)
-        elif [self._beside, CompressedImage._type] in published:
-            self._compressed = self._subscribe(self._beside, CompressedImage)
+        elif [self._compressed_topic, CompressedImage._type] in published:
+            self._compressed = self._subscribe(self._compressed_topic, CompressedImage)
 
     @staticmethod
     def _others(topic: str) -> str:
@@ -261,11 +261,11 @@ class CameraIntake:
         self._node, self._topic = node, topic
         self._rectified = is_rectified(rospy.resolve_name(images))
         self.world = frame_name({NO_FRAME: "", AUTO: DEFAULT_FRAME}.get(world_frame, world_frame))
-        self._asked, self.places = world_frame not in ("", NO_FRAME, AUTO), True
+        self._requested, self.places = world_frame not in ("", NO_FRAME, AUTO), True
         self._carried = bool(node.params.get("carry"))
         # each once, as long as it stays the same: a driver may move the region that it reads while frames are computed
         self._infos: Deque[Any] = deque(maxlen=16)
-        self._came = threading.Event()
+        self._received = threading.Event()
         self._cached: Optional[Tuple[Any, PinholeCamera]] = None
         self.poses = poses or Poses()
         self._lookup = PoseLookup(self.poses, "~world_frame (none: no positions on the ground)", self._carried)
@@ -276,11 +276,11 @@ class CameraIntake:
     def _on_info(self, message: Any) -> None:
         if not self._infos or _facts(message) != _facts(self._infos[-1]):
             self._infos.append(message)
-        self._came.set()
+        self._received.set()
 
     def size(self, wait_s: float) -> Optional[Tuple[int, int]]:
         """Width and height of the images in pixels; None when no CameraInfo comes within ``wait_s``."""
-        if not self._came.wait(wait_s) or not (self._infos[-1].width and self._infos[-1].height):
+        if not self._received.wait(wait_s) or not (self._infos[-1].width and self._infos[-1].height):
             return None
         try:
             return published_size(self._infos[-1])
@@ -308,26 +308,26 @@ class CameraIntake:
         """Tell what is missing, where positions were asked for: by name, by a sensor, or by the other half of it."""
         ranges = any(self._node.params.get(name) for name in ("depth", "cloud"))
         if uncalibrated:
-            asked = self._asked or ranges or bool(self.world and not unplaced)
+            requested = self._requested or ranges or bool(self.world and not unplaced)
         else:
             # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are.
             # Boxes, and positions by a sensor, do without a map
             frames = self.poses.frames()
-            asked = self._asked or (bool(frames) if self.places and not ranges else self.world in frames)
-        if not asked:
+            requested = self._requested or (bool(frames) if self.places and not ranges else self.world in frames)
+        if not requested:
             self._losses.clear()
         else:
             self._losses.note(self._remedy if not self._infos else uncalibrated or unplaced)
         if uncalibrated or (not ranges and (unplaced or not self.world)):
-            words = f"none: {uncalibrated or unplaced or 'no ~world_frame'}"
+            text = f"none: {uncalibrated or unplaced or 'no ~world_frame'}"
         elif unplaced or not self.world:
-            words = f"in the camera's own frame: {unplaced or 'no ~world_frame'}"
+            text = f"in the camera's own frame: {unplaced or 'no ~world_frame'}"
         else:
-            words = f"in {self.world}"
-        self._node.health.value("positions", words)
+            text = f"in {self.world}"
+        self._node.health.value("positions", text)
 
     def _remedy(self) -> str:
-        """What to do where no CameraInfo comes."""
+        """Return the remedy where no CameraInfo comes."""
         name = rospy.resolve_name(self._topic)
         return f"no CameraInfo on {name}; name its topic (info_topic:=){others_of(CameraInfo._type, name)}"
 
@@ -365,5 +365,5 @@ class CameraIntake:
 
 
 def _facts(info: Any) -> Tuple[Any, ...]:
-    """What a ``CameraInfo`` says, without its header."""
+    """Return a ``CameraInfo`` without its header."""
     return tuple(getattr(info, name) for name in info.__slots__ if name != "header")

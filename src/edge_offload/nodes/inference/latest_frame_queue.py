@@ -23,7 +23,7 @@ F = TypeVar("F", contravariant=True)
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """What became of the frames: ``offered = taken + superseded + waiting`` at any moment."""
+    """Counts of frames: ``offered = taken + superseded + waiting`` at any moment."""
 
     offered: int = 0
     taken: int = 0
@@ -32,7 +32,7 @@ class SlotCounts:
 
     @classmethod
     def total(cls, many: Iterable[SlotCounts]) -> SlotCounts:
-        """Those of several sources, or of several queues, together."""
+        """Add those of several sources, or of several queues."""
         return cls(*map(sum, zip(*map(astuple, many))))
 
 
@@ -60,7 +60,7 @@ class LatestFrameQueue(Generic[T]):
             ``keep_all``.
         keep_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
         source: name of a frame's source, such as its camera; by default all frames are of one.
-        wanted: asked of each frame that is offered; those that are not count as superseded.
+        accepted: asked of each frame that is offered; those that are not count as superseded.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LatestFrameQueue(Generic[T]):
         capacity: int = 1,
         keep_all: bool = False,
         source: Callable[[T], str] = lambda _: "",
-        wanted: Callable[[T], bool] = lambda _: True,
+        accepted: Callable[[T], bool] = lambda _: True,
     ) -> None:
         self._capacity = capacity
         self._keep_all = keep_all
@@ -77,15 +77,15 @@ class LatestFrameQueue(Generic[T]):
         self._sources: Dict[str, _Source[T]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._wanted = wanted
+        self._accepts = accepted
 
     def put(self, item: T) -> bool:
         """Offer a frame; whether it waits to be taken (False: it is not wanted, or the slot is closed)."""
-        wanted = self._wanted(item)
+        accepted = self._accepts(item)
         with self._changed:
             source = self._sources.setdefault(self._source(item), _Source())
             source.offered += 1
-            if not wanted:
+            if not accepted:
                 source.superseded += 1
                 return False
             while self._keep_all and len(source.items) >= self._capacity and not self._closed:
@@ -111,13 +111,13 @@ class LatestFrameQueue(Generic[T]):
         with self._changed:
             while True:
                 name = next((name for name, source in self._sources.items() if source.items), None)
-                left_s = wait_s() if name is not None else math.inf
-                if name is not None and left_s <= 0:
+                remaining_s = wait_s() if name is not None else math.inf
+                if name is not None and remaining_s <= 0:
                     break
-                left_s = min(left_s, ends - time.monotonic())
-                if left_s <= 0 or (self._closed and name is None):
+                remaining_s = min(remaining_s, ends - time.monotonic())
+                if remaining_s <= 0 or (self._closed and name is None):
                     return None
-                self._changed.wait(None if math.isinf(left_s) else left_s)
+                self._changed.wait(None if math.isinf(remaining_s) else remaining_s)
             source = self._sources[name] = self._sources.pop(name)  # its next turn comes after those of the others
             source.taken += 1
             item = source.items.popleft()
@@ -137,18 +137,18 @@ class LatestFrameQueue(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """Tell whether :meth:`close` was called."""
         with self._changed:
             return self._closed
 
     @property
     def counts(self) -> SlotCounts:
-        """What became of the frames so far."""
+        """Return what became of the frames so far."""
         with self._changed:
             return SlotCounts.total([SlotCounts(), *(source.counts for source in self._sources.values())])
 
     def get_counts(self, source: str) -> SlotCounts:
-        """What became of those of one source."""
+        """Return what became of the frames of one source."""
         with self._changed:
             return self._sources[source].counts if source in self._sources else SlotCounts()
 

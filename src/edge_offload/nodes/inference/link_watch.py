@@ -1,7 +1,7 @@
 """What the absence of the server means for a node's health: amber or red, with the cause, in words that say what to do.
 
 Amber as long as a policy decides: it makes do with the robot, and frames still have results. Red where a mode was asked
-for by name that needs the server, and the server has been gone for :data:`GONE_S`: what was asked for does not happen.
+for by name that needs the server, and the server is absent for :data:`ABSENT_S`: the request is not met.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edge_offload.nodes.common.health import ERROR, TORCHES, WARN, Health
 from edge_offload.runtime.module import OffloadedModule
 
 #: Seconds after which an absence is no interruption any more.
-GONE_S = 10.0
+ABSENT_S = 10.0
 #: Longer absences are told in these steps (seconds, words).
-STEPS = ((600.0, "10 minutes"), (60.0, "a minute"), (GONE_S, f"{GONE_S:.0f} s"))
+STEPS = ((600.0, "10 minutes"), (60.0, "a minute"), (ABSENT_S, f"{ABSENT_S:.0f} s"))
 REMEDY = "check that 'edge-offload serve' runs there, that the address is right and that the robot has a network"
 
 
@@ -29,7 +29,7 @@ class LinkWatch:
     def __init__(self) -> None:
         self._since_s = math.nan
 
-    def judge(self, now: float, ready: bool, address: str, cause: str, held: bool) -> Optional[Tuple[int, str]]:
+    def judge(self, now: float, ready: bool, address: str, cause: str, fixed: bool) -> Optional[Tuple[int, str]]:
         """Level and words of what is wrong now; None when nothing is.
 
         Args:
@@ -37,19 +37,19 @@ class LinkWatch:
             ready: whether the server answers.
             address: of the server.
             cause: why it does not, in words.
-            held: whether a mode that needs the server was asked for by name, instead of a policy that chooses.
+            fixed: whether a mode that needs the server was asked for by name, instead of a policy that chooses.
         """
         if ready:
             self._since_s = math.nan
             return None
         if math.isnan(self._since_s):
             self._since_s = now
-        gone_s = now - self._since_s
-        long = next((words for least_s, words in STEPS if gone_s >= least_s), "")
+        absent_s = now - self._since_s
+        long = next((text for least_s, text in STEPS if absent_s >= least_s), "")
         if not long:
             return WARN, f"no server at {address}: {cause}; frames are computed on the robot"
-        words = f"no server at {address} for more than {long}: {cause}; every frame is computed on the robot; {REMEDY}"
-        return (ERROR if held else WARN), words
+        text = f"no server at {address} for more than {long}: {cause}; every frame is computed on the robot; {REMEDY}"
+        return (ERROR if fixed else WARN), text
 
 
 class NetworkHealth:
@@ -65,12 +65,12 @@ class NetworkHealth:
         self._module, self._client, self._health = module, client, health
         self._watch = LinkWatch()
 
-    def refresh(self, needed: bool, held: bool = False) -> None:
+    def refresh(self, needed: bool, fixed: bool = False) -> None:
         """Bring everything up to date.
 
         Args:
             needed: whether somebody misses the server while it is away.
-            held: whether that is because a mode was asked for by name, instead of a policy that chooses.
+            fixed: whether that is because a mode was asked for by name, instead of a policy that chooses.
         """
         health, client = self._health, self._client
         for mode, state in self._module.state().items():
@@ -83,7 +83,7 @@ class NetworkHealth:
             health.value(TORCHES, torches)  # for the summary of the run
         ready, wrong = client is not None and client.state is LinkState.READY, None
         if client is not None:
-            wrong = self._watch.judge(time.monotonic(), ready, client.address, client.cause, held)
+            wrong = self._watch.judge(time.monotonic(), ready, client.address, client.cause, fixed)
             health.value("machine", of_machine(*client.scheduling_s))
         if not needed:
             health.clear("fallback")
@@ -95,8 +95,8 @@ class NetworkHealth:
             (health.error if wrong[0] == ERROR else health.warn)("link", wrong[1])
         self._mark("clock", client.clock.warning if client is not None and ready else "")
 
-    def _mark(self, what: str, words: str) -> None:
-        if words:
-            self._health.warn(what, words)
+    def _mark(self, what: str, text: str) -> None:
+        if text:
+            self._health.warn(what, text)
         else:
             self._health.clear(what)

@@ -31,7 +31,7 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
-from edge_offload.runtime.results import tell_result
+from edge_offload.runtime.results import report_result
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
@@ -104,7 +104,7 @@ class Network:
         self._promise: Optional[Promise] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
-            self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._told)
+            self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._notified)
         engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
         device, companion = choose(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
@@ -122,7 +122,7 @@ class Network:
             candidates=candidates,
             powers=self.powers,
             in_flight=params["in_flight"],
-            beside=companion,
+            companion=companion,
         )
         self._by_engine = isinstance(self.estimator.module, ByEngine)
         virtual = installed_device()
@@ -138,9 +138,9 @@ class Network:
             # a robot may well be started without a server or a compiler: it makes do with what is left, and says so
             if mode in self.absent and mode not in USUAL:
                 raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
-        words = _choice(candidates, self.absent)
-        health.value("chooses among", words)
-        rospy.loginfo(f"modes that can run here: {words}")
+        choice = _choice(candidates, self.absent)
+        health.value("chooses among", choice)
+        rospy.loginfo(f"modes that can run here: {choice}")
         if self.client is not None:
             self.client.start()
         health.value("model", self.estimator.name)
@@ -165,14 +165,14 @@ class Network:
         return "it needs the virtual CUDA device; start with virtual_device:=true ('edge-offload exec' gives it)"
 
     def build(self) -> Any:
-        """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``.
+        """Make what prepares, runs and interprets the model: it has ``name``, ``module`` and ``trained``.
 
         It may set :attr:`name` and :attr:`options`, where a server knows the model by others.
         """
         return build_estimator(self._params["model"], **self._model_options())
 
     def _model_options(self) -> Dict[str, Any]:
-        """With what the model is built here and on a server."""
+        """Return the options that the model is built with here and on a server."""
         params = self._params
         options = dict(params["model_options"])
         if params.get("decoder"):
@@ -190,7 +190,7 @@ class Network:
         if self._promise is not None:
             self._promise.link_changed(state, cause)
 
-    def _told(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
+    def _notified(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
         if self._promise is not None:
             self._promise.notified(kind, body, buffers)
 
@@ -233,7 +233,7 @@ class Network:
 
     def tell(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
         """Tell a result to those who watch at the server, if it is there; never waits."""
-        tell_result(self.client, self.name, outputs, report, meta)
+        report_result(self.client, self.name, outputs, report, meta)
 
     def aim(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""
@@ -256,10 +256,12 @@ class Network:
 
 
 def _choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:
-    """What a policy can choose among, in words, and why not among the rest."""
+    """Describe what a policy can choose among, and why not among the rest."""
     able = [mode for mode in Mode if mode is Mode.LOCAL or (mode in candidates and mode not in absent)]
-    words = ", ".join(able)
+    choice = ", ".join(able)
     if BRIDGED in candidates and BRIDGE not in candidates and BRIDGE not in absent:
-        words += f"; {BRIDGE} " + ("until replay is ready, and while it is slower" if BRIDGED in able else "for replay")
+        choice += f"; {BRIDGE} " + (
+            "until replay is ready, and while it is slower" if BRIDGED in able else "for replay"
+        )
     missing = [f"{mode}: {absent[mode]}" for mode in candidates if mode in absent]
-    return words + "".join(f"; not {why}" for why in missing)
+    return choice + "".join(f"; not {why}" for why in missing)

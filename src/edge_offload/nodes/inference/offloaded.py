@@ -13,8 +13,8 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
 from edge_offload.execute.collector import Collector
-from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
+from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
@@ -52,7 +52,7 @@ class SensorStages(Protocol):
 
 
 class _Drained(Protocol):
-    """What works on frames."""
+    """A worker on frames."""
 
     def drain(self, timeout_s: float) -> bool:
         """Take no more, and finish."""
@@ -80,7 +80,7 @@ class OffloadedNode(Node):
             2,
             "frames under way at once while they go to the server; 1 while they are computed here",
             low=1,
-            high=MOST,
+            high=MOST_IN_FLIGHT,
         ),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param(
@@ -136,7 +136,7 @@ class OffloadedNode(Node):
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
     def wants(self, frame: Frame) -> bool:
-        """Whether a frame is one of those that the server's turns ask for."""
+        """Tell whether a frame is one of those that the server's turns ask for."""
         return self._sharing is None or self._sharing.wants(frame)
 
     def pipeline(
@@ -145,7 +145,7 @@ class OffloadedNode(Node):
         stages: Mapping[str, SensorStages],
         fail: Callable[[Frame, BaseException], None],
     ) -> FramePipeline[Frame]:
-        """What works on the frames of ``slot``: as many at once as the mode in force allows.
+        """Make the pipeline of the frames of ``slot``: as many at once as the mode in force allows.
 
         Args:
             slot: frames that wait.
@@ -208,20 +208,20 @@ class OffloadedNode(Node):
             self._sharing.take_turn(frame, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
-        """Its result is there, or there will be none; more than once is as good as once."""
+        """End the frame's turn: its result is there, or will never be. Idempotent."""
         if self._sharing is not None:
             self._sharing.leave_turn(frame)
 
-    def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """What a result that is held from frame to frame had lost by this frame; where there are turns.
+    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Measure what an earlier result had lost by this frame, where there are turns.
 
         Args:
             frame: it.
-            found: the network's result for it.
+            result: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
         if self._sharing is not None:
-            self._sharing.compare(frame, found, drop)
+            self._sharing.compare(frame, result, drop)
 
     def account(
         self, frame: Frame, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
@@ -237,7 +237,7 @@ class OffloadedNode(Node):
             self.health.clear("fallback")
 
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:
-        """What such inputs would cost in each mode. Latched: a manager that starts later knows at once."""
+        """Publish the forecasts for such inputs, latched for managers that start later."""
         situation = self._network.module.situation(inputs, self.params["deadline"] or None, self._chosen)
         task = "" if self._sharing is None else self._sharing.task
         self._asking = forecast_message(replace(situation, absent=self._network.absent), header, task)
@@ -274,13 +274,13 @@ class OffloadedNode(Node):
         for carry in self.carries:
             carry.refresh(what)
         self.health.value("inferences" if self.carries else "results", sum(self.results.values()))
-        self.health.value("in flight", self._network.module.frames.words())
+        self.health.value("in flight", self._network.module.frames.describe())
         if self._sharing is not None:
             self._sharing.refresh()
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
-        self._link_health.refresh(missed, held=not self._chosen)
+        self._link_health.refresh(missed, fixed=not self._chosen)
 
 
 class _Stages:

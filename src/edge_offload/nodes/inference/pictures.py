@@ -16,7 +16,7 @@ from edge_offload.timing import InferenceReport
 
 
 class Picture(NamedTuple):
-    """What an overlay is drawn from.
+    """Data of which an overlay is drawn.
 
     Attributes:
         header, bgr: of the frame, and its pixels.

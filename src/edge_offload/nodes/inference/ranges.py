@@ -68,7 +68,7 @@ class RangeIntake:
     def of(
         cls, node: Owner, camera: CameraIntake, depth: str = "camera/depth/image_raw"
     ) -> Optional[RangeIntake]:  # fmt: skip
-        """That of a node; None where it is to use neither depth images nor clouds."""
+        """Make that of a node; None where it uses neither depth images nor clouds."""
         return cls(node, camera, depth) if node.params["depth"] or node.params["cloud"] else None
 
     def tell(self, call: Callable[[], None]) -> None:
@@ -200,7 +200,7 @@ class CloudIntake(MatchedIntake):
 
     @staticmethod
     def _connected(pose: Any) -> bool:
-        """Whether tf joins both frames of a pose at any time."""
+        """Tell whether tf joins both frames of a pose at any time."""
         return pose.there or not math.isnan(pose.ahead_s)
 
     def _mounted(self, frame: Frame, cloud: Any, wait: bool) -> Transform:

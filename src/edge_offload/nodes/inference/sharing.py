@@ -30,7 +30,7 @@ class ServerSharing:
         carries: what gives every frame its result at once, each that of one sensor.
         task: what the node does.
         wake: called when a frame that waits may go.
-        ask: called when the manager does not know that turns are wanted.
+        request_turn: called when the manager does not know that turns are wanted.
 
     Raises:
         BadInput: a promise is asked for without a server, or of results that are not carried.
@@ -43,14 +43,14 @@ class ServerSharing:
         carries: Sequence[CarryThread[Any]],
         task: str,
         wake: Callable[[], None],
-        ask: Callable[[], None],
+        request_turn: Callable[[], None],
     ) -> None:
         self._node, self._network = node, network
         self._turns: Optional[Turns] = None
         self._promise: Optional[Promise] = None
         self._drops: List[Drops] = []
         if node.params["turns"]:
-            turns = self._turns = Turns(node, task, wake, ask)
+            turns = self._turns = Turns(node, task, wake, request_turn)
             if not carries:
                 self._drops = [Drops(task, node.health, lambda: turns.interval_s)]
         if node.params["accuracy"]:
@@ -72,25 +72,25 @@ class ServerSharing:
 
     @property
     def task(self) -> str:
-        """What the node does, where the manager gives turns; else empty."""
+        """Return the node's task, where the manager gives turns; else empty."""
         return "" if self._turns is None else self._turns.task
 
     @property
     def promised(self) -> bool:
-        """Whether the server was asked for a promise."""
+        """Tell whether the server was asked for a promise."""
         return self._promise is not None
 
     @property
     def follows(self) -> bool:
-        """Whether frames go to the server in the turns that it gives."""
-        return self._promise is not None and not self._promise.alone
+        """Tell whether frames go to the server in the turns that it gives."""
+        return self._promise is not None and not self._promise.fallback_reason
 
     def wants(self, frame: Frame) -> bool:
-        """Whether a frame is one of those that the server's turns ask for."""
+        """Tell whether a frame is one of those that the server's turns ask for."""
         return self._promise is None or self._promise.wants(frame.received_s)
 
     def wait_s(self, needs_link: bool, taken_s: List[float]) -> Optional[float]:
-        """How long no frame is to be taken yet (seconds); None: no turn decides that.
+        """Return the seconds until a frame may be taken; None: no turn decides that.
 
         Args:
             needs_link: whether frames go to the server now.
@@ -122,19 +122,19 @@ class ServerSharing:
             frame.claim = self._turns.begin(frame, needed)
 
     def leave_turn(self, frame: Frame) -> None:
-        """Its result is there, or there will be none; more than once is as good as once."""
+        """End the frame's turn: its result is there, or will never be. Idempotent."""
         claim, frame.claim = frame.claim, None
         if self._turns is not None and claim is not None:
             self._turns.end(claim, frame.message.header)
 
-    def compare(self, frame: Frame, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """What a result that is held from frame to frame had lost by this frame; arguments as :meth:`.Drops.held`."""
+    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.compare`."""
         for drops in self._drops:
-            drops.held(frame, found, drop)
+            drops.compare(frame, result, drop)
 
     def _compared(self, drops: Drops, *comparison: Any) -> None:
-        """What was carried along has been compared with the network's own."""
-        drops.tell(*comparison)
+        """Take in a comparison of a carried result with the network's own."""
+        drops.publish(*comparison)
         if self._promise is not None:
             _, stale_s, drop, _ = comparison
             self._promise.compared(stale_s, drop)
@@ -147,9 +147,9 @@ class ServerSharing:
         for drops in self._drops:
             drops.refresh()
         if self._promise is not None:
-            words = self._promise.words()
-            health.value("promise", words)
-            if self._promise.alone:
-                health.warn("promise", words)
+            state = self._promise.describe()
+            health.value("promise", state)
+            if self._promise.fallback_reason:
+                health.warn("promise", state)
             else:
                 health.clear("promise")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 import rospy
 
 from edge_offload.errors import BadInput
+from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_taker import Claim, TurnTaker
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import copy_header, duration
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Names of tasks become parts of topics.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-#: Seconds between two requests for a turn.
-AGAIN_S = 0.5
 #: Longest interval between frames that is believed (seconds), and the share of a new one in the average.
 LONGEST_S, GAIN = 10.0, 0.2
 
@@ -46,12 +45,12 @@ class Turns:
         node: whose turns these are.
         task: what it does.
         wake: called when a frame that waits may go.
-        ask: called when the manager does not know that turns are wanted.
+        request_turn: called when the manager does not know that turns are wanted.
     """
 
-    def __init__(self, node: Node, task: str, wake: Callable[[], None], ask: Callable[[], None]) -> None:
-        self._node, self.task, self._wake, self._ask = node, task_name(task), wake, ask
-        self._asked_s = -math.inf
+    def __init__(self, node: Node, task: str, wake: Callable[[], None], request_turn: Callable[[], None]) -> None:
+        self._node, self.task, self._wake, self._request_turn = node, task_name(task), wake, request_turn
+        self._requested_s = -math.inf
         self._name = rospy.get_name()
         self._lock = threading.Lock()
         self._taker = TurnTaker(self._name, time.monotonic())
@@ -71,9 +70,9 @@ class Turns:
             self._manager = True
             key = (message.number, message.header.stamp.to_nsec())
             self._taker.given(time.monotonic(), key, message.node, latencies_s, message.at_once)
-        if self._name not in message.nodes and time.monotonic() - self._asked_s > AGAIN_S:
-            self._asked_s = time.monotonic()
-            self._ask()
+        if self._name not in message.nodes and time.monotonic() - self._requested_s > REPEAT_S:
+            self._requested_s = time.monotonic()
+            self._request_turn()
         self._wake()
 
     def _on_taken(self, message: Any) -> None:
@@ -86,18 +85,18 @@ class Turns:
         self._wake()
 
     def wait_s(self) -> float:
-        """How long no frame may go yet (seconds); what is heard in between may change it."""
+        """Return the seconds until a frame may go, which messages may change."""
         if rospy.is_shutdown():
             return 0.0
         with self._lock:
-            self._look()
+            self._check_manager()
             # a manager that goes is not heard of
             return min(0.2, self._taker.wait_s(time.monotonic(), rospy.get_time()))
 
-    def _look(self) -> None:
-        """Whether the manager is still there: its connection ends with it."""
+    def _check_manager(self) -> None:
+        """Check that the manager is still there: its connection ends with it."""
         if self._manager and not self._given.get_num_connections():
-            self._taker.gone("the manager is gone")
+            self._taker.lose_manager("the manager is gone")
             self._manager = False
 
     def begin(self, frame: Frame, needed: bool = True) -> Optional[Claim]:
@@ -109,23 +108,23 @@ class Turns:
         """
         with self._lock:
             self._frame(frame)
-            self._look()
-            if not needed and self._taker.alone:
+            self._check_manager()
+            if not needed and self._taker.clock_reason:
                 return None
             claim = self._taker.take(time.monotonic(), rospy.get_time())
-            alone = self._taker.alone
+            clock_reason = self._taker.clock_reason
         if claim is None:
             if needed:
                 self._node.health.count("frames whose turn was over")
             return None
-        self._tell(Turn.TAKEN, claim, frame.message.header, alone if not claim.number else "")
+        self._publish(Turn.TAKEN, claim, frame.message.header, clock_reason if not claim.number else "")
         return claim
 
     def end(self, claim: Claim, header: Any) -> None:
-        """Its result is there."""
-        self._tell(Turn.ENDED, claim, header)
+        """Tell the others that its result is there."""
+        self._publish(Turn.ENDED, claim, header)
 
-    def _tell(self, state: int, claim: Claim, header: Any, reason: str = "") -> None:
+    def _publish(self, state: int, claim: Claim, header: Any, reason: str = "") -> None:
         self._taken.publish(
             Turn(
                 header=copy_header(header), number=claim.number, task=self.task, node=self._name, state=state,
@@ -141,17 +140,17 @@ class Turns:
             return
         seconds = (instant - last) * 1e-9 / (instant.number - last.number)
         if 0 < seconds <= LONGEST_S:
-            known = math.isfinite(self.interval_s)
-            self.interval_s = self.interval_s + GAIN * (seconds - self.interval_s) if known else seconds
+            measured = math.isfinite(self.interval_s)
+            self.interval_s = self.interval_s + GAIN * (seconds - self.interval_s) if measured else seconds
 
     def refresh(self) -> None:
         """Say on /diagnostics who gives the turns."""
         with self._lock:
-            self._look()
-            alone = self._taker.alone
+            self._check_manager()
+            clock_reason = self._taker.clock_reason
         health = self._node.health
-        health.value("turns", f"taken by the clock: {alone}" if alone else "given by the manager")
-        if alone and self._node.params["server"]:
-            health.warn("turns", f"{alone}: nodes take turns by themselves, by the clock")
+        health.value("turns", f"taken by the clock: {clock_reason}" if clock_reason else "given by the manager")
+        if clock_reason and self._node.params["server"]:
+            health.warn("turns", f"{clock_reason}: nodes take turns by themselves, by the clock")
         else:
             health.clear("turns")

@@ -38,7 +38,7 @@ ANY_TURN = math.pi**2 / 3
 def places_of(
     locator: Optional[Locator], boxes: Array, positions: Sequence[Optional[Position]]
 ) -> List[Optional[Place]]:
-    """Where detections are, by their boxes [n, 4] and positions as ``locator`` has found them; None: not known."""
+    """Return detections' places by boxes [n, 4] and positions of ``locator``; None: not known."""
     return [
         None if locator is None or position is None else (locator.placed(position), locator.extent(box, position))
         for box, position in zip(boxes, positions)
@@ -80,7 +80,7 @@ class DetectionPublisher:
 
     @property
     def watched(self) -> bool:
-        """Whether anybody listens."""
+        """Tell whether anybody listens."""
         return any(topic is not None and topic.get_num_connections() for topic in (self.topic, self.space))
 
     def publish(self, header: Any, boxes: Array, scores: Array, classes: Array) -> None:

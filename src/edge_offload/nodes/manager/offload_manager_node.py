@@ -50,8 +50,7 @@ import rospy
 from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.bandwidth import Heard, informed
-from edge_offload.manager.battery import BatteryReader
+from edge_offload.manager.bandwidth import TopicReading, informed
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -65,7 +64,6 @@ from edge_offload.manager.policy import (
 )
 from edge_offload.manager.tuning import FRAMES
 from edge_offload.manager.turn_giver import Rules
-from edge_offload.manager.turns import MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
@@ -74,6 +72,7 @@ from edge_offload.nodes.common.topic_types import awaited
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.nodes.inference.turns import task_name
 from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
+from edge_offload.power.battery import BatteryReader
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
@@ -85,10 +84,6 @@ TEMPERATURE_S = 1.0
 BATTERY_S = 30.0
 
 
-#: Tasks for which modes are decided.
-MOST_TASKS = 16
-
-
 class _Deciding:
     """The mode of one task: policy, what it last knew, what was last said. Without turns there is one, with no name."""
 
@@ -98,25 +93,25 @@ class _Deciding:
         self.publisher = rospy.Publisher(topic, OffloadMode, queue_size=1, latch=True)
         self.manager = Manager(policy)
         self.situation: Optional[Situation] = None
-        self.told: Optional[Decision] = None
+        self.announced: Optional[Decision] = None
         #: Forecasts in a row with which the robot was chosen, since the last turn.
-        self.here = 0
+        self.local_frames = 0
 
-    def asks(self, decision: Decision) -> bool:
-        """Whether the task's frames go to the server; or one of them should, to see how that is by now.
+    def explores(self, decision: Decision) -> bool:
+        """Tell whether the task's frames go to the server, or one should, to explore.
 
         A server that was slow a while ago would be avoided for ever by a policy that goes by what frames there took.
         """
         if TABLE[decision.mode].needs_link:
-            self.here = 0
+            self.local_frames = 0
             return True
-        self.here += 1
-        known = {} if self.situation is None else self.situation.forecasts
-        there = any(TABLE[mode].needs_link and not forecast.unavailable_reason for mode, forecast in known.items())
-        return there and chooses(decision.policy) and self.here > FRAMES
+        self.local_frames += 1
+        forecasts = {} if self.situation is None else self.situation.forecasts
+        remote = any(TABLE[mode].needs_link and not forecast.unavailable_reason for mode, forecast in forecasts.items())
+        return remote and chooses(decision.policy) and self.local_frames > FRAMES
 
     def key(self, what: str) -> str:
-        """Of a value on /diagnostics."""
+        """Return the key of a value on /diagnostics."""
         return f"{what} of {self.task}" if self.task else what
 
 
@@ -131,7 +126,7 @@ class OffloadManagerNode(Node):
         Param("max_temperature", 0.0, "degrees Celsius above which hot_budget holds; 0: no bound", low=0.0, high=150.0),
         Param("hot_budget", 6.0, "W that the robot may draw while it computes a frame when it is too hot", low=0.0),
         Param("weights", "", "of tasks' drops in accuracy, such as 'people: 2, scene: 1'; 1 for those not named"),
-        Param("max_run", MAX_RUN, "turns in a row that a task gets at most", low=1, high=100),
+        Param("max_run", Rules.max_run, "turns in a row that a task gets at most", low=1, high=100),
         Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
     )
     declared = (
@@ -149,13 +144,13 @@ class OffloadManagerNode(Node):
     def start(self) -> None:
         self._lock = threading.Lock()
         self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
-        self._heard: Optional[Heard] = None
-        self._began_s = time.monotonic()
+        self._reading: Optional[TopicReading] = None
+        self._started_s = time.monotonic()
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
-        self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
-        asked = rospy.get_param("~asked", {})
-        if isinstance(asked, dict) and asked.get("mode") == self._wanted:
-            self._why, self._service_asked = str(asked.get("reason")), True
+        self._requested, self._why, self._by_service = self.params["mode"], "set by the parameter ~mode", False
+        before = rospy.get_param("~asked", {})
+        if isinstance(before, dict) and before.get("mode") == self._requested:
+            self._why, self._by_service = str(before.get("reason")), True
         self._tasks: Dict[str, _Deciding] = {}
         self._battery = BatteryReader()
         self._of("")
@@ -165,7 +160,7 @@ class OffloadManagerNode(Node):
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
         self._battery_news = awaited("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
-        self.health.watch("battery", self._battery_words)
+        self.health.watch("battery", self._check_battery)
         self._batteries = rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
@@ -184,85 +179,85 @@ class OffloadManagerNode(Node):
             self._turns.refresh()
 
     def _of(self, task: str) -> _Deciding:
-        """What decides for a task; made when it is first heard of.
+        """Return what decides for a task; made at its first message.
 
         Raises:
             BadInput: there are too many, or it cannot be called so.
         """
-        found = self._tasks.get(task)
-        if found is None:
-            if len(self._tasks) > MOST_TASKS:
-                raise BadInput(f"more than {MOST_TASKS} tasks", remedy="start fewer nodes with ~turns")
-            found = self._tasks[task] = _Deciding(
-                task_name(task) if task else "", self._policy(self._wanted, self._why)
+        entry = self._tasks.get(task)
+        if entry is None:
+            if len(self._tasks) > Rules.most_tasks:
+                raise BadInput(f"more than {Rules.most_tasks} tasks", remedy="start fewer nodes with ~turns")
+            entry = self._tasks[task] = _Deciding(
+                task_name(task) if task else "", self._policy(self._requested, self._why)
             )
-            if isinstance(found.manager.policy, FixedPolicy):
-                self._announce(found, found.manager.decide(Situation(time.monotonic(), {})))
+            if isinstance(entry.manager.policy, FixedPolicy):
+                self._announce(entry, entry.manager.decide(Situation(time.monotonic(), {})))
             else:
                 # until the first forecast comes: a mode that cannot run yet is answered locally anyway
-                self._announce(found, Decision(Mode.SERVER, "nothing is known yet", found.manager.policy.name))
-        return found
+                self._announce(entry, Decision(Mode.SERVER, "nothing is known yet", entry.manager.policy.name))
+        return entry
 
     def _policy(self, name: str, reason: str) -> Any:
         knobs = Knobs(self._values["margin"], self._values["sigmas"])
         policy = make_policy(name, knobs)
         if not isinstance(policy, FixedPolicy):
             return policy
-        return FixedPolicy(policy.mode, reason, SERVICE if self._service_asked else FixedPolicy.name)
+        return FixedPolicy(policy.mode, reason, SERVICE if self._by_service else FixedPolicy.name)
 
     def _turned(self, values: Dict[str, Any]) -> None:
         with self._lock:
             self._values = values
             for deciding in self._tasks.values():
-                policy, told = deciding.manager.policy, deciding.told
+                policy, announced = deciding.manager.policy, deciding.announced
                 if hasattr(policy, "turn"):
                     policy.turn(Knobs(values["margin"], values["sigmas"]))
-                held = told.mode if told is not None else Mode.SERVER
-                deciding.manager.dry_run = held if values["dry_run"] else None
+                in_force = announced.mode if announced is not None else Mode.SERVER
+                deciding.manager.dry_run = in_force if values["dry_run"] else None
         try:
             self._turns.turned(weights=weights_of(values["weights"]), max_run=values["max_run"])
             self.health.clear("weights")
         except BadInput as error:
             self.health.warn("weights", f"{error}; those of before hold")
 
-    def _battery_words(self) -> str:
-        """Whether the battery is silent; where nobody publishes its topic, or remapped it, there is none."""
+    def _check_battery(self) -> str:
+        """Report a silent battery; there is none where its topic is neither published nor remapped."""
         default = rospy.names.ns_join(rospy.get_namespace(), "battery")
-        there = self._battery_news.ever or self._batteries.get_num_connections() > 0
-        return self._battery_news.words() if there or rospy.resolve_name("battery") != default else ""
+        published = self._battery_news.ever or self._batteries.get_num_connections() > 0
+        return self._battery_news.words() if published or rospy.resolve_name("battery") != default else ""
 
     def _on_battery(self, message: Any) -> None:
         self._battery_news.came()
         fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
         battery = self._battery.read(*map(float, fields))
         with self._lock:
-            known = [deciding.situation for deciding in self._tasks.values() if deciding.situation is not None]
-        self.health.value("battery", battery.words(known[-1].forecasts if known else {}))
+            situations = [deciding.situation for deciding in self._tasks.values() if deciding.situation is not None]
+        self.health.value("battery", battery.words(situations[-1].forecasts if situations else {}))
 
     def _on_bandwidth(self, message: Any) -> None:
-        heard = Heard(reading_of(message), time.monotonic())
+        reading = TopicReading(reading_of(message), time.monotonic())
         with self._lock:
-            self._heard = heard
+            self._reading = reading
 
     def _on_forecast(self, message: Any) -> None:
         with self._lock:
             situation = situation_of(message, time.monotonic(), self._budget())
             deciding = self._of(message.task)
-            deciding.situation, problem = informed(situation, self._heard, self._began_s)
+            deciding.situation, problem = informed(situation, self._reading, self._started_s)
             if problem:
                 self.health.warn("bandwidth", problem)
             else:
                 self.health.clear("bandwidth")
-            if message.mode or deciding.told is None:
+            if message.mode or deciding.announced is None:
                 decision = deciding.manager.decide(deciding.situation)
                 self._announce(deciding, decision)
             else:
-                decision = deciding.told  # it asks for its first turn, and knows no more
-            forecast, asks = deciding.situation.forecasts.get(decision.mode), deciding.asks(decision)
+                decision = deciding.announced  # it asks for its first turn, and knows no more
+            forecast, explores = deciding.situation.forecasts.get(decision.mode), deciding.explores(decision)
         if message.task:
             node = message._connection_header["callerid"]
-            if asks:
-                self._turns.asks(node, message.task, math.nan if forecast is None else forecast.latency_s)
+            if explores:
+                self._turns.request_turn(node, message.task, math.nan if forecast is None else forecast.latency_s)
             else:
                 self._turns.leaves(node)
 
@@ -270,7 +265,7 @@ class OffloadManagerNode(Node):
         """A task has taken its turn."""
         with self._lock:
             if task in self._tasks:
-                self._tasks[task].here = 0
+                self._tasks[task].local_frames = 0
 
     def _budget(self) -> float:
         """W that a frame may draw now; inf if there is no bound."""
@@ -286,63 +281,67 @@ class OffloadManagerNode(Node):
 
     def _announce(self, deciding: _Deciding, decision: Decision) -> None:
         """Publish a change of mode or policy; the reason on /diagnostics is always the latest."""
-        told, deciding.told = deciding.told, decision
+        announced, deciding.announced = deciding.announced, decision
         for what, value in (("mode", decision.mode), ("policy", decision.policy), ("reason", decision.reason),
                             ("switches", deciding.manager.switches)):  # fmt: skip
             self.health.value(deciding.key(what), value)
-        if told is None or (told.mode, told.policy) != (decision.mode, decision.policy):
+        if announced is None or (announced.mode, announced.policy) != (decision.mode, decision.policy):
             deciding.publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
             rospy.loginfo(f"{deciding.key('mode')} {decision.mode} ({decision.policy}): {decision.reason}")
 
     def _set_mode(self, request: Any) -> Any:
         caller = request._connection_header.get("callerid", "somebody")
-        wanted = request.mode.strip().lower()
+        requested = request.mode.strip().lower()
         try:
-            if wanted not in (*names(), *POLICIES):
+            if requested not in (*names(), *POLICIES):
                 # nothing is imported because somebody on the network says so
-                raise BadInput(f"unknown mode or policy {wanted!r}", f"use one of: {', '.join((*names(), *POLICIES))}")
-            policy = make_policy(wanted)
+                raise BadInput(
+                    f"unknown mode or policy {requested!r}", f"use one of: {', '.join((*names(), *POLICIES))}"
+                )
+            policy = make_policy(requested)
         except BadInput as error:
             return SetModeResponse(False, str(error))
         with self._lock:
             # without turns the one of all, else those that do something
-            asked = [one for one in self._tasks.values() if one.task] or list(self._tasks.values())
+            deciders = [one for one in self._tasks.values() if one.task] or list(self._tasks.values())
             if isinstance(policy, FixedPolicy):
-                for deciding in asked:
+                for deciding in deciders:
                     absent = {} if deciding.situation is None else deciding.situation.absent
                     if policy.mode in absent:
-                        stays = f"{deciding.told.mode if deciding.told else Mode.LOCAL} stays in force"
+                        stays = f"{deciding.announced.mode if deciding.announced else Mode.LOCAL} stays in force"
                         why = f"mode {policy.mode} cannot run here: {absent[policy.mode]}; {stays}"
                         return SetModeResponse(False, why)
-            self._wanted, self._service_asked = wanted, True
+            self._requested, self._by_service = requested, True
             self._why = f"asked for by {caller} through offload/set_mode"
-            before = ", ".join(sorted({str(one.told.mode) for one in asked if one.told is not None})) or str(Mode.LOCAL)
+            before = ", ".join(
+                sorted({str(one.announced.mode) for one in deciders if one.announced is not None})
+            ) or str(Mode.LOCAL)
             for deciding in self._tasks.values():
-                deciding.manager.policy = self._policy(wanted, self._why)
+                deciding.manager.policy = self._policy(requested, self._why)
                 situation = deciding.situation or Situation(time.monotonic(), {})
                 if situation.forecasts or isinstance(policy, FixedPolicy):
                     self._announce(deciding, deciding.manager.decide(situation))
                 else:
-                    held = deciding.told.mode if deciding.told is not None else Mode.LOCAL
-                    words = f"{wanted} was asked for by {caller}"
-                    self._announce(deciding, Decision(held, words, deciding.manager.policy.name))
-            doubt = self._doubt(policy, asked)
+                    in_force = deciding.announced.mode if deciding.announced is not None else Mode.LOCAL
+                    cause = f"{requested} was asked for by {caller}"
+                    self._announce(deciding, Decision(in_force, cause, deciding.manager.policy.name))
+            doubt = self._doubt(policy, deciders)
         self._write_down()
-        return SetModeResponse(True, f"{wanted} is in force; it was {before}{doubt}")
+        return SetModeResponse(True, f"{requested} is in force; it was {before}{doubt}")
 
     def _write_down(self) -> None:
         """Set the parameter ~mode, so that a manager that is started again goes on with what was asked for."""
         try:
-            rospy.set_param("~asked", {"mode": self._wanted, "reason": self._why})
-            rospy.set_param("~mode", self._wanted)
+            rospy.set_param("~asked", {"mode": self._requested, "reason": self._why})
+            rospy.set_param("~mode", self._requested)
         except OSError as error:
-            self.health.warn("master", f"ROS master: {error}; this manager forgets mode {self._wanted} when it ends")
+            self.health.warn("master", f"ROS master: {error}; this manager forgets mode {self._requested} when it ends")
 
-    def _doubt(self, policy: Any, asked: Sequence[_Deciding]) -> str:
-        """What is to be added when a mode is in force and frames do not run in it now."""
+    def _doubt(self, policy: Any, deciders: Sequence[_Deciding]) -> str:
+        """Return a note for a mode in force in which frames do not run now."""
         if not isinstance(policy, FixedPolicy) or policy.mode is Mode.LOCAL:
             return ""
-        situations = [deciding.situation for deciding in asked if deciding.situation is not None]
+        situations = [deciding.situation for deciding in deciders if deciding.situation is not None]
         if not situations:
             return "; no node has told yet whether it can run it"
         for situation in situations:
@@ -358,15 +357,15 @@ class OffloadManagerNode(Node):
 
     def _on_latency(self, message: Any) -> None:
         # with turns the nodes of several tasks tell what ran; without, there is one
-        told = self._tasks[""].told if len(self._tasks) == 1 else None
+        announced = self._tasks[""].announced if len(self._tasks) == 1 else None
         self.health.value("mode that ran", message.mode)
-        if told is None or message.mode == told.mode.value:
+        if announced is None or message.mode == announced.mode.value:
             self.health.clear("mode")
             return
         cause = message.fallback_reason or "the change has not reached the node yet"
         # a policy looks for another mode by itself; one that was asked for and does not run is worth a warning
-        if not chooses(told.policy) or (TABLE[told.mode].needs_link and message.fallback_reason):
-            self.health.warn("mode", f"{told.mode} is in force, {message.mode} ran: {cause}")
+        if not chooses(announced.policy) or (TABLE[announced.mode].needs_link and message.fallback_reason):
+            self.health.warn("mode", f"{announced.mode} is in force, {message.mode} ran: {cause}")
 
 
 NODE = OffloadManagerNode

@@ -12,14 +12,12 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.drop import DropCurve
+from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_giver import Rules, Turn, TurnGiver, rules_with
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import duration
 from edge_offload_msgs.msg import Drop
 from edge_offload_msgs.msg import Turn as TurnMessage
-
-#: Seconds after which the turn in force is said again, so that nodes see that somebody is there.
-AGAIN_S = 0.5
 
 
 class TurnGiving:
@@ -37,7 +35,7 @@ class TurnGiving:
         self._changed = threading.Condition()
         self._closed = False
         self._last: Optional[TurnMessage] = None
-        self._said_s = -math.inf
+        self._published_s = -math.inf
         self._publisher = rospy.Publisher("offload/turn", TurnMessage, queue_size=10, latch=True)
         rospy.Subscriber("offload/turn_taken", TurnMessage, node.callback(self._on_taken), queue_size=100)
         rospy.Subscriber("offload/drop", Drop, node.callback(self._on_drop), queue_size=100)
@@ -53,10 +51,10 @@ class TurnGiving:
         with self._changed:
             self._giver.rules = rules_with(self._giver.rules, **changed)
 
-    def asks(self, node: str, task: str, latency_s: float) -> None:
+    def request_turn(self, node: str, task: str, latency_s: float) -> None:
         """A node offloads its frames; a result should take so long (seconds; nan: it is not known yet)."""
         with self._changed:
-            self._giver.told(time.monotonic(), node, task, latency_s)
+            self._giver.report(time.monotonic(), node, task, latency_s)
             self._changed.notify_all()
 
     def leaves(self, node: str) -> None:
@@ -95,18 +93,18 @@ class TurnGiving:
                     self._step(time.monotonic())
                 except Exception as error:
                     self._node.fault("turns", error)
-                self._changed.wait(min(AGAIN_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
+                self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
 
     def _step(self, now: float) -> None:
         turn = self._giver.give(now)
         if turn is not None:
             self._last = self._message(turn)
-        if self._last is None or (turn is None and now - self._said_s < AGAIN_S):
+        if self._last is None or (turn is None and now - self._published_s < REPEAT_S):
             return
         if not self._giver.tasks:
             self._last = None  # nobody asks: nothing is said
             return
-        self._said_s = now
+        self._published_s = now
         self._publisher.publish(self._last)
 
     def _message(self, turn: Turn) -> TurnMessage:

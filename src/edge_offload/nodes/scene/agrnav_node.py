@@ -119,7 +119,7 @@ class AgrnavNode(OffloadedNode):
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
         self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
-        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(wanted=self.wants)
+        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(accepted=self.wants)
         stages = _SweepStages(self, ScenePipeline(self._completer))
         self._worker = self.pipeline(self._slot, {"": stages}, self._on_failure)
         outputs = self._outputs

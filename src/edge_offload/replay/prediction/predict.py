@@ -195,6 +195,9 @@ class Predictor:
 
     def add(self, done: CompletedStep, confirmed: bool) -> None:
         """Learn from what the program did, after :meth:`begin`."""
+        if confirmed:  # there is nothing to work out, and the clock of the processor is a system call
+            self._add(done, confirmed)
+            return
         with self.budget:
             self._add(done, confirmed)
 
@@ -236,7 +239,8 @@ class Predictor:
                 self._missed, self._since_search = False, 0
                 self._put_off = self.budget.left < 2 * SEARCH_UNITS * self._search_at
                 if not self._put_off:
-                    self._search()
+                    with self.budget:
+                        self._search()
 
     def _renew(self) -> None:
         self._steps = 0

@@ -159,7 +159,7 @@ class SplitStrategy(Strategy):
         local_s = sorted(inference.seconds)[len(inference.seconds) // 2] if inference.seconds else 0.0
         try:
             began = time.monotonic()
-            attempt = runner.run(payloads, {}, self.lateness.alone(inference.name, local_s))
+            attempt = runner.run(payloads, {}, self.lateness.limit(inference.name, local_s))
             if attempt.round_trips:
                 self.lateness.note(inference.name, time.monotonic() - began)
         except Exception as error:  # the link, or an operator on a part of its rows: the device computes all of it

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from edge_offload.manager.battery import Battery, BatteryReader
 from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
+from edge_offload.power.battery import Battery, BatteryReader
 
 NAN = math.nan
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Protocol
 
-from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
 
 MAX_AMPERE_HOURS = 1000.0
@@ -18,9 +17,21 @@ _FULLER = 1.1
 """A good battery may hold so much more than its data sheet says."""
 
 
+class FrameCost(Protocol):
+    """A frame's latency (seconds) and energy (joules), such as :class:`edge_offload.manager.forecast.Forecast`."""
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds."""
+
+    @property
+    def energy_j(self) -> float:
+        """Joules of the robot."""
+
+
 @dataclass(frozen=True)
 class Battery:
-    """What ``sensor_msgs/BatteryState`` says.
+    """Contents of a ``sensor_msgs/BatteryState``.
 
     Attributes:
         share: of its capacity, 0 to 1; nan if unknown.
@@ -48,7 +59,7 @@ class Battery:
         watt_hours = left * voltage if 0 < voltage <= MAX_VOLTS else math.nan
         return Battery(share, watt_hours)
 
-    def hours(self, forecasts: Mapping[Mode, Forecast]) -> Dict[Mode, float]:
+    def hours(self, forecasts: Mapping[Mode, FrameCost]) -> Dict[Mode, float]:
         """Hours left by mode, when frame follows frame; without modes of which energy or latency is not known.
 
         What else the robot draws, its motors above all, is not in it.
@@ -60,7 +71,7 @@ class Battery:
                 found[mode] = hours
         return found
 
-    def words(self, forecasts: Mapping[Mode, Forecast]) -> str:
+    def words(self, forecasts: Mapping[Mode, FrameCost]) -> str:
         """For people: ``62 %, 31 Wh; local 2.4 h, replay 6.8 h (frame after frame)``."""
         known = [f"{self.share:.0%}"] if math.isfinite(self.share) else []
         known += [f"{self.watt_hours:.0f} Wh"] if math.isfinite(self.watt_hours) else []
