@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any, ClassVar, Dict, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import rospy
 from sensor_msgs.msg import BatteryState
@@ -115,6 +115,14 @@ class _Deciding:
         return f"{what} of {self.task}" if self.task else what
 
 
+class _Request(NamedTuple):
+    """The mode or policy that was requested, why, and whether the service requested it."""
+
+    name: str
+    reason: str = "set by the parameter ~mode"
+    by_service: bool = False
+
+
 class OffloadManagerNode(Node):
     """See the module's docstring."""
 
@@ -146,11 +154,11 @@ class OffloadManagerNode(Node):
         self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
         self._reading: Optional[TopicReading] = None
         self._started_s = time.monotonic()
-        self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
-        self._requested, self._why, self._by_service = self.params["mode"], "set by the parameter ~mode", False
+        self._heat, self._temperature = HeatGuard(), (math.nan, -math.inf)  # degrees Celsius, and when they were read
+        self._request = _Request(self.params["mode"])
         before = rospy.get_param("~asked", {})
-        if isinstance(before, dict) and before.get("mode") == self._requested:
-            self._why, self._by_service = str(before.get("reason")), True
+        if isinstance(before, dict) and before.get("mode") == self._request.name:
+            self._request = _Request(self._request.name, str(before.get("reason")), True)
         self._tasks: Dict[str, _Deciding] = {}
         self._battery = BatteryReader()
         self._of("")
@@ -189,7 +197,7 @@ class OffloadManagerNode(Node):
             if len(self._tasks) > Rules.most_tasks:
                 raise BadInput(f"more than {Rules.most_tasks} tasks", remedy="start fewer nodes with ~turns")
             entry = self._tasks[task] = _Deciding(
-                task_name(task) if task else "", self._policy(self._requested, self._why)
+                task_name(task) if task else "", self._policy(self._request.name, self._request.reason)
             )
             if isinstance(entry.manager.policy, FixedPolicy):
                 self._announce(entry, entry.manager.decide(Situation(time.monotonic(), {})))
@@ -203,7 +211,7 @@ class OffloadManagerNode(Node):
         policy = make_policy(name, knobs)
         if not isinstance(policy, FixedPolicy):
             return policy
-        return FixedPolicy(policy.mode, reason, SERVICE if self._by_service else FixedPolicy.name)
+        return FixedPolicy(policy.mode, reason, SERVICE if self._request.by_service else FixedPolicy.name)
 
     def _turned(self, values: Dict[str, Any]) -> None:
         with self._lock:
@@ -270,13 +278,14 @@ class OffloadManagerNode(Node):
     def _budget(self) -> float:
         """W that a frame may draw now; inf if there is no bound."""
         now = time.monotonic()
-        if now - self._looked_s >= TEMPERATURE_S:
-            self._temperature, self._looked_s = hottest_celsius(), now
+        if now - self._temperature[1] >= TEMPERATURE_S:
+            self._temperature = (hottest_celsius(), now)
+        celsius, _ = self._temperature
         budget = float(self._values["power_budget"] or math.inf)
-        if not self._heat.step(self._temperature, self._values["max_temperature"]):
+        if not self._heat.step(celsius, self._values["max_temperature"]):
             self.health.clear("heat")
             return budget
-        self.health.warn("heat", f"{self._temperature:.0f} degrees Celsius: frames may draw less")
+        self.health.warn("heat", f"{celsius:.0f} degrees Celsius: frames may draw less")
         return min(budget, float(self._values["hot_budget"]))
 
     def _announce(self, deciding: _Deciding, decision: Decision) -> None:
@@ -295,9 +304,8 @@ class OffloadManagerNode(Node):
         try:
             if requested not in (*names(), *POLICIES):
                 # nothing is imported because somebody on the network says so
-                raise BadInput(
-                    f"unknown mode or policy {requested!r}", f"use one of: {', '.join((*names(), *POLICIES))}"
-                )
+                remedy = f"use one of: {', '.join((*names(), *POLICIES))}"
+                raise BadInput(f"unknown mode or policy {requested!r}", remedy)
             policy = make_policy(requested)
         except BadInput as error:
             return SetModeResponse(False, str(error))
@@ -311,13 +319,11 @@ class OffloadManagerNode(Node):
                         stays = f"{deciding.announced.mode if deciding.announced else Mode.LOCAL} stays in force"
                         why = f"mode {policy.mode} cannot run here: {absent[policy.mode]}; {stays}"
                         return SetModeResponse(False, why)
-            self._requested, self._by_service = requested, True
-            self._why = f"asked for by {caller} through offload/set_mode"
-            before = ", ".join(
-                sorted({str(one.announced.mode) for one in deciders if one.announced is not None})
-            ) or str(Mode.LOCAL)
+            self._request = _Request(requested, f"asked for by {caller} through offload/set_mode", True)
+            modes = sorted({str(one.announced.mode) for one in deciders if one.announced is not None})
+            before = ", ".join(modes) or str(Mode.LOCAL)
             for deciding in self._tasks.values():
-                deciding.manager.policy = self._policy(requested, self._why)
+                deciding.manager.policy = self._policy(requested, self._request.reason)
                 situation = deciding.situation or Situation(time.monotonic(), {})
                 if situation.forecasts or isinstance(policy, FixedPolicy):
                     self._announce(deciding, deciding.manager.decide(situation))
@@ -332,10 +338,11 @@ class OffloadManagerNode(Node):
     def _write_down(self) -> None:
         """Set the parameter ~mode, so that a manager that is started again goes on with what was asked for."""
         try:
-            rospy.set_param("~asked", {"mode": self._requested, "reason": self._why})
-            rospy.set_param("~mode", self._requested)
+            rospy.set_param("~asked", {"mode": self._request.name, "reason": self._request.reason})
+            rospy.set_param("~mode", self._request.name)
         except OSError as error:
-            self.health.warn("master", f"ROS master: {error}; this manager forgets mode {self._requested} when it ends")
+            name = self._request.name
+            self.health.warn("master", f"ROS master: {error}; this manager forgets mode {name} when it ends")
 
     def _doubt(self, policy: Any, deciders: Sequence[_Deciding]) -> str:
         """Return a note for a mode in force in which frames do not run now."""
