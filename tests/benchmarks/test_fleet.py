@@ -133,7 +133,7 @@ def test_a_result_that_is_older_than_the_one_held_is_not_learnt_from() -> None:
 
 def test_a_record_of_who_had_no_result_is_json() -> None:
     """Every program can read it: JSON has no NaN."""
-    silent: Any = SimpleNamespace(sent=3, answered=3, followed=0, promise=SimpleNamespace(alone=""))
+    silent: Any = SimpleNamespace(sent=3, answered=3, followed=0, promise=SimpleNamespace(fallback_reason=""))
     fate = fleet_robots._fate(silent, {"drop": math.nan, "interval": math.nan, "late": 1.0, "note": "", "bound": 0.1})
     assert json.loads(json.dumps(fate, allow_nan=False)) == {
         "sent": 3, "answered": 3, "followed": 0, "alone": "", "drop": None, "interval": None, "late": 1.0, "note": "",

@@ -1,6 +1,6 @@
 """Every number that decides which mode runs, what explores, when a remote result is late, and whose turn it is.
 
-Each comment names the bench that set it; all are commands of ``edge-offload bench``. ``adaptive`` stands for ``adaptive
+Each comment names the bench or the test that checks it. ``bench adaptive`` stands for ``edge-offload bench adaptive
 --outages`` on ``wifi_indoors``; its record is ``docs/results/adaptive.json``. What follows from them is derived.
 """
 
@@ -28,7 +28,7 @@ ENOUGH = 10
 #: Standard deviation of the logarithm of what has changed unseen, or may have: a mode, a link, a machine
 #: (``bench adaptive``; tests/manager/test_close_choices.py, test_explore.py).
 CHANGE = 0.5
-#: Mean seconds until a mode that does not run changes unseen (``bench adaptive``; tests/manager/test_explore.py).
+#: Mean seconds until a mode that does not run changes unseen (tests/manager/test_explore.py).
 CHANGE_S = 600.0
 #: Seconds after which a mode is prepared although the one before it is not ready.
 IN_TURN_S = CHANGE_S / ENOUGH
@@ -37,14 +37,15 @@ IN_TURN_S = CHANGE_S / ENOUGH
 SHARED_DRIFT = 0.03
 #: The same of one mode's offset from it: ten times steadier.
 OFFSET_DRIFT = SHARED_DRIFT / 10
-#: Surprising frames in a row on the same side that are a step (``bench busy``; tests/manager/test_levels.py).
+#: Surprising frames in a row on the same side that are a step (tests/manager/test_levels.py).
 STEP = 3
 #: Standard deviation of the logarithm of one frame until the frames have shown it: so many of them are a change.
 FIRST_NOISE = CHANGE / STEP
 #: Seconds for which what was heard of a link, a server or a node holds; a queue or a lateness counts half after them
-#: (``bench adaptive``, ``chaos --turns``; tests/manager/test_bandwidth.py).
+#: (``bench adaptive``; tests/manager/test_bandwidth.py, test_turn_giver.py).
 RECENT_S = 3.0
-#: Seconds between repetitions of what nodes and servers tell each other of turns (``chaos --turns``, ``bench fleet``).
+#: Seconds between repetitions of what nodes and servers tell each other of turns
+#: (tests/manager/test_turn_giver.py, test_promise.py).
 REPEAT_S = 0.5
 #: Seconds for which a link that is well may be silent, however seldom it is (``chaos stalls``, ``bench adaptive``).
 SILENCE_S = 0.04
@@ -52,13 +53,14 @@ SILENCE_S = 0.04
 POLL_S = SILENCE_S / 4
 #: Seconds after which a transfer or an attempt is given up at the earliest (``chaos``).
 GIVE_UP_S = 10.0
-#: Frames under way at once at most: the server lets so many requests of a robot wait (``bench in-flight``).
+#: Frames under way at once at most: the server lets so many requests of a robot wait
+#: (``server/worker.py``; tests/manager/test_in_flight.py).
 MOST_IN_FLIGHT = 4
 #: Share of the frame interval that a frame waits for the network's own result, where that is usually there by then
 #: (``bench every-frame``; tests/runtime/test_carrying.py).
 WAIT_SHARE = 0.75
-#: Seconds between frames, until there are two (``bench every-frame``).
+#: Seconds between frames, until there are two: those of a camera of 10 Hz.
 FIRST_INTERVAL_S = 0.1
 #: Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse
-#: (``bench every-frame``).
+#: (tests/runtime/test_carrying.py).
 WAITING = 2
