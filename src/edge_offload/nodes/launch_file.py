@@ -27,6 +27,21 @@ PATIENCE_S = 1.0
 
 _TRUE = ("true", "1")
 
+_PARAMETERS = {
+    "device": "offload_server_node: {device: %s}",
+    "follower_config": "follower_node: {distance: 2.0}",
+    "record_limit": "run_recorder: {record_limit: %s}",
+    "robot_cores": "NETWORK: {cores: %s}",
+    "robot_threads": "NETWORK: {threads: %s}",
+    "runs_limit": "run_recorder: {runs_limit: %s}",
+    "server_cores": "offload_server_node: {cores: %s}",
+    "server_threads": "offload_server_node: {threads: %s}",
+    **{
+        name: f"NETWORK: {{{name}: %s}}" for name in ("batched", "every_frame", "in_flight", "local_options", "tf_wait")
+    },
+}
+"""What has no argument in most launch files: where ``config:=`` takes it, ``%s`` is the value."""
+
 
 @dataclass
 class LaunchFile:
@@ -88,6 +103,10 @@ def misspelt(given: Sequence[str]) -> List[str]:
             continue
         near = difflib.get_close_matches(name, sorted(declared), 1)
         advice = f"is it {near[0]}?" if near else f"'roslaunch --ros-args {_words(files[0].path)}' lists its arguments"
+        if name in _PARAMETERS and "config" in declared:
+            network = "agrnav_node" if files[0].path.name == "agrnav.launch" else "kapao_node"
+            entry = _PARAMETERS[name].replace("%s", value).replace("NETWORK", network)
+            advice = f"write {entry} in a YAML file, and config:=FILE"
         lines.append(f"{name}:={value}: {files[0].path.name} has no argument {name}; {advice}")
     return lines
 
