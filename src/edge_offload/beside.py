@@ -46,6 +46,10 @@ VERBS = {
     "convert": Verb(
         "edge_offload_training", "Convert a PyTorch checkpoint (.pt, a pickle) to safetensors, once, on a workstation."
     ),
+    "link": Verb(
+        "edge_offload_research",
+        "Emulate a wireless link in front of a server, list the named links, steer a running emulator.",
+    ),
     "plan": Verb(
         "edge_offload_research",
         "Plan how robot and server compute one inference together: a table of plans by bandwidth, and a picture.",

@@ -15,6 +15,7 @@ import xmlrpc.server
 
 import pytest
 
+from edge_offload import beside
 from edge_offload.errors import BadInput
 from edge_offload.launcher import module_of
 from edge_offload.manager.policy import POLICIES
@@ -297,6 +298,16 @@ def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypat
         (line,) = arguments.faults(KAPAO)
         assert "power_node of another" in line
         server.shutdown()
+
+
+def test_an_emulated_link_needs_the_emulator(monkeypatch):
+    monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
+    monkeypatch.setattr(beside, "commands", lambda: {})
+    given = ["roslaunch", "edge_offload", "kapao_tracking.launch", "server:=gpu:5700"]
+    (line,) = arguments.faults(given)
+    assert line.startswith("link:=wifi_93mbps: edge_offload_research is not installed in this Python; in a checkout")
+    assert line.endswith("pip install ./research, or give link:=none")
+    assert arguments.faults([*given, "link:=none"]) == []
 
 
 def test_rviz_that_is_not_installed_is_told_with_the_package(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ import sys
 from typing import Callable, Dict, List, Optional, Sequence
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.names import NAMED_LINKS
+from edge_offload.link.named_links import NAMED_LINKS
 from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.addresses import hide

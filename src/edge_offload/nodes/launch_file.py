@@ -16,6 +16,7 @@ import xmlrpc.client
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Sequence, Set
 
+from edge_offload import beside
 from edge_offload.mode import TABLE, Mode, names
 
 PACKAGE = "edge_offload"
@@ -129,6 +130,7 @@ def collisions(given: Sequence[str]) -> List[str]:
         values = file.values(asked(given))
         lines += (
             _without_server(values)
+            or _without_emulator(values)
             or _without_rviz(values)
             or _ports_in_use(values)
             or _nodes_that_run(file, values, given)
@@ -142,6 +144,14 @@ def _without_server(values: Dict[str, str]) -> List[str]:
     if values.get("server") != "none" or mode not in names() or not TABLE[Mode(mode)].needs_link:
         return []
     return [f"mode:={mode}: it needs a server, and server:=none; give server:=host:port, or mode:=local"]
+
+
+def _without_emulator(values: Dict[str, str]) -> List[str]:
+    """An emulated link where the emulator is not installed."""
+    server, link = values.get("server", "none"), values.get("link", "none")
+    if server == "none" or "," in server or link == "none" or "link" in beside.commands():
+        return []
+    return [f"link:={link}: {beside.absent(beside.VERBS['link'].package)}, or give link:=none"]
 
 
 def _without_rviz(values: Dict[str, str]) -> List[str]:
