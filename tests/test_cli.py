@@ -144,7 +144,6 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(m
 @pytest.mark.parametrize(
     ("words", "folder"),
     [
-        (["scene", "evaluate", "--scenes", "1"], "training"),
         (["pool", "plan", "--profiles", "DIR"], "research"),
         (["pool", "simulate", "--help"], "research"),
     ],

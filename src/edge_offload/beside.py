@@ -58,6 +58,11 @@ VERBS = {
         "edge_offload_research",
         "Plan the requests of many robots on one server: who is computed with whom, and which frame each sends.",
     ),
+    "sample-bag": Verb("edge_offload_research", "Write a bag of images from a video, the same every time."),
+    "scene": Verb(
+        "edge_offload_training",
+        "Complete a LiDAR scan with SCONet, score SCONet against simple baselines, make synthetic scenes.",
+    ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
     "turns": Verb(
         "edge_offload_research",

@@ -152,11 +152,11 @@ def _as_people(people: Sequence[TrackedPerson]) -> People:
 def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
     import torch
 
-    from edge_offload.models.scenes.samples import scene
     from edge_offload.models.sconet.baselines import columns
     from edge_offload.models.sconet.completer import SceneCompleter
     from edge_offload.perception.carry.odometry import SceneCarrier
     from edge_offload_training.sconet.metrics import Confusion
+    from edge_offload_training.sconet.samples import scene
 
     completer = SceneCompleter()
     counts: Dict[Tuple[str, int, str], Confusion] = {}

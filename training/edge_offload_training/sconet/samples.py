@@ -8,11 +8,11 @@ from typing import Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
 from edge_offload.models.scenes.world import Street, World, room
 from edge_offload.models.voxels import VoxelGrid, around
+from edge_offload_training.sconet import truth, visibility
 
 ROOM_SHARE = 0.3
 

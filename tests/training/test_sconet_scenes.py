@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED, VALUE
 from edge_offload.models.scenes.lidar import Lidar, Pose, sweep
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, Spot, scale_of
-from edge_offload.models.scenes.samples import pair
 from edge_offload.models.scenes.solids import Solid, box
 from edge_offload.models.scenes.world import Ground, Street, World, room
 from edge_offload.models.voxels import around
+from edge_offload_training.sconet import truth, visibility
+from edge_offload_training.sconet.samples import pair
 
 EXACT = Lidar(rings=32, columns=720, noise=0.0, dropout=0.0, dropout_far=0.0)
 ROAD, CAR, BUILDING = VALUE["road"], VALUE["car"], VALUE["building"]
