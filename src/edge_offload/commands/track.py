@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass
-class Work:
+class TrackedVideo:
     """What was done, and what the summary is made of.
 
     Attributes:
@@ -181,7 +181,7 @@ def wait_until_open(unavailable_reason: Callable[[], Optional[str]], timeout_s: 
         say(f"going on without the server for now: {reason}")
 
 
-def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> Work:
+def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> TrackedVideo:
     """Work through the video, to its end or until Ctrl-C."""
     from edge_offload.perception.geometry import load_camera
     from edge_offload.perception.locator import Locator
@@ -197,8 +197,8 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
     pipeline = PeoplePipeline(estimator, allow_untrained=args.allow_untrained)
     selector = TargetSelector(args.target)
     timeline = StateTimeline()
-    work, picture = Work(), None
-    progress = Progress(min(filter(None, (args.frames, video.length)), default=0))
+    work, picture = TrackedVideo(), None
+    progress = TrackProgress(min(filter(None, (args.frames, video.length)), default=0))
     writer = VideoParts(args.out, video.fps) if args.out else None
     with open_meter(timeline) as meter, contextlib.suppress(KeyboardInterrupt):
         work.interrupted = True  # until the end is reached
@@ -232,7 +232,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
     return work
 
 
-def report(args: argparse.Namespace, model: str, work: Work) -> None:
+def report(args: argparse.Namespace, model: str, work: TrackedVideo) -> None:
     """Print the summary, and write it as JSON where asked."""
     import numpy as np
 
@@ -274,7 +274,7 @@ def report(args: argparse.Namespace, model: str, work: Work) -> None:
         records.write(args.json, "run", record)
 
 
-class Progress:
+class TrackProgress:
     """A line that is written over on a terminal; elsewhere one now and then.
 
     Args:

@@ -48,7 +48,7 @@ class Recent(_Ordered):
         return value
 
 
-class Facts:
+class FrameFacts:
     """What a robot says of a frame.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Followed:
     def __init__(self) -> None:
         self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
 
-    def update(self, found: People, facts: Facts) -> List[TrackedPerson]:
+    def update(self, found: People, facts: FrameFacts) -> List[TrackedPerson]:
         instant = self._timeline.instant(facts.stamp_ns, time.monotonic())
         if instant.recording != self._recording:
             self._recording = instant.recording
@@ -104,7 +104,7 @@ class _Followed:
         return self._tracker.update(found, instant.seconds, facts.size)
 
 
-class Interpreter:
+class ResultInterpreter:
     """Turns outputs into tracked people, with a tracker for every robot, camera and model.
 
     Args:
@@ -120,7 +120,7 @@ class Interpreter:
         self._followed: Recent = Recent()
         self._followed.capacity = KEPT**2  # robots by cameras
 
-    def people(self, result: FrameResult, facts: Facts) -> List[TrackedPerson]:
+    def people(self, result: FrameResult, facts: FrameFacts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
 
         Raises:
@@ -153,7 +153,7 @@ class Interpreter:
             return built if isinstance(built, PersonEstimator) else None
         return registry.build_estimator(name, **options)
 
-    def _placement(self, estimator: PersonEstimator, facts: Facts) -> Letterbox:
+    def _placement(self, estimator: PersonEstimator, facts: FrameFacts) -> Letterbox:
         width, height = facts.size
         return self._placements.of(
             (estimator.size, estimator.stride, facts.size),
