@@ -17,10 +17,9 @@ import pytest
 
 from edge_offload import beside
 from edge_offload.errors import BadInput
-from edge_offload.launcher import module_of
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import POLICY_NAMES
-from edge_offload.nodes import arguments
+from edge_offload.nodes import arguments, module_of
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.launch_file import LaunchFile
 from tests.ros.ros_rig import ROOT, free_port

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any, Dict, Iterable, List, Mapping
 
 from edge_offload.errors import BadInput
-from edge_offload.launcher import module_of
+from edge_offload.nodes import module_of
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.launch_file import PACKAGE, LaunchFile
 
