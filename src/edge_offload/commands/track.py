@@ -30,12 +30,6 @@ from edge_offload import subcommands
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell has it."""
-
-QUIET_S = 10.0
-"""Seconds between lines of progress where there is no terminal."""
-
 if TYPE_CHECKING:
     import torch
 
@@ -91,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     report(args, estimator.name, work)
     if work.failed is not None:
         raise work.failed
-    return INTERRUPTED if work.interrupted else 0
+    return 130 if work.interrupted else 0  # as a shell has it after Ctrl-C
 
 
 @dataclass
@@ -295,7 +289,7 @@ class TrackProgress:
         if self._terminal:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._due:
-            self._due = time.monotonic() + QUIET_S
+            self._due = time.monotonic() + 10.0
             say(text)
 
     def end(self) -> None:

@@ -23,8 +23,6 @@ PACKAGE = "edge_offload"
 OURS = pathlib.Path(__file__).resolve().parents[3] / "launch"
 """Where the launch files lie beside the sources; an installed package has them in its share folder."""
 
-PATIENCE_S = 1.0
-"""Seconds for an answer of the ROS master, or of a node."""
 
 _TRUE = ("true", "1")
 
@@ -200,7 +198,7 @@ def _free(port: int) -> bool:
 class _Impatient(xmlrpc.client.Transport):
     def make_connection(self, host: Any) -> Any:
         connection = super().make_connection(host)
-        connection.timeout = PATIENCE_S
+        connection.timeout = 1.0
         return connection
 
 

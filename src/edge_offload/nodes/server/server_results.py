@@ -18,7 +18,6 @@ from edge_offload.perception.timeline import Timeline
 from edge_offload.perception.tracking import TrackedPerson, Tracker
 from edge_offload.server.results import FrameResult
 
-MAX_PIXELS = 64_000_000
 MAX_TEXT = 256
 KEPT = 16
 
@@ -75,7 +74,7 @@ class FrameFacts:
         if not isinstance(image, list) or len(image) != 2 or not all(type(side) is int for side in image):
             raise BadInput("a report says no image size")
         self.size = (image[0], image[1])
-        if min(self.size) < 1 or self.size[0] * self.size[1] > MAX_PIXELS:
+        if min(self.size) < 1 or self.size[0] * self.size[1] > 64_000_000:
             raise BadInput(f"a report is about an image of {image[0]}x{image[1]} pixels")
         options = meta.get("options", {})
         if not isinstance(options, dict) or not all(isinstance(v, (bool, int, float, str)) for v in options.values()):
