@@ -16,8 +16,6 @@ from edge_offload.arrays import Array
 from edge_offload.errors import RemoteError
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.module import ModuleExecutor
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import named_link
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.lateness import TimeoutLimits
@@ -25,6 +23,8 @@ from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload_benchmarks.processes import ONE_THREAD, Server
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import named_link
 
 LOOPBACK, WIFI = "loopback", "wifi_93mbps"
 #: Seconds until both sides compute by their engines.

@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import psutil
 
 from edge_offload.errors import LinkLost
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.server.pool.cluster import sockets
+from edge_offload_benchmarks.ports import lasting_port
 from edge_offload_benchmarks.processes import Process, edge_offload
 
 STORE_MB = 80

@@ -46,6 +46,10 @@ VERBS = {
     "convert": Verb(
         "edge_offload_training", "Convert a PyTorch checkpoint (.pt, a pickle) to safetensors, once, on a workstation."
     ),
+    "link": Verb(
+        "edge_offload_research",
+        "Emulate a wireless link in front of a server, list the named links, steer a running emulator.",
+    ),
     "plan": Verb(
         "edge_offload_research",
         "Plan how robot and server compute one inference together: a table of plans by bandwidth, and a picture.",
@@ -53,6 +57,11 @@ VERBS = {
     "promises": Verb(
         "edge_offload_research",
         "Plan the requests of many robots on one server: who is computed with whom, and which frame each sends.",
+    ),
+    "sample-bag": Verb("edge_offload_research", "Write a bag of images from a video, the same every time."),
+    "scene": Verb(
+        "edge_offload_training",
+        "Complete a LiDAR scan with SCONet, score SCONet against simple baselines, make synthetic scenes.",
     ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
     "turns": Verb(

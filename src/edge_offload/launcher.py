@@ -5,21 +5,15 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import pathlib
 import signal
 import sys
 
 from edge_offload.errors import PYTHON_VARIABLE, without_module
+from edge_offload.nodes import module_of
 
 #: Exit code of a node that is told to end before it has begun.
 INTERRUPTED = 130
 _REPLACED = "_EDGE_OFFLOAD_PYTHON_IN_USE"
-
-
-def module_of(node: str) -> str:
-    """The module of a node, which lies in one of the folders here."""
-    (path,) = pathlib.Path(__file__).parent.glob(f"nodes/*/{node}.py")
-    return f"edge_offload.nodes.{path.parent.name}.{node}"
 
 
 def main(node: str) -> None:

@@ -9,13 +9,13 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import Trace, named_link
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.manager.policy import FixedPolicy, LatencyPolicy
 from edge_offload.mode import Mode
 from edge_offload_benchmarks.experiments.adaptive import bars, compare, dead_times, with_outages
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost, VirtualRobot
 from edge_offload_benchmarks.simulation.workload import load_workload, replay_cost, save_workload
+from edge_offload_research.emulate.trace import Trace, named_link
 
 MB = 1e6
 # a network that takes 87 ms on the robot and 5 ms on the server, and an input that takes 61 ms at 10 MB/s

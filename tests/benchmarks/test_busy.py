@@ -9,8 +9,8 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import RemoteError
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT
 from edge_offload_benchmarks.experiments import busy
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
 
 def frame(t, asked="server", total_s=0.1, forecast_s=0.1, mbps=93.0, mode=""):

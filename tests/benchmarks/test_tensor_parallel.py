@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.reference import run_plan
 from edge_offload.split.runtime.tracing import trace
 from edge_offload_benchmarks.tensor_parallel import tensor_parallel
+from edge_offload_research.split.model.run_plan import run_plan
 
 NET = torch.nn.Sequential(
     torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.ReLU(),

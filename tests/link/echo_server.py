@@ -5,10 +5,10 @@ import json
 import sys
 import time
 
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.link.transport.gate import Bounds
 from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.messages import Limits
+from edge_offload_benchmarks.ports import lasting_port
 
 
 def main():

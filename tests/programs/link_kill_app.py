@@ -13,11 +13,11 @@ import torch
 
 from edge_offload.device.installation import installed
 from edge_offload.device.link_remote import LinkRemote
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import Link, Trace
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
 from edge_offload.mode import Mode
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import Link, Trace
 
 address, keys, mode, step = sys.argv[1], sys.argv[2], Mode(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)

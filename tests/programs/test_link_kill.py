@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.native import libraries
+from edge_offload_benchmarks.ports import lasting_port
 from tests.programs.serving import HERE, Serving, executors, run
 
 needs_compiler = pytest.mark.skipif(

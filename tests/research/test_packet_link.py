@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from edge_offload.errors import Unsupported
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload_research.testbed.packets import network
 from edge_offload_research.testbed.packets.emulator import PacketEmulator
 from edge_offload_research.testbed.packets.impairments import Impairments
@@ -88,12 +88,9 @@ def test_namespaces_and_devices_are_gone_in_the_end(emulator):
 
 
 def test_where_devices_are_not_allowed_one_line_says_so_and_the_proxy_runs(monkeypatch, capsys):
-    from edge_offload import beside
-    from edge_offload.commands import link as command
-    from edge_offload_research.commands import link_packet
+    from edge_offload_research.commands import link as command
 
     monkeypatch.setattr(network, "TUN", "/dev/none")
-    monkeypatch.setattr(beside, "action", lambda name, package: link_packet)
     args = argparse.Namespace(
         level="packet", listen="127.77.43.2:0", to="127.0.0.1:5700", queue_kib=None, impair=[], seed=0
     )

@@ -6,8 +6,8 @@ import struct
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import Trace, named_link, named_links
 from edge_offload.native import recipe
+from edge_offload_research.emulate.trace import Trace, named_link, named_links
 from edge_offload_research.testbed.packets import impairments
 from edge_offload_research.testbed.packets.forwarder import DOWN, UP, Forwarder
 from edge_offload_research.testbed.packets.impairments import Impairments

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import Trace
 from edge_offload.split.model.cost import CodecCost, Link
 from edge_offload.split.model.plan import Side
 from edge_offload.split.model.simulate import compile_plan, simulate, union_s
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
+from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.testbed import graph, loop, profiles
 from edge_offload_research.testbed.replay import replay
 
@@ -135,7 +135,7 @@ def test_uncoded_server_only_is_near_what_the_authors_measured(data):
     measured = profiles.read_measured(data)["kapao", "all"]
     model = workload.cost_model({}, Link(), 0.0)
     table = plan_table(Space(model, [1e7], codecs=False), "server_only")
-    from edge_offload.link.emulate.trace import load_trace
+    from edge_offload_research.emulate.trace import load_trace
 
     run = loop.run_loop(table, model, load_trace(data / "bandwidth_indoors.csv"),
                         measured.period_s - measured.mean_s, probes=False)  # fmt: skip

@@ -13,7 +13,7 @@ import unittest
 
 import rostest
 
-from edge_offload.link.sockets.ports import lasting_port
+from edge_offload_benchmarks.ports import lasting_port
 
 HERE = pathlib.Path(__file__).resolve().parent
 GOLDEN = HERE / "golden_movenet.json"

@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import pytest
 
-from edge_offload.link.sockets.ports import lasting_port
+from edge_offload_benchmarks.ports import lasting_port
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera import addresses, stream
 from edge_offload.nodes.camera.frames import SourceLost
-from edge_offload.nodes.camera.live import Backlog, Feed, LiveSource, Reception
+from edge_offload.nodes.camera.live import Backlog, Feed, LiveSource, StreamReader
 
 
 class Script(Feed):
@@ -89,7 +89,7 @@ def test_no_frame_of_a_steady_stream_is_held_up_for_long_whatever_rate_it_claims
 
 def test_the_newest_frame_is_taken_and_those_before_it_are_counted():
     feed = Script()
-    reception = Reception(lambda: feed)
+    reception = StreamReader(lambda: feed)
     for number in range(1, 9):
         feed.items.put(number)
     feed.items.join()
@@ -182,7 +182,7 @@ class Slow:
 
 
 def frames_before_it_is_late(capture, most):
-    feed = stream.Capture(capture, "10.0.0.9")
+    feed = stream.StreamCapture(capture, "10.0.0.9")
     for number in range(most):
         try:
             feed.read(threading.Event())

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from edge_offload import mode as modes
-from edge_offload.launcher import module_of
 from edge_offload.models.people import COCO_KEYPOINTS
+from edge_offload.nodes import module_of
 from edge_offload.timing import STAGES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -14,19 +14,19 @@ from edge_offload.models.people import People
 def test_who_stands_still_has_one_id_at_the_server_whatever_the_stamps_of_the_robot(monkeypatch, stamp):
     pytest.importorskip("rospy", reason="no ROS here")
     from edge_offload.nodes.server import server_results
-    from edge_offload.nodes.server.server_results import Facts, Interpreter
+    from edge_offload.nodes.server.server_results import FrameFacts, ResultInterpreter
 
     clock = iter(range(1000))
     monkeypatch.setattr(server_results.time, "monotonic", lambda: 0.1 * next(clock))
     found = People(np.array([[10, 10, 40, 80]], np.float32), np.ones(1), np.zeros((1, 17, 3), np.float32))
     nobody = People.empty()
     estimator = SimpleNamespace(trained=True, interpret=lambda outputs, _: outputs)
-    interpreter = Interpreter()
+    interpreter = ResultInterpreter()
     monkeypatch.setattr(interpreter, "_estimator", lambda *_: estimator)
     monkeypatch.setattr(interpreter, "_placement", lambda *_: None)
 
     def see(number, people, camera=""):
-        facts = Facts({"stamp_ns": stamp(number), "seq": number, "image": [128, 96], "camera": camera})
+        facts = FrameFacts({"stamp_ns": stamp(number), "seq": number, "image": [128, 96], "camera": camera})
         return interpreter.people(SimpleNamespace(peer="robot", model="tiny", outputs=people), facts)
 
     assert [[person.id for person in see(number, found)] for number in range(40)] == [[1]] * 40

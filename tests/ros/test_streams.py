@@ -169,12 +169,12 @@ def test_an_rtsp_camera_that_is_killed_is_a_warning_until_it_is_back(master):
 @pytest.mark.process
 @gstreamer
 def test_a_pipeline_gives_its_frames_to_the_bit_and_its_end_is_an_end():
-    from edge_offload.nodes.camera.pipeline import Pipeline
+    from edge_offload.nodes.camera.pipeline import GstreamerPipeline
 
     # a width whose rows are padded; red in BGR
     text = ("videotestsrc num-buffers=5 pattern=solid-color foreground-color=0xffc80a05 ! "
             "video/x-raw,format=BGR,width=161,height=120,framerate=15/1 ! appsink drop=true max-buffers=1")  # fmt: skip
-    source = Pipeline(text)
+    source = GstreamerPipeline(text)
     frames = [source.read() for _ in range(6)]
     assert [frame is None for frame in frames] == [False] * 5 + [True]
     assert frames[0].shape == (120, 161, 3)
@@ -189,13 +189,13 @@ def test_a_pipeline_gives_its_frames_to_the_bit_and_its_end_is_an_end():
 @gstreamer
 def test_a_pipeline_whose_camera_is_killed_is_lost_with_what_gstreamer_says_and_starts_again():
     from edge_offload.errors import BadInput
-    from edge_offload.nodes.camera.pipeline import Pipeline
+    from edge_offload.nodes.camera.pipeline import GstreamerPipeline
 
     camera = Mjpeg()
     text = (
         f"souphttpsrc location=http://admin:{SECRET}@127.0.0.1:{camera.port}/ is-live=true ! multipartdemux ! jpegdec"
     )
-    source = Pipeline(text, read_s=3.0)
+    source = GstreamerPipeline(text, read_s=3.0)
     try:
         assert source.read().shape == (120, 160, 3)
         camera.stop()
@@ -213,7 +213,7 @@ def test_a_pipeline_whose_camera_is_killed_is_lost_with_what_gstreamer_says_and_
         source.close()
         camera.stop()
     with pytest.raises(BadInput, match='no element "videotestsource"'):
-        Pipeline("videotestsource ! appsink").read()
+        GstreamerPipeline("videotestsource ! appsink").read()
 
 
 def test_a_pipeline_without_gstreamer_is_refused_before_anything_starts_with_what_to_install(monkeypatch):

@@ -15,12 +15,13 @@ import xmlrpc.server
 
 import pytest
 
+from edge_offload import beside
 from edge_offload.errors import BadInput
-from edge_offload.launcher import module_of
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import POLICY_NAMES
-from edge_offload.nodes import arguments
+from edge_offload.nodes import arguments, module_of
 from edge_offload.nodes.common import params as parameters
+from edge_offload.nodes.launch_file import LaunchFile
 from tests.ros.ros_rig import ROOT, free_port
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch"))
@@ -62,7 +63,7 @@ WRONG = [
     ("model_options:=size=384", "a mapping"),
     ("model_options:={size:384}", "a space after each colon"),
     ("options:={movenet: {size:384}}", "a space after each colon"),
-    ("local_options:={size: 384}}", "a mapping"),
+    ("model_options:={size: 384}}", "a mapping"),
     ("device:=gpu", "auto, cpu, cuda"),
     ("server:=gpu-machine", "host:port"),
     ("link:=wifi_1000mbps", "wifi_93mbps"),
@@ -83,7 +84,7 @@ WRONG = [
     ("scan_fields:=x,y", "does not name the fields of a scan"),
     ("weights:=net.safetensors", "no such file"),
     ("power_config:=power.yaml", "no such file"),
-    ("follower_config:=config/", "no such file"),
+    ("config:=robot.yaml", "no such file"),
     ("json:=/dev/null/out.json", "cannot write"),
     ("json:=/proc/out.json", "cannot write"),
     ("json:=.", "is a folder"),
@@ -226,6 +227,48 @@ def test_a_misspelt_name_is_told_with_the_nearest_one_by_every_launch_file(tmp_p
     assert arguments.faults(["roslaunch", "my_package", "not_here.launch", "sped:=2"]) == [], "nobody can know"
 
 
+ONE_MISTAKE = [
+    ("run_recorder: {run_limit: 1}", "run_recorder has no parameter run_limit; is it runs_limit?"),
+    ("offload_server: {cores: any}", "the launch has no node offload_server; is it offload_server_node?"),
+    ("kapao_node: {in_flight: 9}", "kapao_node: parameter ~in_flight is 9; give at most 4"),
+    ("detector_node: {threads: 1}", "the launch has no node detector_node; "),
+    ("[1, 2]", "it is no mapping of nodes; write node: {parameter: value}"),
+    ("kapao_node: {threads: 1", "it is not YAML ("),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), ONE_MISTAKE)
+def test_a_mistake_in_the_file_of_parameters_is_refused_with_the_nearest_name(master, tmp_path, text, line):
+    (tmp_path / "my.yaml").write_text(text)
+    (refused,) = arguments.faults([*KAPAO, f"config:={tmp_path / 'my.yaml'}"])
+    assert refused.startswith(f"config:={tmp_path / 'my.yaml'}: {line}")
+    assert "\n" not in refused
+
+
+@pytest.mark.parametrize("name", ["agrnav", "kapao_tracking", "patrol", "robot"])
+def test_the_file_of_parameters_goes_before_the_arguments_and_the_nodes_own(master, tmp_path, name):
+    from roslaunch.config import load_config_default
+
+    network = "agrnav_node" if name == "agrnav" else "kapao_node"
+    (tmp_path / "my.yaml").write_text(f"{network}: {{cores: 2-3, in_flight: 1}}\npower_node: {{rate: 2.0}}\n")
+    given = [f"config:={tmp_path / 'my.yaml'}", "server:=none"]
+    launch = str(ROOT / "launch" / f"{name}.launch")
+    assert arguments.faults(["roslaunch", "-p", "1", launch, *given, "mode:=local"]) == []
+    params = load_config_default([(launch, given)], None, verbose=False).params
+    assert [params[f"/{key}"].value for key in (f"{network}/cores", f"{network}/in_flight", "power_node/rate")] == [
+        "2-3",
+        1,
+        2.0,
+    ]
+    assert params[f"/{network}/mode"].value == "auto", "what the file does not name is as it was"
+    assert len([name for name in LaunchFile.read(pathlib.Path(launch)).arguments if not name.startswith("_")]) <= 50
+
+
+def test_what_is_a_parameter_and_no_argument_is_refused_with_its_place():
+    (line,) = arguments.faults([*KAPAO, "server_cores:=2-3"])
+    assert line.endswith("write offload_server_node: {cores: 2-3} in a YAML file, and config:=FILE")
+
+
 def test_ports_in_use_are_told_by_the_name_of_their_argument(monkeypatch):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
     with socket.socket() as first, socket.socket() as second:
@@ -257,6 +300,16 @@ def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypat
         (line,) = arguments.faults(KAPAO)
         assert "power_node of another" in line
         server.shutdown()
+
+
+def test_an_emulated_link_needs_the_emulator(monkeypatch):
+    monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
+    monkeypatch.setattr(beside, "commands", lambda: {})
+    given = ["roslaunch", "edge_offload", "kapao_tracking.launch", "server:=gpu:5700"]
+    (line,) = arguments.faults(given)
+    assert line.startswith("link:=wifi_93mbps: edge_offload_research is not installed in this Python; in a checkout")
+    assert line.endswith("pip install ./research, or give link:=none")
+    assert arguments.faults([*given, "link:=none"]) == []
 
 
 def test_rviz_that_is_not_installed_is_told_with_the_package(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_offload.execute.threads import pin
-from edge_offload.link.sockets.ports import lasting_port
+from edge_offload_benchmarks.ports import lasting_port
 from tests.server.server_rig import Robot, ServerProcess
 
 

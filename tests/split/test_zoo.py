@@ -12,8 +12,9 @@ from edge_offload.ir.build import from_module
 from edge_offload.models import zoo
 from edge_offload.split.model.check import check
 from edge_offload.split.model.locality import analyse, axis_choices
-from edge_offload.split.model.reference import run_plan, shared_values
+from edge_offload.split.model.reference import shared_values
 from edge_offload_research.split.model.exactness import as_double, error, random_split
+from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.split_plans import random_plan, unsplit
 
 SIZES = {"vgg19_bn": 64, "densenet121": 64, "regnet_x_400mf": 64, "vit_b_16": 96, "convnext_large": 64}

@@ -19,12 +19,12 @@ import numpy as np
 import psutil
 
 from edge_offload.errors import LinkLost, Unsupported
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.server.pool import cluster, profile
 from edge_offload_benchmarks.chaos.net import SIZE
 from edge_offload_benchmarks.chaos.rig import Rig
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.pool_rig import Pool
+from edge_offload_benchmarks.ports import lasting_port
 from edge_offload_benchmarks.processes import Process, Server, edge_offload
 
 SLO_S = 0.5

@@ -11,14 +11,14 @@ import tempfile
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.chaos.usage import usage
 from edge_offload_benchmarks.chaos.verdict import went_remote
 from edge_offload_benchmarks.chaos.wall_clock import WallClock
+from edge_offload_benchmarks.ports import lasting_port
 from edge_offload_benchmarks.processes import Process, Server
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 
 #: The link between the faults.
 MBPS, RTT_S = 93.0, 2.6e-3

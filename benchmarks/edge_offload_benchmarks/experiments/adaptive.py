@@ -43,10 +43,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from edge_offload.outputs import Kept, add_output
 
 if TYPE_CHECKING:
-    from edge_offload.link.emulate.trace import Trace
     from edge_offload.manager.policy import Policy
     from edge_offload_benchmarks.simulation.closed_loop import ModeCost, Run
     from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
+    from edge_offload_research.emulate.trace import Trace
 
 #: With --outages, in every period of so many seconds ...
 OUTAGE_PERIOD_S = 30.0
@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.link.emulate.trace import load_trace, named_link
     from edge_offload_benchmarks.simulation import workload
+    from edge_offload_research.emulate.trace import load_trace, named_link
 
     if args.launch is not None:
         return _launch(args)
@@ -148,8 +148,8 @@ def _launch(args: argparse.Namespace) -> int:
 
     from edge_offload import records
     from edge_offload.errors import BadInput, Unsupported
-    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks import launched
+    from edge_offload_research.emulate.trace import named_link
 
     if shutil.which("roslaunch") is None:
         raise Unsupported("there is no roslaunch here", remedy="source devel/setup.bash")
@@ -355,7 +355,7 @@ def difference(own: Dict[str, Any], other: Dict[str, Any]) -> Tuple[float, float
 
 def with_outages(trace: Trace) -> Trace:
     """``trace`` with a dead and a weak stretch in every :data:`OUTAGE_PERIOD_S` seconds."""
-    from edge_offload.link.emulate.trace import Trace
+    from edge_offload_research.emulate.trace import Trace
 
     step = 0.25
     starts, rates = [], []

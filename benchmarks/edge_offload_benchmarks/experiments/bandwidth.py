@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.link.emulate.trace import Trace
+    from edge_offload_research.emulate.trace import Trace
 
 SCENARIOS = ("steps", "ramps", "outages", "idle")
 READ_S = 0.05
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.link.emulate.trace import load_trace
+    from edge_offload_research.emulate.trace import load_trace
 
     if args.seconds <= 0 or args.fps <= 0 or args.up_kb < 1 or args.down_kb < 0:
         raise BadInput("--seconds, --fps and --up-kb must be positive")
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def scenario(name: str) -> Trace:
     """One of :data:`SCENARIOS` as a trace."""
-    from edge_offload.link.emulate.trace import Trace
+    from edge_offload_research.emulate.trace import Trace
 
     mb = 1e6
     if name in ("steps", "idle"):
@@ -105,12 +105,12 @@ def scenario(name: str) -> Trace:
 
 def measure(trace: Trace, seconds: float, up: float, down: float, fps: float) -> Dict[str, List[Sample]]:
     """Run the link for ``seconds``; samples by direction. ``fps`` 0: nothing but probes travels."""
-    from edge_offload.link.emulate.emulator import Emulator
-    from edge_offload.link.emulate.trace import Link
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
     from edge_offload.link.transport.listener import Listener
     from edge_offload.link.transport.prober import Prober
+    from edge_offload_research.emulate.emulator import Emulator
+    from edge_offload_research.emulate.trace import Link
 
     answer = bytes(int(down))
     found: Dict[str, List[Sample]] = {"up": [], "down": []}

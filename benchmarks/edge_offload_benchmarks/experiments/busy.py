@@ -130,7 +130,7 @@ def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
         RemoteError: they are too few.
     """
     from edge_offload.errors import RemoteError
-    from edge_offload.link.emulate.trace import BYTES_PER_MBIT
+    from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
     known = [frame for frame in frames if frame["forecast_s"]]
     if len(known) < 2:
@@ -165,8 +165,8 @@ def spread(values: Sequence[float]) -> Dict[str, float]:
 
 def judge_fall(frames: Sequence[Dict[str, Any]], fell: float) -> Dict[str, Any]:
     """What the frames after the fall say."""
-    from edge_offload.link.emulate.trace import BYTES_PER_MBIT
     from edge_offload_benchmarks.chaos.rig import MBPS
+    from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
     truth = FALL * MBPS * BYTES_PER_MBIT
     near = [(f["t"] - fell, 1 / NEAR <= f["uplink"] / truth <= NEAR) for f in frames if f["uplink"] > 0]

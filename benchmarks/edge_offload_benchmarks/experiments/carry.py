@@ -32,7 +32,7 @@ from edge_offload_training.targets.kapao import frame_range
 
 if TYPE_CHECKING:
     from edge_offload.models.people import People
-    from edge_offload.models.scenes.lidar import Lidar, Pose
+    from edge_offload.models.scenes.lidar import Lidar, SensorPose
     from edge_offload.models.scenes.world import World
     from edge_offload.models.voxels import VoxelGrid
     from edge_offload.perception.tracking import TrackedPerson
@@ -152,11 +152,11 @@ def _as_people(people: Sequence[TrackedPerson]) -> People:
 def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
     import torch
 
-    from edge_offload.models.scenes.samples import scene
     from edge_offload.models.sconet.baselines import columns
     from edge_offload.models.sconet.completer import SceneCompleter
     from edge_offload.perception.carry.odometry import SceneCarrier
     from edge_offload_training.sconet.metrics import Confusion
+    from edge_offload_training.sconet.samples import scene
 
     completer = SceneCompleter()
     counts: Dict[Tuple[str, int, str], Confusion] = {}
@@ -202,11 +202,11 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
 
 def _drive(
     kind: str, motion: str, seed: int, cells: int, sweeps: int = 21
-) -> Iterator[Tuple[World, Pose, Lidar, VoxelGrid]]:
+) -> Iterator[Tuple[World, SensorPose, Lidar, VoxelGrid]]:
     """The world, sensor and grid at every sweep of a drive through a held-out world."""
     import numpy as np
 
-    from edge_offload.models.scenes.lidar import Lidar, Pose
+    from edge_offload.models.scenes.lidar import Lidar, SensorPose
     from edge_offload.models.scenes.world import Street, room
     from edge_offload.models.voxels import around
 
@@ -222,12 +222,12 @@ def _drive(
         x, y, yaw, speed = -1.0, 0.0, float(random.uniform(-3, 3)), 0.6 * share
         world, lidar = room(held_out, True), Lidar(low=-0.35, high=0.3, columns=1200, height=0.6)
     for number in range(sweeps):
-        yield world, Pose(x, y, yaw, 3.0 + 0.1 * number), lidar, around(lidar.height, cells=cells)
+        yield world, SensorPose(x, y, yaw, 3.0 + 0.1 * number), lidar, around(lidar.height, cells=cells)
         x, y = x + 0.1 * speed * float(np.cos(yaw)), y + 0.1 * speed * float(np.sin(yaw))
         yaw += 0.1 * turn
 
 
-def _placed(world: World, pose: Pose, lidar: Lidar) -> Any:
+def _placed(world: World, pose: SensorPose, lidar: Lidar) -> Any:
     """What odometry says of the sensor's place."""
     import numpy as np
 

@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[str, Any]:
     """Run server, link and robot, and the blocks."""
-    from edge_offload.link.emulate.emulator import Emulator
-    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, two_cores
+    from edge_offload_research.emulate.emulator import Emulator
+    from edge_offload_research.emulate.trace import named_link
 
     first, second = two_cores()
     with tempfile.TemporaryDirectory() as keys, Server(

@@ -128,7 +128,7 @@ class Robot:
 
 def measure(case: Case, seconds: float, cuts: int, seed: int, congestion: Optional[str] = None) -> Dict[str, Any]:
     """Run one case; the row without its name."""
-    from edge_offload.link.emulate.trace import BYTES_PER_MBIT
+    from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
     truth = MBPS * BYTES_PER_MBIT
     with contextlib.ExitStack() as stack:
@@ -197,9 +197,9 @@ def _roam(emulator: Any, robot: Robot, phase_s: float) -> float:
 @contextlib.contextmanager
 def _link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
     """The emulator, the words before a command that make it run at an end, the robot's address and the server's."""
-    from edge_offload.link.emulate.emulator import Emulator
-    from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
-    from edge_offload.link.sockets.ports import lasting_port
+    from edge_offload_benchmarks.ports import lasting_port
+    from edge_offload_research.emulate.emulator import Emulator
+    from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
     from edge_offload_research.testbed.packets.emulator import PacketEmulator
     from edge_offload_research.testbed.packets.impairments import Impairments
 

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
     """Run one case; the row without its name."""
-    from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+    from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
     from edge_offload_research.testbed.packets.emulator import PacketEmulator
     from edge_offload_research.testbed.packets.impairments import Impairments
 

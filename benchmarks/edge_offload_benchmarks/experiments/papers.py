@@ -29,8 +29,8 @@ from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.link.emulate.trace import Trace
     from edge_offload.split.model.cost import CodecCost
+    from edge_offload_research.emulate.trace import Trace
     from edge_offload_research.testbed.graph import Workload
     from edge_offload_research.testbed.profiles import Measured
 
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
     from edge_offload.link import codecs
-    from edge_offload.link.emulate.trace import load_trace
     from edge_offload.split.planners.table import PLANNERS
+    from edge_offload_research.emulate.trace import load_trace
     from edge_offload_research.testbed import graph, profiles
 
     if args.robot_factor <= 0 or args.seconds <= 0 or args.frames < 2:

@@ -189,11 +189,11 @@ def _environment() -> Dict[str, str]:
 
 def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
     """Hold replay against another mode; 1 if a program fails or results differ."""
-    from edge_offload.link.emulate.emulator import Emulator
-    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.processes import Server
     from edge_offload_benchmarks.programs.catalogue import catalogue, packages
     from edge_offload_benchmarks.programs.pairs import measure
+    from edge_offload_research.emulate.emulator import Emulator
+    from edge_offload_research.emulate.trace import named_link
 
     modes = ("replay", args.against)
     record: Dict[str, Any] = {"link": args.link, "modes": modes, "packages": {}, "programs": []}

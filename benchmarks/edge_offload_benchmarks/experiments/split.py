@@ -127,7 +127,6 @@ def measure(
         keys: folder of the keys of robot and server.
     """
     from edge_offload.commands.profile import options_of
-    from edge_offload.link.emulate.control import Control
     from edge_offload.mode import Mode
     from edge_offload.models import registry
     from edge_offload.models.video import read_frames, sample_video
@@ -137,6 +136,7 @@ def measure(
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.networks import module_and_inputs
     from edge_offload.split.planners.table import Effort
+    from edge_offload_research.emulate.control import Control
 
     control = Control(about["control"])
     options = options_of(args)

@@ -37,7 +37,7 @@ from edge_offload.outputs import Kept, add_output
 from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, machine
 
 if TYPE_CHECKING:
-    from edge_offload.link.emulate.emulator import Emulator
+    from edge_offload_research.emulate.emulator import Emulator
 
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
@@ -78,10 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload.errors import BadInput
-    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.transparent import tables as transparent_tables
     from edge_offload_benchmarks.transparent.models import cases
     from edge_offload_research import cricket
+    from edge_offload_research.emulate.trace import named_link
 
     known = [case.name for case in cases()]
     names = args.models.split(",") if args.models else known
@@ -174,8 +174,8 @@ def measure_models(
 
     What is in the record is not measured again, and nothing is begun after ``for_s`` seconds (0: no limit).
     """
-    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.transparent import tables as transparent_tables
+    from edge_offload_research.emulate.trace import named_link
 
     began_s = time.monotonic()
     left = missing(names, links, record)
@@ -316,9 +316,9 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
 @contextlib.contextmanager
 def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Server]]:
     """A server process, and an emulated link to it."""
-    from edge_offload.link.emulate.emulator import Emulator
-    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.transparent import models as transparent_models
+    from edge_offload_research.emulate.emulator import Emulator
+    from edge_offload_research.emulate.trace import named_link
 
     own = transparent_models.__name__
     options = ["--device", places.device, "--max-models", "2"]
@@ -347,7 +347,7 @@ def _rig(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Proce
 
 def measure_app(script: pathlib.Path, links: Sequence[str], places: Places = Places()) -> List[Dict[str, Any]]:
     """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
-    from edge_offload.link.emulate.trace import named_link
+    from edge_offload_research.emulate.trace import named_link
 
     found: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))

@@ -11,7 +11,6 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from edge_offload.link.emulate.trace import RTT_S, Trace
 from edge_offload.link.estimate.estimator import PASSIVE, LinkReading, Transfer
 from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
@@ -24,6 +23,7 @@ from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
 from edge_offload_benchmarks.simulation.virtual_link import NEVER, TICK_S, VirtualLink
+from edge_offload_research.emulate.trace import RTT_S, Trace
 
 if TYPE_CHECKING:
     from edge_offload_benchmarks.simulation.planned_cost import PlannedCost

@@ -285,16 +285,16 @@ def _scene(stretch: Stretch, say: Say) -> Table:
 
 def _sweep(stretch: Stretch, number: int, grid: Any) -> Tuple[Array, Array, Any]:
     """Points of a sweep, what the street is like there (IGNORED: nobody could see it), and the sensor's pose."""
-    from edge_offload.models.scenes import truth, visibility
     from edge_offload.models.scenes.labels import IGNORED
-    from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, sweep
+    from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, sweep
     from edge_offload.models.scenes.world import Street
     from edge_offload.perception.geometry import Transform
+    from edge_offload_training.sconet import truth, visibility
 
     street, lidar = Street(stretch.number, stretch.held_out), Lidar(low=-0.43, high=0.1, columns=1200, height=HEIGHT_M)
     x, yaw, _ = drive(number)
     # whoever walks in the street walks to and fro
-    pose = Pose(x=x, yaw=yaw, time_s=20 - abs(number / RATE % 40 - 20))
+    pose = SensorPose(x=x, yaw=yaw, time_s=20 - abs(number / RATE % 40 - 20))
     world = street.world(x)
     points, _ = sweep(world, pose, lidar, 10_000 * stretch.number + number)
     labels = truth.labels(world, pose, lidar, grid)

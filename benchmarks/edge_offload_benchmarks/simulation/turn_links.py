@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from edge_offload.link.emulate.trace import named_link
 from edge_offload_benchmarks.simulation.staleness import RATE
 from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pair, Planned, Turns, take_turns
+from edge_offload_research.emulate.trace import named_link
 
 #: Links, and the share of their bandwidth that the robot has.
 LINKS = (("wifi_indoors", 1.0), ("wifi_outdoors", 1.0), ("wifi_outdoors", 0.1))

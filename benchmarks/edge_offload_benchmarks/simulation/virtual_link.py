@@ -9,12 +9,12 @@ import math
 from concurrent.futures import Future
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
-from edge_offload.link.emulate.trace import Trace
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, Transfer
 from edge_offload.link.transport.connection import ATTENTIVE_S
 from edge_offload.link.transport.messages import PROBE
 from edge_offload.link.transport.prober import POLL_S, Prober
 from edge_offload.link.transport.replies import LinkState
+from edge_offload_research.emulate.trace import Trace
 
 #: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
 SILENCE_S = 1.0

@@ -13,10 +13,10 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import Trace
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import Compiled, compile_plan, energy
 from edge_offload.split.planners.table import PlanTable
+from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.testbed.replay import Inference, replay
 
 PROBE_BYTES = 16 * 1024

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.link.emulate.trace import Trace
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.plan import Side
 from edge_offload.split.model.simulate import Compiled, schedule, union_s
+from edge_offload_research.emulate.trace import Trace
 
 
 @dataclass(frozen=True)

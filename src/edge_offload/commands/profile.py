@@ -22,8 +22,6 @@ from typing import Any, Dict, List
 from edge_offload.outputs import add_output, write_each
 from edge_offload.subcommands import options, some
 
-CONNECT_S = 20.0
-MEASURE_S = 600.0
 #: Frames on which engines are measured.
 ENGINE_TURNS = 20
 
@@ -161,8 +159,8 @@ def _measured_there(args: argparse.Namespace, network: Any) -> Any:
         "inputs": descriptors,
     }
     with Client(args.server, keys=KeyStore(args.keys)) as client:
-        client.wait_ready(CONNECT_S)
-        reply = client.request("split_open", body, buffers, timeout_s=MEASURE_S).result(MEASURE_S)
+        client.wait_ready(20.0)
+        reply = client.request("split_open", body, buffers, timeout_s=600.0).result(600.0)
         profile = Profile.from_bytes(reply.buffers)
     if profile.sequence != sequence_hash(network.program.sequence):
         raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")

@@ -30,12 +30,6 @@ from edge_offload import subcommands
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell has it."""
-
-QUIET_S = 10.0
-"""Seconds between lines of progress where there is no terminal."""
-
 if TYPE_CHECKING:
     import torch
 
@@ -92,11 +86,11 @@ def run(args: argparse.Namespace) -> int:
     report(args, estimator.name, work)
     if work.failed is not None:
         raise work.failed
-    return INTERRUPTED if work.interrupted else 0
+    return 130 if work.interrupted else 0  # as a shell has it after Ctrl-C
 
 
 @dataclass
-class Work:
+class TrackedVideo:
     """What was done, and what the summary is made of.
 
     Attributes:
@@ -182,7 +176,7 @@ def wait_until_open(unavailable_reason: Callable[[], Optional[str]], timeout_s: 
         say(f"going on without the server for now: {reason}")
 
 
-def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> Work:
+def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> TrackedVideo:
     """Work through the video, to its end or until Ctrl-C."""
     from edge_offload.perception.geometry import load_camera
     from edge_offload.perception.locator import Locator
@@ -198,8 +192,8 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
     pipeline = PeoplePipeline(estimator, allow_untrained=args.allow_untrained)
     selector = TargetSelector(args.target)
     timeline = StateTimeline()
-    work, picture = Work(), None
-    progress = Progress(min(filter(None, (args.frames, video.length)), default=0))
+    work, picture = TrackedVideo(), None
+    progress = TrackProgress(min(filter(None, (args.frames, video.length)), default=0))
     writer = VideoParts(args.out, video.fps) if args.out else None
     with open_meter(timeline) as meter, contextlib.suppress(KeyboardInterrupt):
         work.interrupted = True  # until the end is reached
@@ -233,7 +227,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
     return work
 
 
-def report(args: argparse.Namespace, model: str, work: Work) -> None:
+def report(args: argparse.Namespace, model: str, work: TrackedVideo) -> None:
     """Print the summary, and write it as JSON where asked."""
     import numpy as np
 
@@ -275,7 +269,7 @@ def report(args: argparse.Namespace, model: str, work: Work) -> None:
         records.write(args.json, "run", record)
 
 
-class Progress:
+class TrackProgress:
     """A line that is written over on a terminal; elsewhere one now and then.
 
     Args:
@@ -296,7 +290,7 @@ class Progress:
         if self._terminal:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._due:
-            self._due = time.monotonic() + QUIET_S
+            self._due = time.monotonic() + 10.0
             say(text)
 
     def end(self) -> None:

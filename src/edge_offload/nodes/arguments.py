@@ -20,12 +20,13 @@ import sys
 from typing import Callable, Dict, List, Optional, Sequence
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.names import NAMED_LINKS
+from edge_offload.link.named_links import NAMED_LINKS
 from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
 from edge_offload.nodes.camera.addresses import hide
 from edge_offload.nodes.common.params import check_namespaces
-from edge_offload.nodes.launch_file import asked, collisions, misspelt
+from edge_offload.nodes.launch_config import check_config
+from edge_offload.nodes.launch_file import asked, collisions, misspelt, named
 from edge_offload.outputs import check_folder, check_output
 
 Rule = Callable[[str], Optional[str]]
@@ -230,15 +231,14 @@ def matching(pattern: str, advice: str) -> Rule:
 
 _POLICIES = (*POLICY_NAMES, *names())
 _RULES = (
-    (truth, "batched carry dashboard every_frame exact follow headless loop promises record respawn rviz"),
+    (truth, "carry dashboard exact follow headless loop promises record respawn rviz"),
     (truth, "turns virtual_device"),
     (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
-    (number(0), "deadline duration progress record_limit runs_limit server_wait tf_wait"),
+    (number(0), "deadline duration progress server_wait"),
     (number(0, 1), "accuracy"),
     (number(0, 1000), "rate"),
     (number(0.01, 1000), "sweep_rate"),
     (number(1), "robot_slowdown"),
-    (number(1, 4, whole=True), "in_flight"),
     (number(0.1), "timeout"),
     (number(0.001), "pool_slo"),
     (number(0.1, 3.0), "sensor_height"),
@@ -278,16 +278,15 @@ _RULES = (
     (yaml_list, "allow"),
     (modes, "candidates"),
     (cameras, "camera_ns"),
-    (yaml_mapping, "local_options model_options options"),
+    (yaml_mapping, "model_options options"),
     (link, "link"),
     (choice("tcp", "packet"), "link_level"),
     (opened(file(), _read_calibration, "none"), "calibration"),
     *((source(argument), argument) for argument in sources.ARGUMENTS),
     (lambda value: None if value == "none" else anything()(value), "scans"),
-    (file(), "follower_config"),
     (matching(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
     (file("shipped"), "weights"),
-    (file("none"), "power_config"),
+    (file("none"), "config power_config"),
     (written(check_output, "none", "auto"), "json out"),
     (written(check_folder), "runs"),
 )
@@ -304,7 +303,20 @@ def faults(given: Sequence[str]) -> List[str]:
             found.append(hide(f"{name}:={value}: {advice}"))
     found += misspelt(given)
     found = found or _several(given) or _check_single_camera(given)
-    return found or _unread_scans(given) or _without_images(given) or collisions(given)
+    return found or _config(given) or _unread_scans(given) or _without_images(given) or collisions(given)
+
+
+def _config(given: Sequence[str]) -> List[str]:
+    """Parameters in the file that ``config`` names, of the launch files that are named."""
+    values = asked(given)
+    path = values.get("config", "none")
+    try:
+        lines = (
+            [] if path == "none" else [line for launch in named(given) for line in check_config(path, launch, values)]
+        )
+    except ImportError:
+        return []
+    return [f"config:={path}: {line}" for line in lines]
 
 
 def _several(given: Sequence[str]) -> List[str]:

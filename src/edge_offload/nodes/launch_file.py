@@ -16,16 +16,30 @@ import xmlrpc.client
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Sequence, Set
 
+from edge_offload import beside
 from edge_offload.mode import TABLE, Mode, names
 
 PACKAGE = "edge_offload"
 OURS = pathlib.Path(__file__).resolve().parents[3] / "launch"
 """Where the launch files lie beside the sources; an installed package has them in its share folder."""
 
-PATIENCE_S = 1.0
-"""Seconds for an answer of the ROS master, or of a node."""
 
 _TRUE = ("true", "1")
+
+_PARAMETERS = {
+    "device": "offload_server_node: {device: %s}",
+    "follower_config": "follower_node: {distance: 2.0}",
+    "record_limit": "run_recorder: {record_limit: %s}",
+    "robot_cores": "NETWORK: {cores: %s}",
+    "robot_threads": "NETWORK: {threads: %s}",
+    "runs_limit": "run_recorder: {runs_limit: %s}",
+    "server_cores": "offload_server_node: {cores: %s}",
+    "server_threads": "offload_server_node: {threads: %s}",
+    **{
+        name: f"NETWORK: {{{name}: %s}}" for name in ("batched", "every_frame", "in_flight", "local_options", "tf_wait")
+    },
+}
+"""What has no argument in most launch files: where ``config:=`` takes it, ``%s`` is the value."""
 
 
 @dataclass
@@ -88,6 +102,10 @@ def misspelt(given: Sequence[str]) -> List[str]:
             continue
         near = difflib.get_close_matches(name, sorted(declared), 1)
         advice = f"is it {near[0]}?" if near else f"'roslaunch --ros-args {_words(files[0].path)}' lists its arguments"
+        if name in _PARAMETERS and "config" in declared:
+            network = "agrnav_node" if files[0].path.name == "agrnav.launch" else "kapao_node"
+            entry = _PARAMETERS[name].replace("%s", value).replace("NETWORK", network)
+            advice = f"write {entry} in a YAML file, and config:=FILE"
         lines.append(f"{name}:={value}: {files[0].path.name} has no argument {name}; {advice}")
     return lines
 
@@ -110,6 +128,7 @@ def collisions(given: Sequence[str]) -> List[str]:
         values = file.values(asked(given))
         lines += (
             _without_server(values)
+            or _without_emulator(values)
             or _without_rviz(values)
             or _ports_in_use(values)
             or _nodes_that_run(file, values, given)
@@ -123,6 +142,14 @@ def _without_server(values: Dict[str, str]) -> List[str]:
     if values.get("server") != "none" or mode not in names() or not TABLE[Mode(mode)].needs_link:
         return []
     return [f"mode:={mode}: it needs a server, and server:=none; give server:=host:port, or mode:=local"]
+
+
+def _without_emulator(values: Dict[str, str]) -> List[str]:
+    """An emulated link where the emulator is not installed."""
+    server, link = values.get("server", "none"), values.get("link", "none")
+    if server == "none" or "," in server or link == "none" or "link" in beside.commands():
+        return []
+    return [f"link:={link}: {beside.absent(beside.VERBS['link'].package)}, or give link:=none"]
 
 
 def _without_rviz(values: Dict[str, str]) -> List[str]:
@@ -171,7 +198,7 @@ def _free(port: int) -> bool:
 class _Impatient(xmlrpc.client.Transport):
     def make_connection(self, host: Any) -> Any:
         connection = super().make_connection(host)
-        connection.timeout = PATIENCE_S
+        connection.timeout = 1.0
         return connection
 
 

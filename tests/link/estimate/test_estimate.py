@@ -8,8 +8,6 @@ from concurrent.futures import Future
 
 import pytest
 
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload.link.estimate.clock import ClockReading, PeerClock
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading, RateFilter, Transfer
 from edge_offload.link.estimate.wireless import (
@@ -23,6 +21,8 @@ from edge_offload.link.sockets.descriptors import Deliveries
 from edge_offload.link.transport.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
 from edge_offload.link.transport.replies import LinkState
 from edge_offload_benchmarks.experiments.bandwidth import Sample, flaps, judge, lags
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 
 MB = 1e6
 DELAY_S = 1.3e-3

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Trace
 from edge_offload.link.estimate.estimator import SAMPLE_BYTES, LinkEstimator, RateFilter, Transfer
 from edge_offload.link.estimate.scheduling import KEPT_S, WAITED, ThreadCounts, Waits, words
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Trace
 
 MB = 1e6
 DELAY_S = 1.3e-3

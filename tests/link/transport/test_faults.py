@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from edge_offload.errors import EdgeOffloadError, LinkLost
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload.link.transport.client import LinkState, Timings
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from tests.link.conftest import PATIENT
 
 pytestmark = pytest.mark.process

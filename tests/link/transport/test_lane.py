@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from edge_offload.link.emulate.lane import Flow, Lane
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Trace
+from edge_offload_research.emulate.lane import Flow, Lane
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Trace
 
 
 class Bench:

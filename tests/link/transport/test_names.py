@@ -7,11 +7,11 @@ import socket
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import Link, Trace
 from edge_offload.link.sockets.lookup import endpoints
 from edge_offload.link.transport.client import Timings
 from edge_offload.link.transport.fronts import Fronts
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import Link, Trace
 
 PATIENCE_S = 60.0
 

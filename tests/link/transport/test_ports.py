@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import socket
 
-from edge_offload.link.sockets import ports
+from edge_offload_benchmarks import ports
 
 
 def test_the_port_is_free_and_not_one_of_those_that_outgoing_connections_get():

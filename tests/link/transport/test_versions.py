@@ -5,9 +5,9 @@ import pytest
 import zmq
 
 from edge_offload.errors import LinkLost, Refused
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import MAGIC, PROTOCOL_VERSION
+from edge_offload_benchmarks.ports import lasting_port
 
 pytestmark = pytest.mark.process
 

@@ -16,7 +16,7 @@ from divided import divide_everything, made
 from torch import nn
 
 from edge_offload.device.installation import installed
-from edge_offload.split.model.reference import run_plan
+from edge_offload_research.split.model.run_plan import run_plan
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

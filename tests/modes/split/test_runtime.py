@@ -28,10 +28,10 @@ from edge_offload.split.model.cost import CostModel, OperatorCost
 from edge_offload.split.model.locality import union
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.reference import run_plan
 from edge_offload.split.runtime.pieces import decode_piece
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tables import ready
+from edge_offload_research.split.model.run_plan import run_plan
 from tests.modes.split.waiting import until
 
 pytestmark = pytest.mark.process

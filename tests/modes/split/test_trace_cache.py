@@ -11,8 +11,6 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.evaluate import kernel
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import Link, Trace
 from edge_offload.mode import Mode
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.split import models as split_models
@@ -21,6 +19,8 @@ from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.runtime import places, tracing
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import trace
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import Link, Trace
 from tests.modes.split import split_nets
 from tests.modes.split.waiting import until
 

@@ -26,7 +26,6 @@ import torch
 from edge_offload.cli import main
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.link.security.keys import KeyStore
-from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
@@ -36,6 +35,7 @@ from edge_offload.server.pool.seats import DRIVER_S, Others, shared
 from edge_offload.server.pool.settings import Settings
 from edge_offload.server.server import OffloadServer
 from edge_offload.server.settings import Compute, Models
+from edge_offload_benchmarks.ports import lasting_port
 from tests.server.pool.pool_nets import a_network
 from tests.server.pool.stage_nets import chain
 from tests.server.server_rig import until

@@ -12,11 +12,11 @@ from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.cost import CostModel, Link, OperatorCost
 from edge_offload.split.model.locality import union
 from edge_offload.split.model.plan import Side, merge_steps
-from edge_offload.split.model.reference import run_plan
 from edge_offload.split.model.simulate import simulate
 from edge_offload.split.runtime.pieces import cut
 from edge_offload.split.runtime.streaming import best_stream, stream
 from edge_offload.split.runtime.tracing import trace
+from edge_offload_research.split.model.run_plan import run_plan
 from tests.modes.split import split_nets
 
 PICTURE = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

@@ -9,10 +9,10 @@ import torch
 
 from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import LABELS
-from edge_offload.models.scenes.samples import Pair, pair
 from edge_offload.models.sconet.baselines import BASELINES, keep_hits
 from edge_offload.models.sconet.network import SCONet
 from edge_offload_training.sconet.metrics import Confusion
+from edge_offload_training.sconet.samples import Pair, pair
 
 Method = Callable[[Array], Array]
 FIRST_SEED = 10_000_000

@@ -12,8 +12,8 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import IGNORED, LABELS, VALUE
-from edge_offload.models.scenes.samples import pair
 from edge_offload_training.sconet.crops import Source
+from edge_offload_training.sconet.samples import pair
 
 KITTI_SHAPE = (256, 256, 32)
 MAX_FILE_BYTES = 64 << 20

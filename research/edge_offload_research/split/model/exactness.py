@@ -21,7 +21,8 @@ from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import LocalityMap, analyse, union
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Plan
-from edge_offload.split.model.reference import run_plan, shared_values
+from edge_offload.split.model.reference import shared_values
+from edge_offload_research.split.model.run_plan import run_plan
 
 FLOAT64_BOUND = 1e-12
 

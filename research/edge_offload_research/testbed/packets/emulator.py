@@ -1,4 +1,4 @@
-"""A running link at the packet level, steered as the proxy is (:mod:`edge_offload.link.emulate.control`)."""
+"""A running link at the packet level, steered as the proxy is (:mod:`edge_offload_research.emulate.control`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from typing import Any, Dict, Optional
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import Link, constant_trace
 from edge_offload.link.security.keys import is_loopback, join_address, split_address
+from edge_offload_research.emulate.trace import Link, constant_trace
 from edge_offload_research.testbed.packets import impairments
 from edge_offload_research.testbed.packets.forwarder import DOWN, UP, Forwarder
 from edge_offload_research.testbed.packets.network import FLIP, Network

@@ -9,8 +9,8 @@ import struct
 from dataclasses import astuple
 from typing import Any, Dict, Optional, Tuple
 
-from edge_offload.link.emulate.trace import Trace
 from edge_offload.native.recipe import Recipe
+from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.testbed.packets.impairments import Impairments
 
 RECIPE = Recipe(

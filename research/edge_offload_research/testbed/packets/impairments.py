@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Dict, Mapping, Tuple
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.trace import Link
+from edge_offload_research.emulate.trace import Link
 
 #: The jitter's range (``packets.c``) in standard deviations: so far below the mean delay, and from there to the latest.
 EARLIEST, RANGE = math.sqrt(3), math.sqrt(27)

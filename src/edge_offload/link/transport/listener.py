@@ -302,10 +302,6 @@ class Listener:
         for peer in self.peers():
             self.notify(peer, DRAIN)
 
-    def disconnect(self, peer: Peer, error: EdgeOffloadError) -> None:
-        """Turn a welcomed peer away: it is told why, and everything it holds ends."""
-        self._outgoing.post(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
-
     # ------------------------------------------------------------------ the listener's thread
 
     def _run(self, context: zmq.Context[Any]) -> None:

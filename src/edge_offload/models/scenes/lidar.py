@@ -46,7 +46,7 @@ VLP16 = Lidar(16, -0.262, 0.262, 1800, 0.6, 60.0)
 
 
 @dataclass(frozen=True)
-class Pose:
+class SensorPose:
     """Where the sensor is: x, y (m) and yaw (rad) in the world, at ``time_s``; it stands upright."""
 
     x: float = 0.0
@@ -55,36 +55,36 @@ class Pose:
     time_s: float = 0.0
 
 
-def local_solids(world: World, pose: Pose, height: float) -> List[Solid]:
+def local_solids(world: World, pose: SensorPose, height: float) -> List[Solid]:
     """The world's solids in the frame of a sensor ``height`` (m) above the ground."""
     down = -height - ground_height(world, pose)
     return [solid.seen_from(pose.x, pose.y, pose.yaw, pose.time_s).raised(down) for solid in world.solids]
 
 
-def ground_height(world: World, pose: Pose) -> float:
+def ground_height(world: World, pose: SensorPose) -> float:
     """m, of the ground under the sensor."""
     return float(world.ground.at(np.array(pose.x), np.array(pose.y))[0])
 
 
-def to_world(pose: Pose, x: Array, y: Array) -> Tuple[Array, Array]:
+def to_world(pose: SensorPose, x: Array, y: Array) -> Tuple[Array, Array]:
     """Places in the sensor's frame, as places in the world (m)."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     return pose.x + cos * x - sin * y, pose.y + sin * x + cos * y
 
 
-def to_local(pose: Pose, x: Array, y: Array) -> Tuple[Array, Array]:
+def to_local(pose: SensorPose, x: Array, y: Array) -> Tuple[Array, Array]:
     """Places in the world, as places in the sensor's frame (m): the inverse of :func:`to_world`."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     east, north = x - pose.x, y - pose.y
     return cos * east + sin * north, cos * north - sin * east
 
 
-def exact_ranges(world: World, pose: Pose, lidar: Lidar) -> Array:
+def exact_ranges(world: World, pose: SensorPose, lidar: Lidar) -> Array:
     """Range of every ray without noise and dropouts, float32 [rings, columns] metres; inf where nothing is met."""
     return _cast(world, pose, lidar, _directions(lidar), np.random.default_rng(0))[0]
 
 
-def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[Array, Array]:
+def sweep(world: World, pose: SensorPose, lidar: Lidar, seed: int) -> Tuple[Array, Array]:
     """One turn of the sensor.
 
     Returns:
@@ -115,7 +115,7 @@ def _directions(lidar: Lidar) -> Array:
 
 
 def _cast(
-    world: World, pose: Pose, lidar: Lidar, directions: Array, random: np.random.Generator
+    world: World, pose: SensorPose, lidar: Lidar, directions: Array, random: np.random.Generator
 ) -> Tuple[Array, Array]:
     """Range (inf: none) and label of what every ray meets first."""
     ranges, labels = _ground_hits(world, pose, lidar, directions)
@@ -124,7 +124,7 @@ def _cast(
     return ranges, labels
 
 
-def _ground_hits(world: World, pose: Pose, lidar: Lidar, directions: Array) -> Tuple[Array, Array]:
+def _ground_hits(world: World, pose: SensorPose, lidar: Lidar, directions: Array) -> Tuple[Array, Array]:
     """Range (inf: none) and label where every ray meets the ground, by fixed-point iteration from the flat one."""
     down = np.minimum(directions[..., 2], -1e-3)
     base = ground_height(world, pose)

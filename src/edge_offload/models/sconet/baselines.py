@@ -80,11 +80,6 @@ def _labels(full: Array, level: Array, high: int) -> Array:
     return labels
 
 
-def by_height(full: Array, level: Array) -> Array:
-    """Labels of what is full, bool [x, y, z], by the height above the ground, int [x, y]."""
-    return _labels(_bits(full), level, full.shape[2])
-
-
 def nothing(occupancy: Array) -> Array:
     """No completion: full is what the sweep hit."""
     hits, high = _bits(occupancy), occupancy.shape[2]

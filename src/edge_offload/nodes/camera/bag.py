@@ -15,8 +15,6 @@ from edge_offload.nodes.common.bags import open_bag, read_messages
 from edge_offload.nodes.common.convert import image_to_bgr
 
 IMAGE_TYPES = {"sensor_msgs/Image": Image, "sensor_msgs/CompressedImage": CompressedImage}
-USUAL_TOPIC = "camera/image_raw"
-"""Taken out of several that have images."""
 
 
 class BagImages(FrameSource):
@@ -89,7 +87,7 @@ def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
         return found, topics[found]
     # a guess, for which every topic is good enough that is alone
     topics = {name: kind for name, kind in topics.items() if "depth" not in name.lower()} or topics
-    usual = [name for name in topics if name.strip("/") == USUAL_TOPIC] if len(topics) > 1 else []
+    usual = [name for name in topics if name.strip("/") == "camera/image_raw"] if len(topics) > 1 else []
     if usual:
         return usual[0], topics[usual[0]]
     if len(topics) != 1:

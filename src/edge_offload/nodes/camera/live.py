@@ -87,7 +87,7 @@ class Backlog:
         return max(0.0, self._last_s + SETTLED * self._period_s() - now_s)
 
 
-class Reception:
+class StreamReader:
     """One connection and the thread that reads it; keeps the newest frame.
 
     Args:
@@ -214,7 +214,7 @@ class LiveSource(FrameSource):
         self.connect_s, self.read_s = connect_s, read_s
         self._period_s = 1.0 / rate if rate else 0.0
         self._earliest_s = 0.0
-        self._reception: Optional[Reception] = None
+        self._reception: Optional[StreamReader] = None
         self._dropped_before = 0
         self._interrupted = False
 
@@ -252,7 +252,7 @@ class LiveSource(FrameSource):
         self._disconnect(CLOSE_S)
         if self._interrupted:
             raise SourceLost(f"{self.name} was closed")
-        reception = self._reception = Reception(self.connect)
+        reception = self._reception = StreamReader(self.connect)
         try:
             reception.wait(self.connect_s)
         except SourceLost as error:

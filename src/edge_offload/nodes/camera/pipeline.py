@@ -38,7 +38,7 @@ _WRONG = "WARNING: erroneous pipeline: "
 _REMOTE = re.compile(r"httpsrc|tcp\w*src|(?<!file)://")
 
 
-class Pipeline(LiveSource):
+class GstreamerPipeline(LiveSource):
     """A pipeline that ends in raw video, or in ``appsink``.
 
     Raises:
@@ -60,7 +60,7 @@ class Pipeline(LiveSource):
             )
 
     def connect(self) -> Feed:
-        return _Process(self._text)
+        return _GstreamerProcess(self._text)
 
 
 def _command(text: str, output: int) -> List[str]:
@@ -76,7 +76,7 @@ def _command(text: str, output: int) -> List[str]:
     return [LAUNCHER, "--verbose", "--no-fault", *text.split()]
 
 
-class _Process(Feed):
+class _GstreamerProcess(Feed):
     def __init__(self, text: str) -> None:
         self._text = text
         self._data, output = os.pipe()

@@ -92,7 +92,7 @@ _HERE = "edge_offload.nodes.camera"
 SOURCES: Tuple[SourceType, ...] = (
     SourceType("GStreamer pipeline", ("video", "camera"), r".+ ! .+",
                "nvarguscamerasrc ! nvvidconv ! video/x-raw,format=BGRx",
-               f"{_HERE}.pipeline:Pipeline", options=("rate",)),
+               f"{_HERE}.pipeline:GstreamerPipeline", options=("rate",)),
     SourceType("RTSP or HTTP stream", ("video", "camera"), r"(rtsps?|https?|rtmps?|rtp|udp|tcp|srt)://\S+",
                "rtsp://192.168.1.64/stream1", f"{_HERE}.stream:NetworkStream", options=("rate",)),
     SourceType("V4L2 camera", ("camera",), r"(?!\w+://).+", "/dev/video0",

@@ -20,7 +20,7 @@ OPTIONS = "rtsp_transport;tcp|fflags;discardcorrupt"
 ENVIRONMENT = {"OPENCV_FFMPEG_CAPTURE_OPTIONS": OPTIONS, "OPENCV_FFMPEG_LOGLEVEL": "-8"}
 """What OpenCV looks at when it opens a stream; what a user has set holds."""
 LATE_S, FOR_S, WINDOW_S = 1.0, 2.0, 300.0
-"""See :class:`Lateness`."""
+"""See :class:`StreamLag`."""
 END = 0.9
 """Share of a file's frames after which its end is an end: containers tell their number by rule of thumb."""
 
@@ -53,10 +53,10 @@ class NetworkStream(LiveSource):
         capture = cv2.VideoCapture(url, cv2.CAP_FFMPEG, waits)
         if not capture.isOpened():
             raise SourceLost(cause_of(url) or "there is no video that FFmpeg can read")
-        return Capture(capture, split(url).hostname or "its sender")
+        return StreamCapture(capture, split(url).hostname or "its sender")
 
 
-class Lateness:
+class StreamLag:
     """Tells a stream that is read more slowly than it is sent: its frames come later and later, and none is missing.
 
     A frame is late that has been on its way for :data:`LATE_S` longer than the quickest one of the last
@@ -84,12 +84,12 @@ class Lateness:
         return late_s if self._late_since_s is not None and now_s - self._late_since_s > FOR_S else 0.0
 
 
-class Capture(Feed):
+class StreamCapture(Feed):
     """A stream that OpenCV has opened; ``server`` is who sends it."""
 
     def __init__(self, capture: cv2.VideoCapture, server: str) -> None:
         self._capture, self._server = capture, server
-        self._lateness = Lateness()
+        self._lateness = StreamLag()
         self._frames = float(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         # what has no end has no number of frames, or one that makes no sense
         self.live = not 0 < self._frames < 1e9

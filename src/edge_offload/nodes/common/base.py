@@ -111,7 +111,7 @@ class Node:
         rospy.logerr_throttle(5.0, f"{where}: {details}")
 
 
-class Diagnostics:
+class DiagnosticsReporter:
     """Reports a node's health on /diagnostics, once a second of wall time: simulated time may stand still."""
 
     def __init__(self, node: Node) -> None:
@@ -208,7 +208,7 @@ def _run(node_class: Type[Node]) -> int:
     health = Health()
     health.warn("start", "starting")
     node = node_class({}, health)
-    diagnostics = Diagnostics(node)
+    diagnostics = DiagnosticsReporter(node)
     diagnostics.publish()
     try:
         raw = rospy.get_param("~", {})
@@ -250,7 +250,7 @@ def _go_to(folder: str) -> None:
         rospy.logwarn(f"relative paths are looked up in {os.getcwd()}: {folder.strip()}: {error.strerror}")
 
 
-def _stop(node: Node, diagnostics: Diagnostics) -> None:
+def _stop(node: Node, diagnostics: DiagnosticsReporter) -> None:
     try:
         node.stop()
     except Exception as error:
@@ -260,7 +260,7 @@ def _stop(node: Node, diagnostics: Diagnostics) -> None:
     _last_words(diagnostics)
 
 
-def _last_words(diagnostics: Diagnostics) -> None:
+def _last_words(diagnostics: DiagnosticsReporter) -> None:
     """Report a last time, and give rospy's sending threads a moment: they drop what they hold when they are closed."""
     # a node that fails at once ends before those who listen have connected
     for _ in range(20):

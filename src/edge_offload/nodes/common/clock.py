@@ -10,9 +10,6 @@ import rospy
 
 from edge_offload.nodes.common.health import Health
 
-STANDS_S = 3.0
-"""Wall time after which a clock stands."""
-
 REMEDY = (
     "start what publishes /clock (rosbag play --clock, the simulator), or rosparam set /use_sim_time false and restart"
 )
@@ -41,7 +38,7 @@ class ClockWatch:
         if not now:
             return f"no time: /use_sim_time is set and nothing came on /clock; {REMEDY}"
         stood_s = time.monotonic() - self._moved_s
-        if stood_s < STANDS_S:
+        if stood_s < 3.0:  # seconds of wall time
             return ""
         return f"time stands since {stood_s:.0f} s: /use_sim_time is set and /clock does not go on; {REMEDY}"
 

@@ -21,7 +21,7 @@ WINDOW_S, LASTING_S = 10.0, 60.0
 
 
 @dataclass(frozen=True)
-class Report:
+class HealthReport:
     """What the node says of itself now: the worst level, the causes, and figures by name."""
 
     level: int
@@ -93,7 +93,7 @@ class Health:
         with self._lock:
             self._values[self._part + name] = f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    def report(self) -> Report:
+    def report(self) -> HealthReport:
         """Everything, now; the worst condition first."""
         with self._lock:
             watched = list(self._watched.values())
@@ -103,8 +103,8 @@ class Health:
             ranked = sorted(conditions, key=lambda condition: -condition[0])
             values = {**self._values, **{name: str(count) for name, count in self._counters.items()}}
             if not ranked:
-                return Report(OK, self._fine, values)
-            return Report(ranked[0][0], "; ".join(cause for _, cause in ranked), values)
+                return HealthReport(OK, self._fine, values)
+            return HealthReport(ranked[0][0], "; ".join(cause for _, cause in ranked), values)
 
 
 class Losses:

@@ -19,8 +19,6 @@ ARGUMENTS = {
 """Arguments of launch files that name topics, by the type of their messages."""
 
 ANY = "*"
-PERIOD = 3
-"""Of so many reports one asks the master."""
 
 
 class TopicTypes:
@@ -37,7 +35,7 @@ class TopicTypes:
     def refresh(self) -> None:
         """Tell of topics of another type. Call it about once a second."""
         self._turn += 1
-        if self._turn % PERIOD:
+        if self._turn % 3:  # the master is asked by one report of three
             return
         try:
             published: Dict[str, str] = dict(rospy.get_published_topics())

@@ -1,6 +1,6 @@
-"""What every node does whose network looks at images: one result for each that is taken up, camera by camera.
+"""What every node does whose network looks at frames of sensors: one result for each that is taken up.
 
-Several cameras have one network, and the frames of each their turn (:class:`LatestFrameQueue`). All else is a camera's
+Several cameras have one network, and the frames of each their turn (:class:`LatestFrameQueue`). All else is a sensor's
 own: intake, calibration, what is known of earlier frames, topics.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, Optional, Tuple
+from typing import Any, ClassVar, Mapping, Optional, Tuple
 
 import rospy
 from std_msgs.msg import Header
@@ -47,32 +47,79 @@ class PreparedImage:
     image: Prepared
 
 
-class CameraView(SensorStages):
-    """Work of a node on the images of one camera.
+class SensorView(SensorStages):
+    """What a node does with the frames of one sensor.
+
+    A subclass makes its publishers and its painter in :meth:`start`, takes frames in from :meth:`subscribe` on, and
+    publishes exactly one result for a frame in :meth:`finish` or :meth:`publish_failure`.
+
+    Args:
+        node: whose network looks at them.
+        name: of the sensor among several, whose results are in its namespace; empty: it is the only one.
+
+    Attributes:
+        health, params, callback, fault: those of the node; what is said of one of several begins with its name.
+        carry: gives every frame its result at once; None: its result is the network's own, when that comes.
+        painter: draws pictures.
+    """
+
+    carry: Optional[CarryThread[Any]] = None
+    painter: Painter[Any]
+
+    def __init__(self, node: SensorNode, name: str) -> None:
+        self.node, self.name = node, name
+        self.params, self.callback, self.fault = node.params, node.callback, node.fault
+        self.health = node.health.make_part(name) if name else node.health
+
+    def start(self, network: Network) -> None:
+        """Make publishers, and whatever else frames need."""
+
+    def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
+        """From now on frames come."""
+
+    def close(self) -> None:
+        """Take no more frames in."""
+
+    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
+        """Say on /diagnostics how frames come."""
+
+    def publish_failure(self, frame: Frame, error: BaseException) -> None:
+        """The result of a frame that could not be used: nothing, and why."""
+
+    def tell_failure(self, frame: Frame, error: BaseException) -> None:
+        """The network could not be run on a frame; where results are carried, one leaves by itself."""
+        if self.carry is None:
+            self.publish_failure(frame, error)
+        else:
+            self.publish_error(frame, error)
+
+    def publish_error(self, frame: Frame, error: BaseException) -> InferenceReport:
+        """The one offload/latency of a frame that has no result of the network."""
+        report = InferenceReport(Mode.LOCAL, self.node.model, time.monotonic() - frame.received_s)
+        self.node.publish_latency(frame, report, float("nan"), False, str(error))
+        return report
+
+
+class CameraView(SensorView):
+    """What a node does with the images of one camera.
 
     A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish` or
     :meth:`publish_nothing`, and pictures in :meth:`draw`.
 
     Args:
-        node: whose network looks at them.
+        node, name: as of :class:`SensorView`.
         camera_ns: namespace of the camera.
-        name: of the camera among several, whose results are in its namespace; empty: it is the only one.
 
     Attributes:
-        health, params, callback, fault: those of the node; what is said of one of several cameras begins with its name.
         camera: calibration and place.
-        carry: gives every frame its result at once; None: its result is the network's own, when that comes.
-        painter: draws pictures.
     """
 
     #: Topic of the pictures.
     overlay: ClassVar[str]
-    carry: Optional[CarryThread[Any]] = None
 
     def __init__(self, node: ImageNode, camera_ns: str, name: str) -> None:
-        self.node, self.name, self._camera_ns = node, name, camera_ns
-        self.params, self.callback, self.fault = node.params, node.callback, node.fault
-        self.health = node.health.make_part(name) if name else node.health
+        super().__init__(node, name)
+        self._camera_ns = camera_ns
         world, images = self.params.get("world_frame", ""), self.input_topic("image_raw")
         self.camera = CameraIntake(self, self.input_topic("camera_info"), images, world, node.poses)
         self._images: Optional[ImageIntake] = None
@@ -87,7 +134,6 @@ class CameraView(SensorStages):
 
     def open(self, network: Network) -> None:
         """Make publishers, and whatever else frames need."""
-        raise NotImplementedError(f"{type(self).__name__} has no results")
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
         """The result of a frame that could not be used; ``size``: width and height in pixels, 0 if unknown."""
@@ -98,23 +144,19 @@ class CameraView(SensorStages):
         raise NotImplementedError(f"{type(self).__name__} has no pictures")
 
     def start(self, network: Network) -> None:
-        """Make what frames need."""
         self.open(network)
-        self.painter: Painter[Picture] = Painter(self, self.output_topic(self.overlay), self.draw, capacity=2)
+        self.painter = Painter(self, self.output_topic(self.overlay), self.draw, capacity=2)
         self.painter.start()
 
     def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
-        """Start to receive frames."""
         sink, transport = self.carry or slot, self.params["transport"]
         self._images = ImageIntake(self, self.input_topic("image_raw"), transport, sink, keep_all, self.name)
 
     def close(self) -> None:
-        """Take no more frames in."""
         if self._images is not None:
             self._images.close()
 
     def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
-        """Say on /diagnostics whether images come, and of one of several cameras how many did."""
         if self._images is None:
             return
         self._images.refresh()
@@ -124,46 +166,34 @@ class CameraView(SensorStages):
                 self.health.value(f"frames {what}", getattr(counts, what))
             self.health.value("results" if self.carry is None else "inferences", self.node.results[self.name])
 
-    def tell_failure(self, frame: Frame, error: BaseException) -> None:
-        """The network could not be run on a frame; where results are carried, one leaves by itself."""
-        if self.carry is None:
-            self.publish_failure(frame, error)
-        else:
-            self.node.publish_latency(frame, self._report(frame), float("nan"), False, str(error))
-
     def publish_failure(self, frame: Frame, error: BaseException) -> None:
-        """The result of a frame that could not be used: nothing, and why."""
         # a coded image whose size is not known before it is decoded has none
         size = (getattr(frame.message, "width", 0), getattr(frame.message, "height", 0))
-        report = self._report(frame)
-        self.publish_nothing(frame.message.header, report, size)
-        self.node.publish_latency(frame, report, float("nan"), False, str(error))
-
-    def _report(self, frame: Frame) -> InferenceReport:
-        return InferenceReport(Mode.LOCAL, self.node.model, time.monotonic() - frame.received_s)
+        self.publish_nothing(frame.message.header, self.publish_error(frame, error), size)
 
 
-class ImageNode(OffloadedNode):
-    """A node whose network looks at the images of one camera or several.
+class SensorNode(OffloadedNode):
+    """A node whose network looks at the frames of one sensor or several.
 
-    A subclass makes its kind of :class:`CameraView` in :meth:`make_view`, and its network in :meth:`make_network`.
+    A subclass makes a kind of :class:`SensorView` for each in :meth:`make_views`, and its network in
+    :meth:`make_network`.
     """
 
-    written = (*OffloadedNode.written, "labels")
-    looks: ClassVar[Tuple[Param, ...]] = (
-        CAMERA_NS,
-        Param("every_frame", False, "work on every image instead of the latest"),
-        Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
-        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
-    )
+    #: A frame, in a word.
+    noun: ClassVar[str] = "frame"
+    views: Mapping[str, SensorView]
 
-    def make_view(self, camera_ns: str, name: str) -> CameraView:
-        """Make what works on the images of one camera; arguments as :class:`CameraView`."""
+    def make_views(self) -> Mapping[str, SensorView]:
+        """Make what works on the frames of each sensor, by its name; of a single one that is empty."""
         raise NotImplementedError(f"{self.name} has no views")
 
     def make_network(self) -> Network:
         """Make the network."""
         raise NotImplementedError(f"{self.name} has no network")
+
+    def warm_up(self) -> Optional[Any]:
+        """Compute once with a made-up frame, if its size is known; returns the network's input."""
+        raise NotImplementedError(f"{self.name} has no frames")
 
     @property
     def model(self) -> str:
@@ -172,16 +202,9 @@ class ImageNode(OffloadedNode):
         return name
 
     def start(self) -> None:
-        params, keep_all = self.params, self.params["every_frame"]
-        cameras = check_namespaces(params["camera_ns"])
-        several = len(cameras) > 1
-        if several and params.get("accuracy"):
-            raise BadInput("~accuracy is promised for the results of one camera", remedy="give ~camera_ns one camera")
+        keep_all = self.params.get("every_frame", False)
         self.poses = Poses()
-        self.views: Dict[str, CameraView] = {}
-        for camera_ns in cameras:
-            name = camera_ns if several else ""
-            self.views[name] = self.make_view(camera_ns, name)
+        self.views = self.make_views()
         views = self.views.values()
         self.begin(self.make_network())
         self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
@@ -193,17 +216,14 @@ class ImageNode(OffloadedNode):
         self._worker = self.pipeline(self.slot, self.views, self._on_failure)
         self._worker.start()
         self.listen(self.slot)
-        latest_s = time.monotonic() + min(params["server_wait"], 5.0)
-        sizes = (view.camera.size(max(0.0, latest_s - time.monotonic())) for view in views)
-        size = next(filter(None, sizes), None)
-        if size is not None:
-            empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
-            self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
+        inputs = self.warm_up()
+        if inputs is not None:
+            self.publish_forecast([inputs], Header(stamp=rospy.Time.now()))
         self.collector.begin()
         # last: from now on frames come
         for view in views:
             view.subscribe(self.slot, keep_all)
-        names = f", cameras {', '.join(cameras)}" if several else ""
+        names = f", cameras {', '.join(self.views)}" if len(self.views) > 1 else ""
         rospy.loginfo(f"model {self.model} is ready, mode {self._mode}{names}")
 
     def stop(self) -> None:
@@ -220,15 +240,50 @@ class ImageNode(OffloadedNode):
             return
         for view in self.views.values():
             view.refresh(self.slot)
-        self.refresh_network(self.slot, "frames")
+        self.refresh_network(self.slot, f"{self.noun}s")
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
         self.leave_turn(frame)
         view = self.views[frame.camera]
         if isinstance(error, EdgeOffloadError):
-            view.health.count("bad frames")
-            view.health.warn("frame", str(error))
-            rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
+            view.health.count(f"bad {self.noun}s")
+            view.health.warn(self.noun, str(error))
+            rospy.logwarn_throttle(5.0, f"{self.noun} {frame.message.header.seq}: {error}")
         else:
             self.fault("network", error)
         view.tell_failure(frame, error)
+
+
+class ImageNode(SensorNode):
+    """A node whose network looks at the images of one camera or several.
+
+    A subclass makes its kind of :class:`CameraView` in :meth:`make_view`.
+    """
+
+    written = (*OffloadedNode.written, "labels")
+    looks: ClassVar[Tuple[Param, ...]] = (
+        CAMERA_NS,
+        Param("every_frame", False, "work on every image instead of the latest"),
+        Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
+        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
+    )
+    views: Mapping[str, CameraView]
+
+    def make_view(self, camera_ns: str, name: str) -> CameraView:
+        """Make what works on the images of one camera; arguments as :class:`CameraView`."""
+        raise NotImplementedError(f"{self.name} has no views")
+
+    def make_views(self) -> Mapping[str, CameraView]:
+        cameras = check_namespaces(self.params["camera_ns"])
+        several = len(cameras) > 1
+        if several and self.params.get("accuracy"):
+            raise BadInput("~accuracy is promised for the results of one camera", remedy="give ~camera_ns one camera")
+        names = [camera_ns if several else "" for camera_ns in cameras]
+        return {name: self.make_view(camera_ns, name) for camera_ns, name in zip(cameras, names)}
+
+    def warm_up(self) -> Optional[Any]:
+        wait_s = self.params["server_wait"]
+        latest_s = time.monotonic() + min(wait_s, 5.0)
+        sizes = (view.camera.size(max(0.0, latest_s - time.monotonic())) for view in self.views.values())
+        size = next(filter(None, sizes), None)
+        return None if size is None else self._network.warm_up(self._mode, *size, wait_s=wait_s)

@@ -43,7 +43,6 @@ from edge_offload.perception.scene.scans import AUTO
 Sweeps = Union[FileSweeps, BagSweeps, WorldSweeps]
 
 SILENCE_S = 3.0
-REMEDY = "check the driver, or name its topic (input:=)"
 
 
 class LidarNode(Node):
@@ -74,7 +73,8 @@ class LidarNode(Node):
         self._thread: Optional[threading.Thread] = None
         self._publisher = rospy.Publisher("lidar/points", PointCloud2, queue_size=4)
         if self.params["input"]:
-            self._input = awaited(self.params["input"], PointCloud2, "cloud", REMEDY, SILENCE_S)
+            remedy = "check the driver, or name its topic (input:=)"
+            self._input = awaited(self.params["input"], PointCloud2, "cloud", remedy, SILENCE_S)
             self.health.watch("input", self._input.words)
             self._arrivals = Arrivals(self.health, "clouds", self.params)
             rospy.Subscriber(

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, sweep
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, sweep
 from edge_offload.models.scenes.world import Street, World, room
 from edge_offload.nodes.common.convert import cloud_to_points
 from edge_offload.perception.scene.scans import AUTO, read_scan, scan_files
@@ -139,9 +139,9 @@ class WorldSweeps:
         # people who walked on for ever would leave the street
         walked = WALK_S - abs(passed % (2 * WALK_S) - WALK_S)
         if self._room is not None:
-            pose, world = Pose(yaw=(self._speed * passed) % (2 * np.pi), time_s=walked), self._room
+            pose, world = SensorPose(yaw=(self._speed * passed) % (2 * np.pi), time_s=walked), self._room
         else:
-            pose = Pose(x=self._speed * passed, time_s=walked)
+            pose = SensorPose(x=self._speed * passed, time_s=walked)
             world = self._street.world(pose.x)
         points, _ = sweep(world, pose, self._lidar, self._seed + number)
         up = ground_height(world, pose) + self._lidar.height

@@ -47,7 +47,7 @@ from edge_offload.runtime.carrying import CARRIED, LOCAL, NONE
 from edge_offload_msgs.msg import Latency, PersonArray, SemanticGrid
 
 
-class _Results(NamedTuple):
+class _Kind(NamedTuple):
     """What a node gives: its name, the topic of its results, and what a golden file holds of one (None: of none)."""
 
     node: str
@@ -69,8 +69,8 @@ def _scene(message: Any, _carried: bool) -> Dict[str, Any]:
 
 
 RESULTS = {
-    "people": _Results("kapao_node", "kapao/people", PersonArray, _people),
-    "scenes": _Results("agrnav_node", "agrnav/semantic_grid", SemanticGrid, _scene),
+    "people": _Kind("kapao_node", "kapao/people", PersonArray, _people),
+    "scenes": _Kind("agrnav_node", "agrnav/semantic_grid", SemanticGrid, _scene),
 }
 TF = ("/tf", "/tf_static")
 
@@ -94,7 +94,7 @@ class RegressNode(Node):
         if not self.params["bag"] or not self.params["out"]:
             raise BadInput("no bag or no output file given", remedy="set ~bag and ~out")
         self._bag = open_bag(self.params["bag"])
-        self._kind: _Results = RESULTS[self.params["results"]]
+        self._kind: _Kind = RESULTS[self.params["results"]]
         self._node: str = self.params["network"] or self._kind.node
         if self._kind.message is SemanticGrid:
             self._topic = cloud_topic(self._bag, self.params["topic"])

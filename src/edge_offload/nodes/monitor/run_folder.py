@@ -12,8 +12,6 @@ from typing import List, Tuple
 from edge_offload.errors import BadInput
 
 LAST = "last"
-BUSY_S = 3600.0
-"""A folder in which something was written so lately may belong to a run that is going on."""
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?")
 
@@ -60,7 +58,7 @@ def prune(root: pathlib.Path, keep_bytes: float, now_s: float) -> List[str]:
     for folder, (size, written_s) in facts.items():
         if total <= keep_bytes:
             break
-        if now_s - written_s < BUSY_S:
+        if now_s - written_s < 3600.0:  # it may belong to a run that is going on
             continue
         shutil.rmtree(folder, ignore_errors=True)
         total -= size

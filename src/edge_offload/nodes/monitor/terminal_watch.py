@@ -15,8 +15,6 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.nodes.monitor.run_topics import RunTopics
 from edge_offload_msgs.msg import Latency
 
-CLEAR = "\x1b[H\x1b[J"
-
 
 def watch(interval_s: float, window_s: float, once: bool) -> None:
     """Print every ``interval_s`` what the last ``window_s`` brought, until Ctrl-C; with ``once`` after two intervals.
@@ -96,6 +94,6 @@ def _print(lines: List[str], window_s: float, once: bool) -> None:
     redraws = sys.stdout.isatty() and not once
     if once or redraws:
         head = f"edge_offload  {time.strftime('%H:%M:%S')}  the last {window_s:g} s; Ctrl-C ends"
-        print((f"{CLEAR}{head}\n\n" if redraws else "") + "\n".join(lines), flush=True)
+        print((f"\x1b[H\x1b[J{head}\n\n" if redraws else "") + "\n".join(lines), flush=True)
     else:
         print(f"{time.strftime('%H:%M:%S')} {summary_line(lines)}", flush=True)

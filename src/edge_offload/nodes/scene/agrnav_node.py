@@ -38,14 +38,12 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional
 
 import rospy
 from sensor_msgs.msg import PointCloud2
-from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
-from edge_offload.errors import EdgeOffloadError
 from edge_offload.mode import Mode
 from edge_offload.models.scenes.labels import GROUND
 from edge_offload.models.sconet.baselines import nothing
@@ -54,18 +52,20 @@ from edge_offload.models.voxels import VoxelGrid
 from edge_offload.nodes.common.convert import cloud_to_points
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.common.poses import TF_WAIT, Pose, PoseLookup, Poses
+from edge_offload.nodes.common.poses import TF_WAIT, Pose, PoseLookup
 from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.inference.cameras import SensorNode, SensorView
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Arrivals, Frame, tf_time
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
+from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.inference.pictures import Painter
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_report
 from edge_offload.nodes.scene.goal import GoalIntake
 from edge_offload.nodes.scene.scene_network import SceneNetwork
-from edge_offload.nodes.scene.scene_outputs import Picture, SceneOutputs
+from edge_offload.nodes.scene.scene_outputs import SceneOutputs, ScenePicture
 from edge_offload.perception.agreement import scene_drop
 from edge_offload.perception.carry.odometry import SceneCarrier
 from edge_offload.perception.scene.pipeline import PreparedSweep, ScenePipeline, SceneResult
@@ -76,116 +76,78 @@ from edge_offload.timing import InferenceReport
 SILENCE_S = 5.0
 
 
-class AgrnavNode(OffloadedNode):
-    """See the module's docstring."""
+class SweepView(SensorView):
+    """What the node does with the sweeps of its LiDAR."""
 
-    name = "agrnav_node"
-    task = "scene"
-    drain_s = 30.0
-    carry: Optional[CarryThread[Array]] = None
-    declared = (
-        *SceneNetwork.declared,
-        *OffloadedNode.shared,
-        Param("sensor_height", 1.73, "m, of the LiDAR above the ground", low=0.0, high=5.0),
-        Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 32 of them high", low=0.02, high=1.0),
-        Param(
-            "cells", 256, "voxels along x and y, a multiple of 16: fewer see less far and cost less", low=16, high=1024
-        ),
-        Param(
-            "extent", "around", "where the grid lies: around the robot, or forward of it", choices=("around", "forward")
-        ),
-        Param("goal_x", 12.0, "m, goal until agrnav/goal names one, in the sensor's frame: ahead"),
-        Param("goal_y", 0.0, "m, goal until agrnav/goal names one, in the sensor's frame: to the left"),
-        Param("robot_radius", 0.35, "m, of the robot, for the path", low=0.0, high=5.0),
-        Param("body_low", 0.25, "m above the ground: lower obstacles are driven over", low=0.0),
-        Param("body_high", 1.6, "m above the ground: what begins higher is driven under", low=0.1),
-        Param("step", 0.2, "m: ground that rises more from cell to cell is in the way", low=0.0),
-        Param("jpeg_quality", 85, "of agrnav/overlay/compressed", low=1, high=100),
-        Param("carry", False, "give every sweep its result at once, carried along from what the network saw last"),
-        Param("local", True, "with ~carry: column fill, which needs no network, stands in where it is the better one"),
-        Param("odometry_frame", "odom", "with ~carry: tf frame that stands still while the robot moves"),
-        TF_WAIT,
-    )
-
-    def start(self) -> None:
+    def start(self, network: Network) -> None:
         params = self.params
+        self._network = network
         self._arrivals = Arrivals(self.health, "sweeps", params)
         self._recording = 0
         self._told = 0
-        self._poses = Poses()
-        self.begin(SceneNetwork(params, self.health))
-        self._completer: SceneCompleter = self._network.estimator
+        self._completer: SceneCompleter = network.estimator
+        self._pipeline = ScenePipeline(self._completer)
         self._grid: VoxelGrid = self._completer.grid
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
-        self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
-        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(accepted=self.wants)
-        stages = _SweepStages(self, ScenePipeline(self._completer))
-        self._worker = self.pipeline(self._slot, {"": stages}, self._on_failure)
-        outputs = self._outputs
-        self._painter: Painter[Picture] = Painter(
-            self, "agrnav/overlay", outputs.draw, 1, beside=outputs.publish_voxels
-        )  # fmt: skip
+        outputs = self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
+        self.painter = Painter(self, "agrnav/overlay", outputs.draw, 1, beside=outputs.publish_voxels)
         if params["carry"]:
             self._carrier = SceneCarrier(self._grid)
-            self._odometry = PoseLookup(self._poses, "~odometry_frame", carried=True)
+            self._odometry = PoseLookup(self.node.poses, "~odometry_frame", carried=True)
             self._losses = Losses("sweeps without odometry, scenes are held")
             self.health.watch("odometry", self._losses.words)
-            task = Task(self._carrier, self._see, self._leave, self._publish_failure, scene_drop,
+            task = Task(self._carrier, self._see, self._leave, self.publish_failure, scene_drop,
                         self._alone if params["local"] else None, waits=self._waits_s)  # fmt: skip
             self.carry = CarryThread(task, params["slowdown"], self.health, self.fault)
-            self.carries = [self.carry]
-            self._poses.add_listener(self.carry.wake)
-        self._worker.start()
-        self._painter.start()
-        self.listen(self._slot)
-        self._goal = GoalIntake(self, self._poses)
-        # made up, but not empty: mode split measures on it how far sweeps can be coded
-        sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, params["sensor_height"])))
-        assert sweep.points is not None
-        example = self._completer.prepare(sweep.points)
-        self._network.warm_up_on(self._mode, example, params["server_wait"])
-        self.publish_forecast([example], Header(stamp=rospy.Time.now()))
-        self.collector.begin()
-        # last: from now on sweeps come
+            self.node.poses.add_listener(self.carry.wake)
+        self._goal = GoalIntake(self, self.node.poses)
+        self.painter.start()
+
+    def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
+        self._sink = self.carry or slot
         remedy = "check the driver, or name its topic (input:=)"
         self._topic = awaited("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
         self.health.watch("sweeps", self._topic.words)
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES
         )
-        rospy.loginfo(f"model {self._completer.name} is ready, mode {self._mode}")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if hasattr(self, "_sweeps"):
             self._sweeps.unregister()
-        self.end({name: getattr(self, name) for name in ("_worker", "carry", "_painter") if getattr(self, name, None)})
 
-    def refresh(self) -> None:
-        if not hasattr(self, "_sweeps"):
-            return
+    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
         self._arrivals.refresh()
-        self.refresh_network(self._slot, "sweeps")
 
     def _on_sweep(self, message: Any) -> None:
         self._topic.came()
-        (self.carry or self._slot).put(self._arrivals.frame(message, time.monotonic()))
+        self._sink.put(self._arrivals.frame(message, time.monotonic()))
 
-    def tell_result(self, frame: Frame, result: SceneResult) -> None:
+    def prepare(self, frame: Frame) -> PreparedSweep:
+        if frame.pixels is None:
+            return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
+        return self._pipeline.prepared(frame.pixels, frame.received_s)
+
+    def infer(self, frame: Frame, prepared: PreparedSweep) -> Any:
+        return self.node.infer(frame, (prepared.occupancy,))
+
+    def finish(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
         """Publish the result of a sweep, or have it carried to the newest one."""
+        result = self._pipeline.finish(prepared, *inferred)
         self.health.clear("sweep")
         if self.carry is None:
-            tell_seen = self._publish(frame, result.labels, result.occupancy, result.report)
+            show = self._publish(frame, result.labels, result.occupancy, result.report)
             self._account(frame, result)
-            self.compare(frame, result.labels, scene_drop)
-            tell_seen()
+            self.node.compare(frame, result.labels, scene_drop)
+            show()
         else:
             self._account(frame, result)
             self.carry.came(functools.partial(self._completed, frame, result, self.carry.loop))
 
     def _account(self, frame: Frame, result: SceneResult) -> None:
-        energy, measured = self.energy(frame, result.report)
-        self.account(frame, result.inputs, result.report, energy, measured)
+        energy, measured = self.node.energy(frame, result.report)
+        self.node.account(frame, result.inputs, result.report, energy, measured)
 
     def _see(self, frame: Frame) -> bool:
         """A sweep has come: the carrier sees it, and the network may (in the thread that carries)."""
@@ -196,7 +158,7 @@ class AgrnavNode(OffloadedNode):
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
         follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame).transform) and same
-        self._slot.put(frame)
+        self.node.slot.put(frame)
         return follows
 
     def _pose(self, frame: Frame) -> Pose:
@@ -254,7 +216,7 @@ class AgrnavNode(OffloadedNode):
             # what was carried along is no news to them
             self._told = 0 if along is None else along.source
             self._tell_server(header, labels, found, plan, report)
-        return lambda: self._painter.paint(Picture(header, labels, occupancy, report, found, plan, robot, goal))
+        return lambda: self.painter.paint(ScenePicture(header, labels, occupancy, report, found, plan, robot, goal))
 
     def _tell_server(
         self, header: Any, labels: Array, found: Array, plan: Optional[Plan], report: InferenceReport
@@ -272,49 +234,56 @@ class AgrnavNode(OffloadedNode):
             self.health.clear("path")
             self.health.value("path", f"{plan.length_m:.1f} m")
 
-    def _publish_failure(self, frame: Frame, error: BaseException) -> None:
+    def publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a sweep that could not be used: a grid and a slice in which nothing is known."""
         self._outputs.publish_nothing(frame.message.header)
-        self._tell_latency(frame, error)
-
-    def _tell_failure(self, frame: Frame, error: BaseException) -> None:
-        """The network could not be run on a sweep; a result that is carried to it leaves by itself."""
-        if self.carry is None:
-            self._publish_failure(frame, error)
-        else:
-            self._tell_latency(frame, error)
-
-    def _tell_latency(self, frame: Frame, error: BaseException) -> None:
-        report = InferenceReport(Mode.LOCAL, self._completer.name, time.monotonic() - frame.received_s)
-        self.publish_latency(frame, report, float("nan"), False, str(error))
-
-    def _on_failure(self, frame: Frame, error: BaseException) -> None:
-        self.leave_turn(frame)
-        if isinstance(error, EdgeOffloadError):
-            self.health.count("bad sweeps")
-            self.health.warn("sweep", str(error))
-            rospy.logwarn_throttle(5.0, f"sweep {frame.message.header.seq}: {error}")
-        else:
-            self.fault("network", error)
-        self._tell_failure(frame, error)
+        self.publish_error(frame, error)
 
 
-class _SweepStages:
-    """Work on one sweep: exactly one result, whatever happens."""
+class AgrnavNode(SensorNode):
+    """See the module's docstring."""
 
-    def __init__(self, node: AgrnavNode, pipeline: ScenePipeline) -> None:
-        self._node, self._pipeline = node, pipeline
+    name = "agrnav_node"
+    task = "scene"
+    noun = "sweep"
+    drain_s = 30.0
+    declared = (
+        *SceneNetwork.declared,
+        *OffloadedNode.shared,
+        Param("sensor_height", 1.73, "m, of the LiDAR above the ground", low=0.0, high=5.0),
+        Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 32 of them high", low=0.02, high=1.0),
+        Param(
+            "cells", 256, "voxels along x and y, a multiple of 16: fewer see less far and cost less", low=16, high=1024
+        ),
+        Param(
+            "extent", "around", "where the grid lies: around the robot, or forward of it", choices=("around", "forward")
+        ),
+        Param("goal_x", 12.0, "m, goal until agrnav/goal names one, in the sensor's frame: ahead"),
+        Param("goal_y", 0.0, "m, goal until agrnav/goal names one, in the sensor's frame: to the left"),
+        Param("robot_radius", 0.35, "m, of the robot, for the path", low=0.0, high=5.0),
+        Param("body_low", 0.25, "m above the ground: lower obstacles are driven over", low=0.0),
+        Param("body_high", 1.6, "m above the ground: what begins higher is driven under", low=0.1),
+        Param("step", 0.2, "m: ground that rises more from cell to cell is in the way", low=0.0),
+        Param("jpeg_quality", 85, "of agrnav/overlay/compressed", low=1, high=100),
+        Param("carry", False, "give every sweep its result at once, carried along from what the network saw last"),
+        Param("local", True, "with ~carry: column fill, which needs no network, stands in where it is the better one"),
+        Param("odometry_frame", "odom", "with ~carry: tf frame that stands still while the robot moves"),
+        TF_WAIT,
+    )
 
-    def prepare(self, frame: Frame) -> PreparedSweep:
-        if frame.pixels is None:
-            return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
-        return self._pipeline.prepared(frame.pixels, frame.received_s)
+    def make_views(self) -> Mapping[str, SensorView]:
+        return {"": SweepView(self, "")}
 
-    def infer(self, frame: Frame, prepared: PreparedSweep) -> Any:
-        return self._node.infer(frame, (prepared.occupancy,))
+    def make_network(self) -> Network:
+        return SceneNetwork(self.params, self.health)
 
-    def finish(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
-        self._node.tell_result(frame, self._pipeline.finish(prepared, *inferred))
+    def warm_up(self) -> Optional[Any]:
+        # made up, but not empty: mode split measures on it how far sweeps can be coded
+        sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, self.params["sensor_height"])))
+        assert sweep.points is not None
+        example = self._network.estimator.prepare(sweep.points)
+        self._network.warm_up_on(self._mode, example, self.params["server_wait"])
+        return example
 
 
 NODE = AgrnavNode

@@ -9,7 +9,7 @@ import numpy as np
 import rospy
 from geometry_msgs.msg import PoseStamped
 
-from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.poses import Pose, PoseLookup, Poses, frame_name
 from edge_offload.nodes.inference.intake import Frame, tf_time
@@ -23,7 +23,7 @@ class GoalIntake:
         poses: what tf says.
     """
 
-    def __init__(self, node: Node, poses: Poses) -> None:
+    def __init__(self, node: Owner, poses: Poses) -> None:
         self._params = node.params
         self._lookup = PoseLookup(poses, carried=bool(node.params.get("carry")))
         self._losses = Losses("sweeps without a path, as the place of the goal is not known")

@@ -20,14 +20,12 @@ from edge_offload.perception.scene.planning import Plan
 from edge_offload.runtime.carrying import Along
 from edge_offload_msgs.msg import SemanticGrid
 
-COMPRESSION = 1
-
 
 def grid_message(
     header: Any, labels: Array, grid: VoxelGrid, names: Sequence[str], along: Optional[Along[Any]] = None
 ) -> SemanticGrid:
     """Labels uint8 [x, y, z] as one Zstandard frame; ``along``: unless they are fresh."""
-    coded = zstandard.ZstdCompressor(level=COMPRESSION).compress(np.ascontiguousarray(labels).tobytes())
+    coded = zstandard.ZstdCompressor(level=1).compress(np.ascontiguousarray(labels).tobytes())
     size_x, size_y, size_z = labels.shape
     return SemanticGrid(
         header=copy_header(header),

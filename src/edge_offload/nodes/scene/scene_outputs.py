@@ -22,7 +22,7 @@ from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import SemanticGrid
 
 
-class Picture(NamedTuple):
+class ScenePicture(NamedTuple):
     """What is drawn: a completed sweep, the slice found free or not, the path through it from robot to goal (cells)."""
 
     header: Any
@@ -70,7 +70,7 @@ class SceneOutputs:
         self._occupancy.publish(scene_messages.slice_message(header, unknown, self._grid))
         self._path.publish(scene_messages.path_message(header, None, self._grid, 0.0))
 
-    def publish_voxels(self, picture: Picture) -> None:
+    def publish_voxels(self, picture: ScenePicture) -> None:
         """Full voxels and cubes, while somebody listens."""
         header, labels = picture.header, picture.labels
         if self._voxels.get_num_connections():
@@ -78,7 +78,7 @@ class SceneOutputs:
         if self._markers.get_num_connections():
             self._markers.publish(scene_messages.markers_message(header, labels, self._grid, COLOURS, GROUND, LABELS))
 
-    def draw(self, picture: Picture) -> Array:
+    def draw(self, picture: ScenePicture) -> Array:
         """The overlay: uint8 [h, w, 3] BGR."""
         plan = picture.plan
         path = None if plan is None else plan.cells

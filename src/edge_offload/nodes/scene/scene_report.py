@@ -20,8 +20,6 @@ from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.scene import scene_messages
 from edge_offload.perception.scene.planning import Plan
 
-#: Of Zstandard: a sweep is coded twice a second at most.
-COMPRESSION = 9
 #: Cells of a path, and metres of a grid's corner or a path's height.
 MAX_CELLS, MAX_METRES = 65536, 1e5
 
@@ -36,7 +34,7 @@ class SceneMessages(NamedTuple):
 
 def coded(labels: Array, found: Array, plan: Optional[Plan]) -> List[torch.Tensor]:
     """Labels uint8 [x, y, z], slice int8 [x, y] and path as the outputs of a report."""
-    coder = zstandard.ZstdCompressor(level=COMPRESSION)
+    coder = zstandard.ZstdCompressor(level=9)  # a sweep is coded twice a second at most
     frames = [coder.compress(np.ascontiguousarray(array).tobytes()) for array in (labels, found)]
     cells = np.zeros((0, 2), dtype=np.int32) if plan is None else np.asarray(plan.cells, dtype=np.int32)
     outputs = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for frame in frames]

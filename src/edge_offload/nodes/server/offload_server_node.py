@@ -37,7 +37,7 @@ from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import duration, latency_message
 from edge_offload.nodes.people.people_messages import people_message
 from edge_offload.nodes.scene import scene_report
-from edge_offload.nodes.server.server_results import Facts, Interpreter
+from edge_offload.nodes.server.server_results import FrameFacts, ResultInterpreter
 from edge_offload.power.nvml import GpuLoad
 from edge_offload.server import status as server_status
 from edge_offload.server.results import FrameResult
@@ -78,7 +78,7 @@ class OffloadServerNode(Node):
     def start(self) -> None:
         params = self.params
         self._gpu = GpuLoad()
-        self._interpreter = Interpreter(params["allow"], params["options"])
+        self._interpreter = ResultInterpreter(params["allow"], params["options"])
         pool = None
         if params["pool"]:
             from edge_offload.server.pool.settings import settings_of  # a server without a pool needs none of it
@@ -179,7 +179,7 @@ class OffloadServerNode(Node):
             # what the network said, megabytes a sweep: its robot makes a scene of it, and tells that
             return
         try:
-            facts = Facts(result.meta, pictures=not scene)
+            facts = FrameFacts(result.meta, pictures=not scene)
             header = Header(facts.seq, rospy.Time(*divmod(facts.stamp_ns, 10**9)), facts.frame_id)
             if scene:
                 made = scene_report.messages(result.outputs, result.meta, header, LABELS)

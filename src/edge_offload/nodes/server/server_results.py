@@ -18,7 +18,6 @@ from edge_offload.perception.timeline import Timeline
 from edge_offload.perception.tracking import TrackedPerson, Tracker
 from edge_offload.server.results import FrameResult
 
-MAX_PIXELS = 64_000_000
 MAX_TEXT = 256
 KEPT = 16
 
@@ -48,7 +47,7 @@ class Recent(_Ordered):
         return value
 
 
-class Facts:
+class FrameFacts:
     """What a robot says of a frame.
 
     Attributes:
@@ -75,7 +74,7 @@ class Facts:
         if not isinstance(image, list) or len(image) != 2 or not all(type(side) is int for side in image):
             raise BadInput("a report says no image size")
         self.size = (image[0], image[1])
-        if min(self.size) < 1 or self.size[0] * self.size[1] > MAX_PIXELS:
+        if min(self.size) < 1 or self.size[0] * self.size[1] > 64_000_000:
             raise BadInput(f"a report is about an image of {image[0]}x{image[1]} pixels")
         options = meta.get("options", {})
         if not isinstance(options, dict) or not all(isinstance(v, (bool, int, float, str)) for v in options.values()):
@@ -96,7 +95,7 @@ class _Followed:
     def __init__(self) -> None:
         self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
 
-    def update(self, found: People, facts: Facts) -> List[TrackedPerson]:
+    def update(self, found: People, facts: FrameFacts) -> List[TrackedPerson]:
         instant = self._timeline.instant(facts.stamp_ns, time.monotonic())
         if instant.recording != self._recording:
             self._recording = instant.recording
@@ -104,7 +103,7 @@ class _Followed:
         return self._tracker.update(found, instant.seconds, facts.size)
 
 
-class Interpreter:
+class ResultInterpreter:
     """Turns outputs into tracked people, with a tracker for every robot, camera and model.
 
     Args:
@@ -120,7 +119,7 @@ class Interpreter:
         self._followed: Recent = Recent()
         self._followed.capacity = KEPT**2  # robots by cameras
 
-    def people(self, result: FrameResult, facts: Facts) -> List[TrackedPerson]:
+    def people(self, result: FrameResult, facts: FrameFacts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
 
         Raises:
@@ -153,7 +152,7 @@ class Interpreter:
             return built if isinstance(built, PersonEstimator) else None
         return registry.build_estimator(name, **options)
 
-    def _placement(self, estimator: PersonEstimator, facts: Facts) -> Letterbox:
+    def _placement(self, estimator: PersonEstimator, facts: FrameFacts) -> Letterbox:
         width, height = facts.size
         return self._placements.of(
             (estimator.size, estimator.stride, facts.size),

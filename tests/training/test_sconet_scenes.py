@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED, VALUE
-from edge_offload.models.scenes.lidar import Lidar, Pose, sweep
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, sweep
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, Spot, scale_of
-from edge_offload.models.scenes.samples import pair
 from edge_offload.models.scenes.solids import Solid, box
 from edge_offload.models.scenes.world import Ground, Street, World, room
 from edge_offload.models.voxels import around
+from edge_offload_training.sconet import truth, visibility
+from edge_offload_training.sconet.samples import pair
 
 EXACT = Lidar(rings=32, columns=720, noise=0.0, dropout=0.0, dropout_far=0.0)
 ROAD, CAR, BUILDING = VALUE["road"], VALUE["car"], VALUE["building"]
@@ -46,7 +46,7 @@ def test_a_ray_enters_a_solid_where_marching_along_it_does(drawn):
 def test_nothing_is_seen_behind_a_wall():
     wall = box(6.0, 0.0, -1.0, (0.3, 60.0, 8.0), 0.0, BUILDING)
     world = World(Ground(ROAD), (wall, box(9.0, 1.0, 0.0, (4, 2, 1.5), 0.0, CAR)))
-    points, labels = sweep(world, Pose(), EXACT, 0)
+    points, labels = sweep(world, SensorPose(), EXACT, 0)
     ahead = np.abs(np.arctan2(points[:, 1], points[:, 0])) < 1.0
     assert points[ahead, 0].max() < 6.2
     assert CAR not in labels
@@ -56,7 +56,7 @@ def test_nothing_is_seen_behind_a_wall():
 @pytest.mark.process
 def test_ranges_on_flat_ground_and_on_a_wall_are_the_true_ones():
     world = World(Ground(ROAD), (box(10.15, 0.0, -1.0, (0.3, 80.0, 8.0), 0.0, BUILDING),))
-    points, labels = sweep(world, Pose(), EXACT, 0)
+    points, labels = sweep(world, SensorPose(), EXACT, 0)
     np.testing.assert_allclose(points[labels == ROAD, 2], -EXACT.height, atol=1e-3)
     np.testing.assert_allclose(points[labels == BUILDING, 0], 10.0, atol=1e-3)
 
@@ -64,15 +64,15 @@ def test_ranges_on_flat_ground_and_on_a_wall_are_the_true_ones():
 def test_noise_dropouts_and_leaves_do_what_they_say():
     wall = box(10.15, 0.0, -2.0, (0.3, 200.0, 8.0), 0.0, BUILDING)
     noisy = Lidar(rings=32, columns=720, noise=0.05, dropout=0.3, dropout_far=0.3)
-    exact, _ = sweep(World(Ground(ROAD), (wall,)), Pose(), EXACT, 0)
-    points, labels = sweep(World(Ground(ROAD), (wall,)), Pose(), noisy, 0)
+    exact, _ = sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)
+    points, labels = sweep(World(Ground(ROAD), (wall,)), SensorPose(), noisy, 0)
     assert len(points) / len(exact) == pytest.approx(0.7, abs=0.03)
     spread = points[labels == BUILDING]
     straight = spread[np.abs(spread[:, 1]) < 1.0, 0] - 10.0
     assert straight.std() == pytest.approx(0.05, rel=0.2)
     leaves = Solid(0, (5.0, 0.0, 0.0), (0.5, 4.0, 3.0), 0.0, VALUE["vegetation"], porosity=0.4)
-    _, labels = sweep(World(Ground(ROAD), (leaves, wall)), Pose(), EXACT, 0)
-    alone = sweep(World(Ground(ROAD), (wall,)), Pose(), EXACT, 0)[1]
+    _, labels = sweep(World(Ground(ROAD), (leaves, wall)), SensorPose(), EXACT, 0)
+    alone = sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)[1]
     assert (labels == VALUE["vegetation"]).sum() > 200
     assert (labels == BUILDING).sum() > 0.8 * (alone == BUILDING).sum() - 1500
 
@@ -91,8 +91,8 @@ def test_what_a_sweep_hits_is_full_in_the_truth(seed, held_out):
 def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
     world = World(Ground(ROAD), (box(8.0, 0.0, 0.0, (4.0, 1.8, 1.5), 0.3, CAR),))
     grid = around(EXACT.height)
-    labels = truth.labels(world, Pose(), EXACT, grid)
-    points, hits = sweep(world, Pose(), EXACT, 0)
+    labels = truth.labels(world, SensorPose(), EXACT, grid)
+    points, hits = sweep(world, SensorPose(), EXACT, 0)
     volume = (labels == CAR).sum() * grid.voxel_size**3
     assert volume == pytest.approx(4.0 * 1.8 * 1.5, rel=0.35)
     seen = grid.occupancy(points[hits == CAR])
@@ -104,11 +104,11 @@ def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
 def test_the_inside_of_a_house_and_what_is_behind_a_rooms_walls_cannot_be_known():
     house = Solid(0, (12.0, 0.0, 2.0), (4.0, 4.0, 3.0), 0.0, BUILDING, shell=0.5)
     grid = around(EXACT.height)
-    labels = truth.labels(World(Ground(ROAD), (house,)), Pose(), EXACT, grid)
+    labels = truth.labels(World(Ground(ROAD), (house,)), SensorPose(), EXACT, grid)
     middle = grid.indices(np.array([[12.0, 0.0, 0.2]]))[0][0]
     assert labels[tuple(middle)] == IGNORED
     made = room(3)
-    labels = truth.labels(made, Pose(), EXACT, grid)
+    labels = truth.labels(made, SensorPose(), EXACT, grid)
     outside = grid.indices(np.array([[made.bounds[2] + 1.0, 0.0, 0.0]]))[0][0]
     assert labels[tuple(outside)] == IGNORED
 
@@ -157,7 +157,7 @@ def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from
     wall = box(14.0, 8.0, 0.0, (24.0, 0.4, 4.0), 0.0, BUILDING)
     hidden = box(14.0, 12.0, 0.0, (1.0, 1.0, 1.5), 0.0, CAR)
     world = World(Ground(ROAD), (wall, hidden, box(6.0, 0.0, 0.0, (0.4, 6.0, 4.0), 0.0, BUILDING)))
-    pose, grid = Pose(), around(EXACT.height)
+    pose, grid = SensorPose(), around(EXACT.height)
     here = visibility.visible(world, (pose,), pose, EXACT, grid)
     drive = visibility.along_the_street(pose, grid)
     assert len(drive) == 5

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edge_offload import cli
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate import trace as traces
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Trace, load_trace, named_link, named_links
+from edge_offload_research.emulate import trace as traces
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Trace, load_trace, named_link, named_links
 
 rates = st.lists(st.sampled_from([0.0, 1.0, 1e3, 1.1625e7]), min_size=1, max_size=6).filter(any)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edge_offload.cli import main
-from edge_offload.models.scenes.samples import pair
 from edge_offload.models.sconet.baselines import BASELINES
 from edge_offload.models.sconet.completer import SHIPPED, SceneCompleter
 from edge_offload_training.sconet.evaluation import FIRST_SEED, method_of
 from edge_offload_training.sconet.metrics import Confusion
+from edge_offload_training.sconet.samples import pair
 
 SCENE = FIRST_SEED + 100
 """Nobody looked at it before the weights were shipped: kinds and sizes of objects that training never shows."""

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import ndimage
 
 from edge_offload.arrays import Array
-from edge_offload.models.scenes.lidar import Lidar, Pose, exact_ranges, ground_height, to_local
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, exact_ranges, ground_height, to_local
 from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
 
@@ -22,7 +22,7 @@ SPACING_M = 10.0
 LOOK = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, dropout=0.0, dropout_far=0.0)
 
 
-def along_the_street(pose: Pose, grid: VoxelGrid) -> Tuple[Pose, ...]:
+def along_the_street(pose: SensorPose, grid: VoxelGrid) -> Tuple[SensorPose, ...]:
     """Places every :data:`SPACING_M` along the x axis of the world, through ``pose``, as far as ``grid`` goes."""
     far = float(np.hypot(*grid.extent[:2]))
     steps = np.arange(1, int(far / SPACING_M) + 1) * SPACING_M
@@ -30,10 +30,10 @@ def along_the_street(pose: Pose, grid: VoxelGrid) -> Tuple[Pose, ...]:
     return (pose, *(other for other in others if _above(other, pose, grid)))
 
 
-def across_a_room(world: World, pose: Pose) -> Tuple[Pose, ...]:
+def across_a_room(world: World, pose: SensorPose) -> Tuple[SensorPose, ...]:
     """``pose``, and the middles of the quarters of a room where nothing stands."""
     west, south, east, north = world.bounds
-    found: List[Pose] = [pose]
+    found: List[SensorPose] = [pose]
     for x, y in ((west, south), (west, north), (east, south), (east, north)):
         here = dataclasses.replace(pose, x=0.5 * x, y=0.5 * y)
         place = np.array([here.x]), np.array([here.y]), np.array([1.0])
@@ -42,7 +42,7 @@ def across_a_room(world: World, pose: Pose) -> Tuple[Pose, ...]:
     return tuple(found)
 
 
-def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, grid: VoxelGrid) -> Array:
+def visible(world: World, poses: Tuple[SensorPose, ...], pose: SensorPose, lidar: Lidar, grid: VoxelGrid) -> Array:
     """Bool [x, y, z]: air that a sensor at one of ``poses`` sees, and the surfaces that border on it.
 
     Leaves and grilles hide nothing: some ray comes through from somewhere.
@@ -76,6 +76,6 @@ def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, gri
     return found
 
 
-def _above(other: Pose, pose: Pose, grid: VoxelGrid) -> bool:
+def _above(other: SensorPose, pose: SensorPose, grid: VoxelGrid) -> bool:
     local = to_local(pose, np.array(other.x), np.array(other.y))
     return all(start <= float(value) < start + side for value, start, side in zip(local, grid.origin, grid.extent))

@@ -25,10 +25,13 @@ import pathlib
 import signal
 import sys
 import threading
-from typing import Any, ContextManager, Dict, Optional
+from typing import TYPE_CHECKING, Any, ContextManager, Dict, Optional
 
 from edge_offload.outputs import add_output
 from edge_offload.subcommands import options
+
+if TYPE_CHECKING:
+    from edge_offload_research.emulate.trace import Link
 
 #: What is emulated.
 LEVELS = ("tcp", "packet")
@@ -71,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _emulate(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
-    from edge_offload.link.emulate.control import ControlServer
-    from edge_offload.link.emulate.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
+    from edge_offload_research.emulate.control import ControlServer
+    from edge_offload_research.emulate.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
 
     if args.rtt_ms is not None and not 0 <= args.rtt_ms < 60_000:
         raise BadInput(f"--rtt-ms {args.rtt_ms:g} is not a round trip time")
@@ -117,21 +120,36 @@ def _emulate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _emulator(args: argparse.Namespace, link: Any) -> ContextManager[Any]:
+def _emulator(args: argparse.Namespace, link: Link) -> ContextManager[Any]:
     """The emulator of the level that was asked for, or the proxy and one line where packets are not possible."""
-    from edge_offload import beside
     from edge_offload.errors import Unsupported
-    from edge_offload.link.emulate.emulator import Emulator
+    from edge_offload_research.emulate.emulator import Emulator
 
     queue_bytes = args.queue_kib and args.queue_kib << 10
     if args.level == "packet":
         try:
-            packets: Any = beside.action("link-packet", "edge_offload_research")
-            made: ContextManager[Any] = packets.emulator(args, link, queue_bytes)
-            return made
+            return packet_emulator(args, link, queue_bytes)
         except Unsupported as error:
             print(f"edge-offload link: no packet level, so a proxy of TCP: {error}", file=sys.stderr, flush=True)
     return Emulator(args.listen, args.to, link, queue_bytes, seed=args.seed)
+
+
+def packet_emulator(args: argparse.Namespace, link: Link, queue_bytes: Optional[int]) -> ContextManager[Any]:
+    """The emulator of packets that the arguments of ``link emulate`` describe.
+
+    Raises:
+        BadInput: there is no such impairment, or an address cannot be used.
+        Unsupported: this process may make no network devices, or there is no compiler.
+    """
+    from edge_offload_research.testbed.packets import impairments
+    from edge_offload_research.testbed.packets.emulator import PacketEmulator
+
+    values = options(args.impair)
+    if queue_bytes:
+        values.setdefault("queue_bytes", queue_bytes)
+    pair = impairments.changed(impairments.of_link(link), values)
+    made: ContextManager[Any] = PacketEmulator(args.listen, args.to, link, pair, args.seed)
+    return made
 
 
 def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
@@ -144,7 +162,7 @@ def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
 
 
 def _control(args: argparse.Namespace) -> int:
-    from edge_offload.link.emulate.control import Control
+    from edge_offload_research.emulate.control import Control
 
     arguments = options(args.arguments)
     with Control(args.address) as control:
@@ -153,7 +171,7 @@ def _control(args: argparse.Namespace) -> int:
 
 
 def _list(_args: argparse.Namespace) -> int:
-    from edge_offload.link.emulate.trace import named_links
+    from edge_offload_research.emulate.trace import named_links
 
     for name, text in named_links().items():
         print(f"{name:16s}{text}")
@@ -161,7 +179,7 @@ def _list(_args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    from edge_offload.link.emulate.trace import TRACE_DIRECTORY, write_traces
+    from edge_offload_research.emulate.trace import TRACE_DIRECTORY, write_traces
 
     for path in write_traces(args.directory or TRACE_DIRECTORY):
         print(path, file=sys.stdout)

@@ -19,7 +19,7 @@ from typing import Dict, List, Optional, Tuple, Union
 import numpy as np
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.names import NAMED_LINKS
+from edge_offload.link.named_links import NAMED_LINKS
 
 BYTES_PER_MBIT = 1e6 / 8
 RTT_S = 2.6e-3

@@ -14,10 +14,10 @@ import pytest
 
 from edge_offload import records
 from edge_offload.errors import BadInput, LinkLost
-from edge_offload.link.emulate.control import Control, ControlServer
-from edge_offload.link.emulate.emulator import Emulator
-from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload.link.security.keys import split_address
+from edge_offload_research.emulate.control import Control, ControlServer
+from edge_offload_research.emulate.emulator import Emulator
+from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 
 PATIENCE_S = 60.0
 

@@ -2,9 +2,8 @@
 
 It needs no root and no kernel module. It ends TCP on both sides, so what a radio does to single packets (loss,
 reordering) does not show; it shows as the stalls that TCP makes of it. Buffers are bounded: at most
-:data:`~edge_offload.link.emulate.lane.QUEUE_BYTES` wait per connection and direction, plus what the kernel's receive
-buffer (set to :data:`~edge_offload.link.emulate.relay.KERNEL_BUFFER`) holds: a full link adds tens of milliseconds at
-93 Mbps, not seconds.
+:data:`~.lane.QUEUE_BYTES` wait per connection and direction, plus what the kernel's receive buffer (set to
+:data:`~.relay.KERNEL_BUFFER`) holds: a full link adds tens of milliseconds at 93 Mbps, not seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import time
 from typing import Any, Dict, Optional
 
 from edge_offload.errors import BadInput
-from edge_offload.link.emulate.lane import Lane
-from edge_offload.link.emulate.relay import Relay, reset, shrink
-from edge_offload.link.emulate.trace import Link, constant_trace
 from edge_offload.link.security.keys import join_address, split_address
 from edge_offload.link.sockets.lookup import socket_addresses
+from edge_offload_research.emulate.lane import Lane
+from edge_offload_research.emulate.relay import Relay, reset, shrink
+from edge_offload_research.emulate.trace import Link, constant_trace
 
 CUTS = ("reset", "refuse", "blackhole", "half_open")
 

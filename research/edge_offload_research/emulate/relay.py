@@ -13,10 +13,10 @@ import threading
 import time
 from typing import Any, List, Optional, Set, Tuple
 
-from edge_offload.link.emulate.lane import Flow, Lane
 from edge_offload.link.security.keys import join_address
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.sockets.lookup import socket_addresses
+from edge_offload_research.emulate.lane import Flow, Lane
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import IGNORED
-from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, local_solids, to_world
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, local_solids, to_world
 from edge_offload.models.scenes.solids import Solid
 from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
@@ -17,7 +17,7 @@ MARGIN = 0.35
 """Voxels: how far beyond its surface a solid still fills a voxel whose centre lies there."""
 
 
-def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> Array:
+def labels(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid) -> Array:
     """Label of every voxel of ``grid`` (in the frame of the sensor), uint8 [x, y, z].
 
     The ground is one voxel thick, what is below it is empty. The inside of buildings and what lies behind the walls of

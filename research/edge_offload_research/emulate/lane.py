@@ -12,7 +12,7 @@ import random
 from collections import deque
 from typing import Deque, List, Optional, Tuple
 
-from edge_offload.link.emulate.trace import Trace
+from edge_offload_research.emulate.trace import Trace
 
 QUEUE_BYTES = 64 << 10
 # chunks of about this long keep turns short; bounded so that slow links still get whole packets

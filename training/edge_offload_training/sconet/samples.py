@@ -8,11 +8,11 @@ from typing import Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED
-from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
+from edge_offload.models.scenes.lidar import HDL64, Lidar, SensorPose, sweep
 from edge_offload.models.scenes.world import Street, World, room
 from edge_offload.models.voxels import VoxelGrid, around
+from edge_offload_training.sconet import truth, visibility
 
 ROOM_SHARE = 0.3
 
@@ -46,7 +46,7 @@ def pair(seed: int, held_out: bool = False) -> Pair:
     return scene(world, pose, lidar, grid, seed)
 
 
-def scene(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid, seed: int) -> Pair:
+def scene(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid, seed: int) -> Pair:
     """One sweep from ``pose``, with noise from ``seed``, and the complete labels about it."""
     points, hits = sweep(world, pose, lidar, seed)
     occupancy = grid.occupancy(points)
@@ -64,18 +64,18 @@ def scene(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid, seed: int) ->
     return Pair(occupancy, labels, points, grid)
 
 
-def _situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, Pose, Lidar]:
+def _situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, SensorPose, Lidar]:
     # worlds for training and held-out ones have no seed in common
     number = 2 * seed + int(held_out)
     if random.random() < ROOM_SHARE:
         yaw = float(random.uniform(-np.pi, np.pi))
-        pose = Pose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
+        pose = SensorPose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
         return room(number, held_out), pose, _robot_lidar(random)
     street = Street(number, held_out)
     yaw = float(random.normal(0.0, 0.1)) if random.random() < 0.6 else float(random.uniform(-np.pi, np.pi))
     on_pavement = random.random() < 0.25
     across = street.road + 0.5 * street.pavement if on_pavement else random.uniform(-0.6, 0.6) * street.road
-    pose = Pose(float(random.uniform(-500, 500)), float(across), yaw)
+    pose = SensorPose(float(random.uniform(-500, 500)), float(across), yaw)
     lidar = _robot_lidar(random) if random.random() < 0.4 else _car_lidar(random)
     return street.world(pose.x), pose, lidar
 

@@ -14,8 +14,8 @@ import threading
 from typing import Any, Dict, Optional
 
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost
-from edge_offload.link.emulate.trace import Link, load_trace, named_link
 from edge_offload.link.security.keys import is_loopback, split_address
+from edge_offload_research.emulate.trace import Link, load_trace, named_link
 
 MAX_LINE = 64 << 10
 

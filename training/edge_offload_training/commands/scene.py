@@ -5,17 +5,17 @@
   edge-offload scene make --count 5 --out scenes/                     sweeps (.bin) with their complete labels (.npz)
 
 The grid is 256x256x32 voxels of 0.2 m. Weights are those that come with edge_offload; --weights names others, such as
-the checkpoint of 'edge-offload train sconet'. With neither, nothing is completed, and the command says so. The action
-evaluate comes with the training distribution (pip install ./training).
+the checkpoint of 'edge-offload train sconet'. With neither, nothing is completed, and the command says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
-from typing import TYPE_CHECKING, Any, Sequence
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
-from edge_offload import beside, places, subcommands
+from edge_offload import places, subcommands
 from edge_offload.outputs import add_output, write_bytes, write_each
 from edge_offload.subcommands import signed, some
 
@@ -154,15 +154,47 @@ def _complete(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    code: int = beside.action("scene-evaluate", "edge_offload_training").run(args)
-    return code
+    from edge_offload import records
+    from edge_offload_training.sconet.evaluation import evaluate
+
+    completer = completer_of(args)
+    network = completer.module if completer.trained else None
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    found = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, progress)
+    print("\n".join(_table(found)))
+    if args.json:
+        records.write(args.json, "scene_scores", found)
+    return 0
+
+
+def _table(found: Dict[str, Any]) -> List[str]:
+    kinds = "kinds and sizes never trained on" if found["held_out"] else "kinds and sizes as in training"
+    lines = [
+        f"{found['runs']} runs of {found['scenes']} scenes, {kinds}; mean and standard deviation over the runs",
+        "",
+    ]
+    lines.append(f"{'':<14} {'completion IoU':>16} {'precision':>16} {'recall':>16} {'mIoU':>16}")
+    for name, scores in found["methods"].items():
+        cells = [
+            f"{scores['mean'][key]:>8.3f} ± {scores['deviation'][key]:.3f}"
+            for key in ("completion_iou", "precision", "recall", "mean_iou")
+        ]
+        lines.append(f"{name:<14} " + " ".join(f"{cell:>16}" for cell in cells))
+    for key, values in found.get("margin", {}).items():
+        shown = ", ".join(f"{value:+.3f}" for value in values)
+        lines.append(f"margin of sconet over the best baseline, {key}, run by run: {shown}")
+    return lines
 
 
 def _make(args: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from edge_offload.models.scenes.samples import pair
+    from edge_offload_training.sconet.samples import pair
 
     folder = places.expand(args.out)
     folder.mkdir(parents=True, exist_ok=True)
