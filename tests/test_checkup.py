@@ -132,7 +132,7 @@ def test_what_installs_an_extra_is_of_this_python_and_leaves_the_numpy_of_ros(mo
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("2.1.0a0+41361538.nv23.06", "torch 2.1.0, Python 3.8, aarch64 ran every mode but exec split on 2026-11-27"),
+        ("2.1.0a0+41361538.nv23.06", "torch 2.1.0, Python 3.8, aarch64 ran exec local, exec replay on 2026-11-27"),
         ("2.1.2", "torch 2.1.2, Python 3.8, aarch64 is not among those that scripts/version-matrix has run: torch 2.1"),
     ],
 )  # fmt: skip
@@ -141,7 +141,7 @@ def test_what_has_been_run_with_this_torch_is_told(monkeypatch, tmp_path, versio
     from edge_offload.native import torch_facts
 
     side = {"torch": "2.1.0+cpu", "python": "3.8.18", "arch": "aarch64"}
-    modes = {"exec replay": "same bits", "exec split": "FAILED: exit code 1"}
+    modes = {"doctor": "names what works", "exec local": "same bits", "exec replay": "1e-6", "exec split": "FAILED: "}
     row = {"robot": side, "server": side, "emulated": True, "date": "2026-11-27", "modes": modes}
     (tmp_path / "platforms.json").write_text(json.dumps({"rows": [row]}))
     monkeypatch.setattr(checkup, "__file__", str(tmp_path / "checkup.py"))
