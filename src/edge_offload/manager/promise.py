@@ -19,15 +19,14 @@ from edge_offload.manager.drop import DropEstimator, Habits
 from edge_offload.manager.policy import Decision, Situation
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import (
+    INTERVAL_RANGE_S,
     LEAST_BOUND,
-    LEAST_INTERVAL_S,
-    MOST_INTERVAL_S,
     MOST_SLOPE,
     MOST_WAY_S,
     SETTLE_S,
-    Ask,
-    Report,
-    Turns,
+    PromiseReport,
+    PromiseRequest,
+    SlotSchedule,
 )
 
 #: Without turns from the server for so long it counts as silent (seconds).
@@ -93,7 +92,7 @@ class PromisePolicy:
 
     # ------------------------------------------------------------------ asking
 
-    def ask(self, now: float, handle: int) -> Optional[Ask]:
+    def ask(self, now: float, handle: int) -> Optional[PromiseRequest]:
         """What to ask the server for now; None: nothing. An answer is :meth:`admitted` or :meth:`ended`.
 
         Args:
@@ -103,7 +102,8 @@ class PromisePolicy:
         interval_s = self._pace()
         if self._promised and abs(interval_s / self._interval_s - 1) > OTHER_PACE:
             self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", again_s=0.0)
-        if self._promised or self._asking or now < self._ask_s or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
+        low, high = INTERVAL_RANGE_S
+        if self._promised or self._asking or now < self._ask_s or not low <= interval_s <= high:
             return None
         self._asking = True
         self._interval_s, self._base_s = interval_s, self._times[-1]
@@ -111,7 +111,7 @@ class PromisePolicy:
         self._plan = -1
         estimates = self._estimates(now)
         age = min(max(0.0, now - self._base_s), MOST_WAY_S)
-        return Ask(handle, self.bound, interval_s, self.batched, 0, age, *estimates)
+        return PromiseRequest(handle, self.bound, interval_s, self.batched, 0, age, *estimates)
 
     def admitted(self, now: float, note: str = "") -> None:
         """The server has made the promise; ``note``: why its batches are no larger."""
@@ -125,14 +125,14 @@ class PromisePolicy:
 
     # ------------------------------------------------------------------ following
 
-    def told(self, now: float, turns: Turns) -> None:
+    def told(self, now: float, turns: SlotSchedule) -> None:
         """The server has told its turns. Those of an older plan, or of another time, are not followed."""
         if not self._promised or turns.number <= self._plan:
             self.outdated += self._promised
             return
         here = self._number(now)
-        ahead = [frame for frame, _ in turns.turns if abs(frame - here) * self._interval_s <= FAR_S]
-        self.outdated += len(ahead) < len(turns.turns)
+        ahead = [frame for frame, _ in turns.slots if abs(frame - here) * self._interval_s <= FAR_S]
+        self.outdated += len(ahead) < len(turns.slots)
         self._plan, self._told_s = turns.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
         self._turns = deque(frame for frame in ahead if frame > newest)
@@ -162,10 +162,10 @@ class PromisePolicy:
             self._sent.popitem(last=False)
         return True
 
-    def report(self, now: float, captured: float) -> Optional[Report]:
+    def report(self, now: float, captured: float) -> Optional[PromiseReport]:
         """What to say to the server with the frame that was captured then; None: it is no turn."""
         frame = self._sent.get(captured)
-        return None if frame is None else Report(frame, *self._estimates(now))
+        return None if frame is None else PromiseReport(frame, *self._estimates(now))
 
     # ------------------------------------------------------------------ what is known
 

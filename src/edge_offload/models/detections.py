@@ -32,9 +32,9 @@ class Detections:
     mask: Optional[Array] = None
 
     def __post_init__(self) -> None:
-        self.boxes = _array("boxes", self.boxes, np.float32)
-        self.scores = _array("scores", self.scores, np.float32)
-        self.classes = _array("classes", self.classes, np.int64)
+        self.boxes = _to_array("boxes", self.boxes, np.float32)
+        self.scores = _to_array("scores", self.scores, np.float32)
+        self.classes = _to_array("classes", self.classes, np.int64)
         n = len(self.scores) if self.scores.ndim == 1 else -1
         for name, shape in (("boxes", (n, 4)), ("scores", (n,)), ("classes", (n,))):
             array = getattr(self, name)
@@ -57,7 +57,7 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def fit(self, size: Tuple[int, int], labels: int) -> None:
+    def check_fit(self, size: Tuple[int, int], labels: int) -> None:
         """Check that they belong to an image of this ``size`` (width, height) and to so many labels.
 
         Raises:
@@ -70,7 +70,7 @@ class Detections:
                            f"{size[0]}x{size[1]}")  # fmt: skip
 
 
-def _array(name: str, value: Array, kind: type) -> Array:
+def _to_array(name: str, value: Array, kind: type) -> Array:
     try:
         return np.ascontiguousarray(value, dtype=kind)
     except (TypeError, ValueError) as error:

@@ -95,11 +95,11 @@ class Boxes(Detector):
                 "an ONNX file are decoded by themselves",
             )
         boxes, scores, classes = (output.numpy() for output in outputs)
-        kept = scores >= self.least_score
-        return Detections(placement.boxes_to_image(boxes[kept]), scores[kept], classes[kept])
+        confident = scores >= self.least_score
+        return Detections(placement.boxes_to_image(boxes[confident]), scores[confident], classes[confident])
 
 
-class Decoded(Detector):
+class OnnxDetector(Detector):
     """For networks from ONNX files, whose outputs are decoded where they are computed."""
 
     def __init__(self, name: str, module: OnnxModule) -> None:
@@ -109,7 +109,7 @@ class Decoded(Detector):
 
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
         """See :class:`Detector`."""
-        return self._module.place(bgr)
+        return self._module.place_image(bgr)
 
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> Detections:
         """See :class:`Detector`."""
@@ -131,13 +131,13 @@ def build_detector(name: str, detector: str = "", options: Optional[Mapping[str,
     Raises:
         BadInput: there is no such model or class, or its weights do not fit.
     """
-    built = registry.build(name, options or {})
+    built = registry.build_model(name, options or {})
     if isinstance(built, Detector):
         return built
     if not isinstance(built, nn.Module):
         raise BadInput(f"model {name!r} is a {type(built).__name__}, not a detector", "kapao_node runs it")
-    usual = Decoded if isinstance(built, OnnxModule) else Boxes
-    kind: Any = registry.own_factory(detector) if detector else usual
+    usual = OnnxDetector if isinstance(built, OnnxModule) else Boxes
+    kind: Any = registry.user_factory(detector) if detector else usual
     if not (isinstance(kind, type) and issubclass(kind, Detector)):
         raise BadInput(f"{detector!r} is no class of detectors", f"derive it from {Detector.__module__}.Detector")
     try:

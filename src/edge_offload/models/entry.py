@@ -14,7 +14,7 @@ Scalar = Union[bool, int, float, str]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """Facts on one model, and how to build it.
 
     Attributes:

@@ -11,7 +11,7 @@ from edge_offload.errors import BadInput
 _PROTO = b"\x80"
 
 
-def refuse(path: str) -> None:
+def reject_pickle(path: str) -> None:
     """Refuse a pickle where a whole network is wanted; nothing in it is executed.
 
     Raises:

@@ -42,7 +42,7 @@ def checksum(path: str) -> str:
     return digest.hexdigest()
 
 
-def load(path: str, sha256: str = "") -> nn.Module:
+def load_script(path: str, sha256: str = "") -> nn.Module:
     """The module in a file, in eval mode, on the CPU.
 
     Args:
@@ -52,21 +52,21 @@ def load(path: str, sha256: str = "") -> nn.Module:
     Raises:
         BadInput: the file cannot be read, is another one, or holds no TorchScript.
     """
-    found = checksum(path)
-    if sha256 and found != sha256:
+    actual = checksum(path)
+    if sha256 and actual != sha256:
         raise BadInput(
-            f"{path} is another file here: sha256 {found[:12]}…, not {sha256[:12]}…",
+            f"{path} is another file here: sha256 {actual[:12]}…, not {sha256[:12]}…",
             remedy="copy the robot's file to the server",
         )
-    pickles.refuse(str(places.expand(path)))
+    pickles.reject_pickle(str(places.expand(path)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit: it is what robots have
             module: nn.Module = torch.jit.load(str(places.expand(path)), map_location="cpu")
     except (RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines() or ["no reason given"]
+        lines = str(error).strip().splitlines() or ["no reason given"]
         raise BadInput(
-            f"{path} holds no TorchScript: {said[0]}",
+            f"{path} holds no TorchScript: {lines[0]}",
             remedy="torch.jit.script(module).save(path) writes one; for weights alone name a factory, and the weights "
             "as model_options:='{weights: file.safetensors}'",
         ) from None

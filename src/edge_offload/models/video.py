@@ -19,7 +19,7 @@ SHA256 = "45cddc9490be69345cbdab64ca583be65987e864ca408038e648db99e10516cf"
 INSTALLED = pathlib.Path("/usr/share/doc/opencv-doc/examples/data") / FILE_NAME
 
 
-def candidates() -> List[pathlib.Path]:
+def candidate_paths() -> List[pathlib.Path]:
     """Places to look, in order: ``$EDGE_OFFLOAD_VIDEO`` alone if set, else the cache, then the installed package."""
     explicit = os.environ.get(ENVIRONMENT)
     return [places.expand(explicit)] if explicit else [cache_dir() / FILE_NAME, INSTALLED]
@@ -31,7 +31,7 @@ def sample_video() -> pathlib.Path:
     Raises:
         BadInput: it is in none of the places; the message says how to get it.
     """
-    places = candidates()
+    places = candidate_paths()
     for place in places:
         if place.is_file():
             return place
@@ -78,8 +78,8 @@ class Video:
         count = 0
         try:
             while limit is None or count < limit:
-                there, bgr = self._capture.read()
-                if not there:
+                decoded, bgr = self._capture.read()
+                if not decoded:
                     break
                 yield count / self.fps, bgr
                 count += 1
@@ -89,19 +89,19 @@ class Video:
             raise self._unreadable()
 
 
-def read_frames(video: Union[str, pathlib.Path], wanted: Sequence[int]) -> Dict[int, Array]:
+def read_frames(video: Union[str, pathlib.Path], frame_numbers: Sequence[int]) -> Dict[int, Array]:
     """The frames of ``video`` whose numbers (from 0) are ``wanted``, in ascending order: uint8 [h, w, 3] BGR each.
 
     Raises:
         BadInput: the video cannot be opened, or ends before the last of them.
     """
-    found: Dict[int, Array] = {}
-    numbers, length = set(wanted), 0
+    frames: Dict[int, Array] = {}
+    numbers, length = set(frame_numbers), 0
     if numbers:
         for number, (_, frame) in enumerate(Video(video).frames(max(numbers) + 1)):
             length = number + 1
             if number in numbers:
-                found[number] = frame
-    if len(found) < len(numbers):
+                frames[number] = frame
+    if len(frames) < len(numbers):
         raise BadInput(f"video {video} ends at frame {length}; frame {max(numbers)} was asked for")
-    return found
+    return frames

@@ -43,7 +43,7 @@ class VoxelGrid:
         x, y, z = (side * self.voxel_size for side in self.shape)
         return x, y, z
 
-    def indices(self, points: Array) -> Tuple[Array, Array]:
+    def voxel_indices(self, points: Array) -> Tuple[Array, Array]:
         """Voxel of every point inside the grid: int64 [m, 3], and bool [n] which points those are.
 
         Args:
@@ -52,7 +52,7 @@ class VoxelGrid:
         Raises:
             BadInput: not an array of points.
         """
-        points = _checked(points)
+        points = _check_points(points)
         # in float64: at 50 m a float32 is off by 2 micrometres, which moves points that lie on a face
         place = (points[:, :3].astype(np.float64) - self.origin) / self.voxel_size
         # compared before the cast: what is not finite, or beyond int64, has no index
@@ -65,7 +65,7 @@ class VoxelGrid:
         Raises:
             BadInput: not an array of points.
         """
-        points = _checked(points)
+        points = _check_points(points)
         grid = np.zeros(self.shape, dtype=np.uint8)
         flat = np.zeros(len(points), dtype=np.int64)
         # as indices() does it, axis by axis: whoever is outside along one is not looked at along the next
@@ -85,9 +85,9 @@ class VoxelGrid:
         )
         return i, j
 
-    def centres(self, found: Array) -> Array:
+    def centres(self, voxels: Array) -> Array:
         """Centres of the voxels int [n, 3], float32 [n, 3] metres."""
-        centres: Array = np.asarray(self.origin) + (np.asarray(found) + 0.5) * self.voxel_size
+        centres: Array = np.asarray(self.origin) + (np.asarray(voxels) + 0.5) * self.voxel_size
         return centres.astype(np.float32)
 
     def axes(self) -> Tuple[Array, Array, Array]:
@@ -100,7 +100,7 @@ FORWARD = VoxelGrid()
 """In front of a LiDAR 1.73 m above the ground: the volume of the SemanticKITTI benchmark."""
 
 
-def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False, cells: int = 256) -> VoxelGrid:
+def grid_around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False, cells: int = 256) -> VoxelGrid:
     """The grid of ``cells`` x ``cells`` x 32 voxels about a LiDAR at this height above the ground.
 
     The ground comes to lie 0.27 m above the lower face, as in :data:`FORWARD`, because that is where a network
@@ -116,7 +116,7 @@ def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = Fals
     return VoxelGrid((0.0 if forward else -half, -half, -sensor_height_m - 0.27), voxel_size, (cells, cells, 32))
 
 
-def _checked(points: Array) -> Array:
+def _check_points(points: Array) -> Array:
     points = np.asarray(points)
     if points.ndim != 2 or points.shape[1] < 3:
         raise BadInput(f"points of shape {points.shape}", remedy="give float [n, 3 or more]")

@@ -34,7 +34,7 @@ NETWORKS: Dict[str, str] = {
 """Constructor in ``torchvision.models`` -> what it is."""
 
 
-def build(name: str, size: int = 224, seed: int = 0) -> nn.Module:
+def build_network(name: str, size: int = 224, seed: int = 0) -> nn.Module:
     """The network called ``name``, float32, in eval mode, reproducible from ``seed``.
 
     Args:

@@ -13,7 +13,7 @@ from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.protocol.promises import ENDED, TURNS, Turns, words
+from edge_offload.protocol.promises import ENDED, TURNS, SlotSchedule, read_text
 
 #: Seconds that a server may take to answer: it may have to measure batches first.
 ANSWER_S = 120.0
@@ -82,9 +82,9 @@ class Promise:
         with self._lock:
             try:
                 if kind == TURNS:
-                    self.policy.told(self._clock(), Turns.parse(body))
+                    self.policy.told(self._clock(), SlotSchedule.parse(body))
                 elif kind == ENDED:
-                    self.policy.ended(self._clock(), f"the server has ended the promise: {words(body)}")
+                    self.policy.ended(self._clock(), f"the server has ended the promise: {read_text(body)}")
             except ProtocolError as error:
                 _log.warning("turns of the server cannot be used: %s", error)
 
@@ -125,7 +125,7 @@ class Promise:
         error = done.exception()
         with self._lock:
             if error is None:
-                self.policy.admitted(self._clock(), words(done.result().body, "note"))
+                self.policy.admitted(self._clock(), read_text(done.result().body, "note"))
             else:
                 self.policy.ended(self._clock(), str(error))
         _log.info("%s", self.words())

@@ -55,7 +55,7 @@ def module_and_samples(
     from edge_offload.models import registry
     from edge_offload.models.base import PersonEstimator
 
-    entry = registry.entries().get(name)
+    entry = registry.model_entries().get(name)
     if entry is not None and entry.kind == "classifier":
         size = int({**entry.options, **options}["size"])
         return registry.build_module(name, **options), [(classifier_input(bgr, size),) for bgr in frames]
@@ -84,9 +84,9 @@ class _Dense(nn.Module):
 
 def synthetic_occupancy(seed: int = 0) -> torch.Tensor:
     """Occupancy of a procedural street as a LiDAR sees it, uint8 [256, 256, 32]."""
-    from edge_offload.models.scenes.samples import pair
+    from edge_offload.models.scenes.samples import make_pair
 
-    return torch.from_numpy(np.ascontiguousarray(pair(seed).occupancy))
+    return torch.from_numpy(np.ascontiguousarray(make_pair(seed).occupancy))
 
 
 def classifier_input(bgr: Array, size: int) -> torch.Tensor:

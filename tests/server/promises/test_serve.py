@@ -17,7 +17,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Unsup
 from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.protocol.promises import TURNS, Ask, Report, Turns
+from edge_offload.protocol.promises import TURNS, PromiseReport, PromiseRequest, SlotSchedule
 from tests.server.server_rig import TIMINGS, until
 
 pytestmark = pytest.mark.process
@@ -49,7 +49,7 @@ class TinyRobot:
 
     def _told(self, kind: str, body: Dict[str, Any], _: Any) -> None:
         if kind == TURNS:
-            self.plan.append((time.monotonic(), Turns.parse(body)))
+            self.plan.append((time.monotonic(), SlotSchedule.parse(body)))
         else:
             self.ended.append(body["reason"])
 
@@ -60,12 +60,12 @@ class TinyRobot:
     def promise(self, bound: float = 0.2, **more: Any) -> Dict[str, Any]:
         frame = int((time.monotonic() - self.began) / FRAME_S)
         age = time.monotonic() - self.began - frame * FRAME_S
-        ask = Ask(self.handle, bound, FRAME_S, True, frame, age, 0.01, 0.0, 0.005, 0.005)
+        ask = PromiseRequest(self.handle, bound, FRAME_S, True, frame, age, 0.01, 0.0, 0.005, 0.005)
         return self.ask("promise", {**ask.to_wire(), **more})
 
     def infer(self, frame: int, slope: float = 0.01) -> Dict[str, Any]:
         descriptors, buffers = pack(X, "raw")
-        turn = Report(frame, slope, 0.0, 0.005, 0.005).to_wire()
+        turn = PromiseReport(frame, slope, 0.0, 0.005, 0.005).to_wire()
         return self.ask("infer", {"handle": self.handle, "inputs": descriptors, "codec": "raw", "turn": turn}, buffers)
 
 

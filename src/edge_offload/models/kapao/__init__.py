@@ -6,7 +6,7 @@ import functools
 import pathlib
 from typing import Any, Callable, Dict, Tuple
 
-from edge_offload.models.entry import Entry
+from edge_offload.models.entry import ModelEntry
 from edge_offload.models.kapao.estimator import DEFAULTS, KapaoEstimator
 
 _SUMMARIES = {
@@ -23,33 +23,39 @@ SHIPPED_SIZE = 512
 """Long side that those weights were trained at, pixels."""
 
 
-def entries() -> Tuple[Entry, ...]:
+def entries() -> Tuple[ModelEntry, ...]:
     """What the registry lists."""
 
     def build(scale: str, options: Dict[str, Any]) -> KapaoEstimator:
         return KapaoEstimator(scale, **options)
 
-    return (*_general(build), *((_shipped(),) if SHIPPED.exists() else ()))
+    return (*_general_entries(build), *((_shipped_entry(),) if SHIPPED.exists() else ()))
 
 
-def _shipped() -> Entry:
+def _shipped_entry() -> ModelEntry:
     """Its own name, because it knows one scene only: nobody is to take it for a network that finds people anywhere."""
     options = {name: value for name, value in DEFAULTS.items() if name not in ("checkpoint", "seed")}
-    return Entry(
+
+    def build(values: Dict[str, Any]) -> KapaoEstimator:
+        estimator = KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, **values)
+        estimator.name = "kapao_vtest"
+        return estimator
+
+    return ModelEntry(
         name="kapao_vtest",
         kind="people",
         summary="KAPAO nano with weights, for the sample video's scene only: 3.2 M parameters, 2.2 GFLOP at 512×384",
         source="shipped; from 'edge-offload train kapao' on that video, MoveNet teaching (see its card in docs/)",
         licence="Apache-2.0 (part of edge_offload)",
-        build=lambda options: KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, name="kapao_vtest", **options),
+        build=build,
         options={**options, "size": SHIPPED_SIZE},
         shipped=SHIPPED,
     )
 
 
-def _general(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[Entry, ...]:
+def _general_entries(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[ModelEntry, ...]:
     return tuple(
-        Entry(
+        ModelEntry(
             name=f"kapao_{scale}",
             kind="people",
             summary=summary,

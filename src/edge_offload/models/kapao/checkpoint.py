@@ -34,13 +34,13 @@ def facts_of(path: pathlib.Path, metadata: Mapping[str, str]) -> Dict[str, float
     return facts
 
 
-def load(network: Kapao, path: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_network(network: Kapao, path: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy the weights and anchors ``tensors`` of the file ``path`` into ``network`` (float32), by name.
 
     Raises:
         BadInput: the names or shapes are not those of this size of KAPAO, or a number is not finite.
     """
-    state = _renamed(tensors)
+    state = _strip_prefixes(tensors)
     expected = network.state_dict()
     _complete_anchors(state)
     # a counter of training steps, which inference never reads and some exports drop
@@ -65,7 +65,7 @@ def load(network: Kapao, path: pathlib.Path, tensors: Mapping[str, torch.Tensor]
     network.load_state_dict({name: tensor.to(expected[name].dtype) for name, tensor in state.items()})
 
 
-def _renamed(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+def _strip_prefixes(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
     """Without the prefixes that data-parallel wrappers and our own estimator put before YOLOv5's names."""
     renamed = dict(state)
     for prefix in ("module.", "network."):

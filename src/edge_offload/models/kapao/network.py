@@ -249,7 +249,7 @@ class Kapao(nn.Module):
         return raw
 
 
-def fuse(network: Kapao) -> Kapao:
+def fold_norms(network: Kapao) -> Kapao:
     """Fold every batch normalisation into its convolution, in place, and return ``network``.
 
     Saves one pass over every map; what that gains depends on the device (on one CPU thread, nothing measurable). The

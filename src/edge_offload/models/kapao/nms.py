@@ -19,7 +19,7 @@ SWEEPS = 8
 on a device far away; a chain of more than this many boxes, each suppressing the next, is rare."""
 
 
-def overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def box_overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Intersection over union of x1 y1 x2 y2 boxes, [n, 4] and [m, 4] to [n, m]; 0 for a pair without area."""
     low = torch.maximum(a[:, None, :2], b[None, :, :2])
     high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
@@ -43,35 +43,35 @@ def nms(
         max_det: how many survive at most.
     """
     order = torch.argsort(scores, descending=True, stable=True)
-    kept: List[torch.Tensor] = []
+    selected: List[torch.Tensor] = []
     count = 0
     for block in order.split(BLOCK):
         alive = torch.ones(block.numel(), dtype=torch.bool, device=boxes.device)
-        if kept:
-            before = torch.cat(kept)
-            alive = ~_suppresses(boxes, classes, before, block, iou).any(0)
-        inside = _suppresses(boxes, classes, block, block, iou).triu(1).to(torch.float32)
+        if selected:
+            before = torch.cat(selected)
+            alive = ~_suppression_matrix(boxes, classes, before, block, iou).any(0)
+        inside = _suppression_matrix(boxes, classes, block, block, iou).triu(1).to(torch.float32)
         survivors = block[_fixed_point(inside, alive)]
-        kept.append(survivors)
+        selected.append(survivors)
         count += survivors.numel()
         if count >= max_det:
             break
-    return torch.cat(kept)[:max_det] if kept else order
+    return torch.cat(selected)[:max_det] if selected else order
 
 
-def _suppresses(
+def _suppression_matrix(
     boxes: torch.Tensor, classes: torch.Tensor, a: torch.Tensor, b: torch.Tensor, iou: float
 ) -> torch.Tensor:
     """Bool [a, b]: whether a box of ``a`` would suppress one of ``b``."""
-    return (overlaps(boxes[a], boxes[b]) > iou) & (classes[a][:, None] == classes[b][None, :])
+    return (box_overlaps(boxes[a], boxes[b]) > iou) & (classes[a][:, None] == classes[b][None, :])
 
 
 def _fixed_point(suppresses: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
     """The bool [n] solution of: kept[j] = alive[j] and no i with kept[i] and suppresses[i, j] (i better than j)."""
-    kept = alive
+    selected = alive
     while True:
         for _ in range(SWEEPS):
-            previous = kept
-            kept = alive & ((kept.to(suppresses.dtype) @ suppresses) == 0)
-        if torch.equal(previous, kept):
-            return kept
+            previous = selected
+            selected = alive & ((selected.to(suppresses.dtype) @ suppresses) == 0)
+        if torch.equal(previous, selected):
+            return selected

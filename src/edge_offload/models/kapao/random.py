@@ -37,7 +37,7 @@ SIGNIFICANT_BITS = 8
 and thread counts, and robot and server must make the same weights from the same seed."""
 
 
-def fill(network: Kapao, seed: int) -> None:
+def fill_random(network: Kapao, seed: int) -> None:
     """Fill ``network`` with random weights that depend on ``seed`` alone, on every machine."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def fill(network: Kapao, seed: int) -> None:
         coarse = torch.rand((1, 3, CALIBRATION_SIDE // 16, CALIBRATION_SIDE // 16), generator=generator)
         fine = torch.rand((1, 3, CALIBRATION_SIDE, CALIBRATION_SIDE), generator=generator)
         image = 0.8 * nn.functional.interpolate(coarse, scale_factor=16, mode="nearest") + 0.2 * fine
-        _calibrate(network, image.double())
+        _calibrate_norms(network, image.double())
         for head in network.detect.m:
             assert isinstance(head, nn.Conv2d)
             assert head.bias is not None
@@ -61,32 +61,32 @@ def fill(network: Kapao, seed: int) -> None:
             biases[:, 5] = PERSON_BIAS
 
 
-def _calibrate(network: Kapao, image: torch.Tensor) -> None:
+def _calibrate_norms(network: Kapao, image: torch.Tensor) -> None:
     """Scale every layer by the mean power that it has for the float64 ``image`` [1, 3, h, w].
 
     One number per layer: channels calibrated one by one on one image blow up on another.
     """
     precise = copy.deepcopy(network).double().eval()
 
-    def hook(ours: Conv, theirs: Conv) -> None:
-        def measure(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            power = _rounded(output.square().mean())
+    def add_hook(ours: Conv, theirs: Conv) -> None:
+        def set_variance(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            power = _round_bits(output.square().mean())
             for norm in (ours.bn, theirs.bn):
                 assert isinstance(norm, nn.BatchNorm2d)
                 assert norm.running_var is not None
                 norm.running_var.fill_(power)
 
-        theirs.conv.register_forward_hook(measure)
+        theirs.conv.register_forward_hook(set_variance)
 
     for ours, theirs in zip(network.modules(), precise.modules()):
         if isinstance(ours, Conv) and isinstance(theirs, Conv):
-            hook(ours, theirs)
+            add_hook(ours, theirs)
     for head, raw in zip(network.detect.m, precise.maps(image)):
         assert isinstance(head, nn.Conv2d)
-        head.weight.mul_(_rounded(SCORE_SPREAD / raw.square().mean().sqrt()).float())
+        head.weight.mul_(_round_bits(SCORE_SPREAD / raw.square().mean().sqrt()).float())
 
 
-def _rounded(value: torch.Tensor) -> torch.Tensor:
+def _round_bits(value: torch.Tensor) -> torch.Tensor:
     """A float64 scalar rounded to :data:`SIGNIFICANT_BITS` significant bits."""
     mantissa, exponent = torch.frexp(value)
     return torch.ldexp(torch.round(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)

@@ -19,7 +19,7 @@ KEYPOINT_ROW = 4
 """x y of the keypoint object's centre, score, keypoint index 0 to 16."""
 
 
-class Readout(nn.Module):
+class KapaoReadout(nn.Module):
     """Raw maps to persons float32 [n, PERSON_ROW] and keypoint objects float32 [m, KEYPOINT_ROW], n, m ≤ 300.
 
     Args:
@@ -52,20 +52,20 @@ class Readout(nn.Module):
             levels.append((rows, height * width, width, stride))
             rows += ANCHORS_PER_LEVEL * height * width
         # a few hundred rows of some ten thousand are of interest: the others are not put in order
-        found = (torch.cat([one[:, 4].flatten() for one in scores]) > least).nonzero()[:, 0]
-        facts = torch.tensor(levels, device=found.device)
-        level = (found[:, None] >= facts[1:, 0]).sum(1)
+        indices = (torch.cat([one[:, 4].flatten() for one in scores]) > least).nonzero()[:, 0]
+        facts = torch.tensor(levels, device=indices.device)
+        level = (indices[:, None] >= facts[1:, 0]).sum(1)
         first, cells, width_of, stride_of = facts[level].unbind(1)
-        which = torch.div(found - first, cells, rounding_mode="floor")
-        cell = found - first - which * cells
-        line = torch.div(cell, width_of, rounding_mode="floor")
-        at = first * OUTPUTS + which * OUTPUTS * cells + cell
-        column = torch.arange(OUTPUTS, device=found.device)
-        y = torch.cat([one.flatten() for one in scores])[at[:, None] + column * cells[:, None]]
+        anchor_index = torch.div(indices - first, cells, rounding_mode="floor")
+        cell = indices - first - anchor_index * cells
+        cell_row = torch.div(cell, width_of, rounding_mode="floor")
+        offsets = first * OUTPUTS + anchor_index * OUTPUTS * cells + cell
+        column = torch.arange(OUTPUTS, device=indices.device)
+        y = torch.cat([one.flatten() for one in scores])[offsets[:, None] + column * cells[:, None]]
 
-        grid = torch.stack((cell - line * width_of, line), 1).to(y.dtype)
+        grid = torch.stack((cell - cell_row * width_of, cell_row), 1).to(y.dtype)
         strides = stride_of[:, None].to(y.dtype)
-        anchor = self.anchors[level, which]
+        anchor = self.anchors[level, anchor_index]
         centre = (y[:, 0:2] * 2 - 0.5 + grid) * strides
         size = (y[:, 2:4] * 2) ** 2 * anchor
         points = y[:, 5 + CLASSES :].unflatten(-1, (-1, 2))

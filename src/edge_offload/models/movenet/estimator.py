@@ -11,7 +11,7 @@ from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.letterbox import Letterbox
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.network import STRIDE, MoveNet
-from edge_offload.models.movenet.readout import KEYPOINTS, ROW, Readout
+from edge_offload.models.movenet.readout import KEYPOINTS, ROW, MoveNetReadout
 from edge_offload.models.people import People
 
 DEFAULTS: Dict[str, Any] = {"size": 512, "people": 10, "score": 0.2}
@@ -37,8 +37,8 @@ class MoveNetEstimator(PersonEstimator):
         if not 0 <= score <= 1:
             raise BadInput(f"movenet: score={score}", remedy="use 0 to 1")
         network = MoveNet()
-        network.load_state_dict({name: tensor.float() for name, tensor in weights.load().items()})
-        super().__init__("movenet", PeopleModule(network, Readout(people)), size, STRIDE, trained=True)
+        network.load_state_dict({name: tensor.float() for name, tensor in weights.load_state().items()})
+        super().__init__("movenet", PeopleModule(network, MoveNetReadout(people)), size, STRIDE, trained=True)
         self.people = people
         self.score = score
 

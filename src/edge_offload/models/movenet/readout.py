@@ -29,7 +29,7 @@ CONFIDENT = 0.126953125
 """Keypoints above this count towards the score of the person."""
 
 
-class Readout(nn.Module):
+class MoveNetReadout(nn.Module):
     """Turns the six maps into float32 [people, ROW], best centre first; empty slots have a score near zero."""
 
     def __init__(self, people: int) -> None:
@@ -50,11 +50,11 @@ class Readout(nn.Module):
         probability = center[0, 0].float().sigmoid()
         pooled = F.max_pool2d(probability[None, None], PEAK_WINDOW, stride=1, padding=PEAK_WINDOW // 2)[0, 0]
         peaks = probability * ((probability - pooled).abs() < PEAK_TOLERANCE)
-        scores, where = peaks.flatten().topk(self.people)
-        row = torch.div(where, width, rounding_mode="floor")
-        column = where - row * width
+        scores, cells = peaks.flatten().topk(self.people)
+        row = torch.div(cells, width, rounding_mode="floor")
+        column = cells - row * width
 
-        at_peak = torch.cat([box_scale[0], box_offset[0], regress[0]]).float().flatten(1)[:, where]  # [38, people]
+        at_peak = torch.cat([box_scale[0], box_offset[0], regress[0]]).float().flatten(1)[:, cells]  # [38, people]
         size = at_peak[0:2].clamp(min=0)
         middle = torch.stack([row, column]) + at_peak[2:4]
         limit = torch.tensor([[height], [width]], dtype=torch.float32, device=center.device)
@@ -63,10 +63,10 @@ class Readout(nn.Module):
         regressed = at_peak[4:].reshape(KEYPOINTS, 2, self.people)
 
         sigma = SIGMA_SCALE * min(height, width)
-        weight_y = self._weights(height, regressed[:, 0] + row, low[0], high[0], sigma)  # [people, 17, h]
-        weight_x = self._weights(width, regressed[:, 1] + column, low[1], high[1], sigma)
+        weight_y = self._axis_weights(height, regressed[:, 0] + row, low[0], high[0], sigma)  # [people, 17, h]
+        weight_x = self._axis_weights(width, regressed[:, 1] + column, low[1], high[1], sigma)
         evidence = heatmap[0].float().sigmoid() * weight_y[..., :, None] * weight_x[..., None, :]
-        found, best = evidence.flatten(2).max(dim=2)  # [people, 17]
+        confidence, best = evidence.flatten(2).max(dim=2)  # [people, 17]
         best_row = torch.div(best, width, rounding_mode="floor")
         best_column = best - best_row * width
         shifts = offset[0].float().reshape(KEYPOINTS, 2, height * width)
@@ -74,14 +74,14 @@ class Readout(nn.Module):
         x = (best_column + shift[:, 1].t()) * CELL
         y = (best_row + shift[:, 0].t()) * CELL
 
-        confident = (found > CONFIDENT).float()
-        person = scores * (found * confident).sum(1) / confident.sum(1).clamp(min=1)
+        confident = (confidence > CONFIDENT).float()
+        person = scores * (confidence * confident).sum(1) / confident.sum(1).clamp(min=1)
         box = torch.stack([low[1], low[0], high[1], high[0]], dim=1) * CELL
-        points = torch.stack([x, y, found], dim=2).flatten(1)
+        points = torch.stack([x, y, confidence], dim=2).flatten(1)
         return (torch.cat([box, person[:, None], points], dim=1),)
 
     @staticmethod
-    def _weights(
+    def _axis_weights(
         length: int, regressed: torch.Tensor, low: torch.Tensor, high: torch.Tensor, sigma: float
     ) -> torch.Tensor:
         """Weights along one axis, [people, 17, length]: a Gaussian about the regressed keypoint, 0 outside the box."""

@@ -33,11 +33,11 @@ MAX_DET = 300
 #: Boxes that end here or before are shares of the input: no object is two pixels wide and high.
 SHARES = 2.0
 #: Pixels between the boxes of two classes while duplicates are suppressed.
-APART = 7680.0
+CLASS_OFFSET = 7680.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class DecodePlan:
     """How the outputs of one network are decoded.
 
     Attributes:
@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass
-class Rows:
+class BoxRows:
     """Detections on their way: corners [n, 4] in pixels, scores [n], classes [n], and what else belongs to each."""
 
     boxes: torch.Tensor
@@ -72,15 +72,15 @@ class Rows:
     classes: torch.Tensor
     rest: torch.Tensor
 
-    def at(self, index: torch.Tensor) -> Rows:
+    def select(self, index: torch.Tensor) -> BoxRows:
         """Those at ``index``."""
-        return Rows(self.boxes[index], self.scores[index], self.classes[index], self.rest[index])
+        return BoxRows(self.boxes[index], self.scores[index], self.classes[index], self.rest[index])
 
 
-class Readout(nn.Module):
+class OnnxReadout(nn.Module):
     """Outputs of the network → boxes, scores, classes, and keypoints or a mask, as ``plan`` says."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DecodePlan) -> None:
         super().__init__()
         self.plan = plan
 
@@ -96,61 +96,61 @@ class Readout(nn.Module):
         rows = DECODERS[plan.decoder](chosen, plan)
         more: Tuple[torch.Tensor, ...] = ()
         if plan.keypoints[0]:
-            more = (keypoints(rows.rest, plan),)
+            more = (keypoint_rows(rows.rest, plan),)
         elif plan.masks:
             rows, mask = class_mask(rows, chosen[-1][0].float(), plan.size)
             more = (mask,)
         return (rows.boxes, rows.scores, rows.classes.long(), *more)
 
 
-def yolov8(outputs: Tensors, plan: Plan) -> Rows:
+def yolov8(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """[1, 4 + c + e, A]."""
     table = outputs[0][0].float().t()
     scores, classes = table[:, 4 : 4 + plan.classes].max(1)
-    return _apart(table[:, :4], scores, classes, table[:, 4 + plan.classes :], plan)
+    return _suppress_duplicates(table[:, :4], scores, classes, table[:, 4 + plan.classes :], plan)
 
 
-def yolov5(outputs: Tensors, plan: Plan) -> Rows:
+def yolov5(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """[1, A, 5 + c + e]."""
     table = outputs[0][0].float()
     scores, classes = (table[:, 5 : 5 + plan.classes] * table[:, 4:5]).max(1)
-    return _apart(table[:, :4], scores, classes, table[:, 5 + plan.classes :], plan)
+    return _suppress_duplicates(table[:, :4], scores, classes, table[:, 5 + plan.classes :], plan)
 
 
-def end2end(outputs: Tensors, plan: Plan) -> Rows:
+def end2end(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """[1, n, 6 + e]."""
     table = outputs[0][0].float()
-    return _best(Rows(table[:, :4], table[:, 4], table[:, 5], table[:, 6:]), plan)
+    return _best_rows(BoxRows(table[:, :4], table[:, 4], table[:, 5], table[:, 6:]), plan)
 
 
-def rtdetr(outputs: Tensors, plan: Plan) -> Rows:
+def rtdetr(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """[1, q, 6], [1, q, 4 + c], or logits and boxes, of which one query may be several classes."""
     if len(outputs) == 2:
         scores = outputs[0][0].float().sigmoid()
         best, at = scores.flatten().topk(len(scores))
         query = torch.div(at, scores.shape[1], rounding_mode="floor")
-        return _best(_shares(outputs[1][0].float()[query], best, at - query * scores.shape[1], plan), plan)
+        return _best_rows(_share_rows(outputs[1][0].float()[query], best, at - query * scores.shape[1], plan), plan)
     table = outputs[0][0].float()
     if not plan.classes:
-        return _best(_shares(table[:, :4], table[:, 4], table[:, 5], plan), plan)
-    return _best(_shares(table[:, :4], *table[:, 4:].max(1), plan), plan)
+        return _best_rows(_share_rows(table[:, :4], table[:, 4], table[:, 5], plan), plan)
+    return _best_rows(_share_rows(table[:, :4], *table[:, 4:].max(1), plan), plan)
 
 
-def detr(outputs: Tensors, plan: Plan) -> Rows:
+def detr(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """Logits and boxes."""
     scores, classes = outputs[0][0].float().softmax(-1)[:, :-1].max(1)
-    return _best(_shares(outputs[1][0].float(), scores, classes, plan), plan)
+    return _best_rows(_share_rows(outputs[1][0].float(), scores, classes, plan), plan)
 
 
-def ssd(outputs: Tensors, plan: Plan) -> Rows:
+def ssd(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """Boxes, scores, classes; with a batch in front, or without."""
     boxes = outputs[0].float().reshape(-1, 4)
     scores, classes = (one.reshape(-1) for one in outputs[1:3])
     if plan.tensorflow:
         boxes, classes = boxes[:, [1, 0, 3, 2]], classes - 1
-    rows = _best(Rows(boxes, scores.float(), classes, boxes[:, :0]), plan)
+    rows = _best_rows(BoxRows(boxes, scores.float(), classes, boxes[:, :0]), plan)
     shares = (rows.boxes <= SHARES).all()
-    rows.boxes = torch.where(shares, rows.boxes * _sides(plan, rows.boxes), rows.boxes)
+    rows.boxes = torch.where(shares, rows.boxes * _input_sides(plan, rows.boxes), rows.boxes)
     return rows
 
 
@@ -167,65 +167,67 @@ def class_map(scores: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
     return (classes[0, 0].long() + 1).to(torch.uint8)
 
 
-def instance_masks(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Iterator[torch.Tensor]:
+def instance_masks(rows: BoxRows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Iterator[torch.Tensor]:
     """Bool [H, W] of each object: where its sum of ``prototypes`` [m, h, w] is positive, inside its box."""
     sums = (rows.rest @ prototypes.flatten(1)).unflatten(1, prototypes.shape[1:])
     x, y = (torch.arange(side, device=sums.device) for side in (size[1], size[0]))
-    for small, (left, top, right, bottom) in zip(sums, rows.boxes):
+    for small, (x1, y1, x2, y2) in zip(sums, rows.boxes):
         mask = functional.interpolate(small[None, None], size, mode="bilinear", align_corners=False)[0, 0] > 0
-        yield mask & ((y >= top) & (y < bottom))[:, None] & ((x >= left) & (x < right))[None, :]
+        yield mask & ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))[None, :]
 
 
-def class_mask(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Tuple[Rows, torch.Tensor]:
+def class_mask(rows: BoxRows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Tuple[BoxRows, torch.Tensor]:
     """The objects that have a pixel, and uint8 [H, W]: class of each pixel plus one, of the best object there."""
     mask = torch.zeros(size, dtype=torch.uint8, device=prototypes.device)
-    there = torch.zeros(len(rows.scores), dtype=torch.bool, device=prototypes.device)
+    visible = torch.zeros(len(rows.scores), dtype=torch.bool, device=prototypes.device)
     values = (rows.classes + 1).to(torch.uint8)
     for row, pixels in enumerate(instance_masks(rows, prototypes, size)):
         mask = torch.where(pixels & (mask == 0), values[row], mask)
-        there[row] = pixels.any()
-    return rows.at(there), mask
+        visible[row] = pixels.any()
+    return rows.select(visible), mask
 
 
-def keypoints(rest: torch.Tensor, plan: Plan) -> torch.Tensor:
+def keypoint_rows(rest: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
     """Float [n, k, 3]: x, y in pixels of the network's input, score; 1 where the network gives none."""
     count, numbers = plan.keypoints
     points = rest[:, : count * numbers].reshape(-1, count, numbers)
     return points if numbers == 3 else torch.cat((points, torch.ones_like(points[..., :1])), -1)
 
 
-def _apart(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: Plan) -> Rows:
+def _suppress_duplicates(
+    boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: DecodePlan
+) -> BoxRows:
     """Of boxes with centre and size, in pixels: the confident ones, without duplicates."""
-    kept = (scores > plan.score).nonzero()[:, 0]
-    rows = Rows(_corners(boxes[kept]), scores[kept], classes[kept], rest[kept])
+    confident = (scores > plan.score).nonzero()[:, 0]
+    rows = BoxRows(_to_corners(boxes[confident]), scores[confident], classes[confident], rest[confident])
     # classes are moved apart, as the networks' own suppression does: the same rounding, the same survivors
-    moved = rows.boxes + rows.classes[:, None].float() * APART
-    return rows.at(nms(moved, rows.scores, torch.zeros_like(rows.classes), plan.iou, MAX_DET))
+    moved = rows.boxes + rows.classes[:, None].float() * CLASS_OFFSET
+    return rows.select(nms(moved, rows.scores, torch.zeros_like(rows.classes), plan.iou, MAX_DET))
 
 
-def _best(rows: Rows, plan: Plan) -> Rows:
+def _best_rows(rows: BoxRows, plan: DecodePlan) -> BoxRows:
     """The confident ones, best first."""
     order = rows.scores.argsort(descending=True, stable=True)
-    return rows.at(order[rows.scores[order] > plan.score][:MAX_DET])
+    return rows.select(order[rows.scores[order] > plan.score][:MAX_DET])
 
 
-def _shares(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, plan: Plan) -> Rows:
+def _share_rows(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, plan: DecodePlan) -> BoxRows:
     """Of boxes with centre and size as shares of the input."""
-    return Rows(_corners(boxes) * _sides(plan, boxes), scores, classes, boxes[:, :0])
+    return BoxRows(_to_corners(boxes) * _input_sides(plan, boxes), scores, classes, boxes[:, :0])
 
 
-def _corners(boxes: torch.Tensor) -> torch.Tensor:
+def _to_corners(boxes: torch.Tensor) -> torch.Tensor:
     half = boxes[:, 2:] / 2
     return torch.cat((boxes[:, :2] - half, boxes[:, :2] + half), 1)
 
 
-def _sides(plan: Plan, like: torch.Tensor) -> torch.Tensor:
+def _input_sides(plan: DecodePlan, like: torch.Tensor) -> torch.Tensor:
     height, width = plan.size
     return torch.tensor([width, height, width, height], dtype=like.dtype, device=like.device)
 
 
 NONE, SEGMENTATION = "none", "segmentation"
-DECODERS: Dict[str, Callable[[Tensors, Plan], Rows]] = {
+DECODERS: Dict[str, Callable[[Tensors, DecodePlan], BoxRows]] = {
     "yolov5": yolov5, "yolov8": yolov8, "yolov8-pose": yolov8, "end2end": end2end, "rtdetr": rtdetr, "detr": detr,
     "ssd": ssd,
 }  # fmt: skip

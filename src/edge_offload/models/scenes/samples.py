@@ -10,9 +10,9 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED
-from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
-from edge_offload.models.scenes.world import Street, World, room
-from edge_offload.models.voxels import VoxelGrid, around
+from edge_offload.models.scenes.lidar import HDL64, Lidar, SensorPose, simulate_sweep
+from edge_offload.models.scenes.world import Street, World, make_room
+from edge_offload.models.voxels import VoxelGrid, grid_around
 
 ROOM_SHARE = 0.3
 
@@ -35,24 +35,24 @@ class Pair:
     grid: VoxelGrid
 
 
-def pair(seed: int, held_out: bool = False) -> Pair:
+def make_pair(seed: int, held_out: bool = False) -> Pair:
     """The pair of this number: a street or (three in ten) a room, with a sensor drawn at random.
 
     ``held_out`` worlds hold kinds and sizes of objects that occur in no other; equal arguments give equal pairs.
     """
     random = np.random.default_rng((seed, 6, int(held_out)))
-    world, pose, lidar = _situation(seed, held_out, random)
-    grid = around(lidar.height, forward=bool(random.random() < 0.5))
-    return scene(world, pose, lidar, grid, seed)
+    world, pose, lidar = _draw_situation(seed, held_out, random)
+    grid = grid_around(lidar.height, forward=bool(random.random() < 0.5))
+    return make_scene_pair(world, pose, lidar, grid, seed)
 
 
-def scene(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid, seed: int) -> Pair:
+def make_scene_pair(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid, seed: int) -> Pair:
     """One sweep from ``pose``, with noise from ``seed``, and the complete labels about it."""
-    points, hits = sweep(world, pose, lidar, seed)
+    points, hits = simulate_sweep(world, pose, lidar, seed)
     occupancy = grid.occupancy(points)
-    labels = truth.labels(world, pose, lidar, grid)
-    found, inside = grid.indices(points)
-    place = tuple(found.T)
+    labels = truth.true_labels(world, pose, lidar, grid)
+    voxels, inside = grid.voxel_indices(points)
+    place = tuple(voxels.T)
     # what the sensor has hit is there, even where noise put it into the next voxel
     empty = labels[place] == 0
     labels[tuple(axis[empty] for axis in place)] = hits[inside][empty]
@@ -60,24 +60,24 @@ def scene(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid, seed: int) ->
     occupancy[(labels == IGNORED)] = 0
     drive = visibility.along_the_street(pose, grid) if np.isinf(world.bounds).any() else None
     poses = visibility.across_a_room(world, pose) if drive is None else drive
-    labels[~visibility.visible(world, poses, pose, lidar, grid) & (occupancy == 0)] = IGNORED
+    labels[~visibility.visible_voxels(world, poses, pose, lidar, grid) & (occupancy == 0)] = IGNORED
     return Pair(occupancy, labels, points, grid)
 
 
-def _situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, Pose, Lidar]:
+def _draw_situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, SensorPose, Lidar]:
     # worlds for training and held-out ones have no seed in common
     number = 2 * seed + int(held_out)
     if random.random() < ROOM_SHARE:
         yaw = float(random.uniform(-np.pi, np.pi))
-        pose = Pose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
-        return room(number, held_out), pose, _robot_lidar(random)
+        pose = SensorPose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
+        return make_room(number, held_out), pose, _robot_lidar(random)
     street = Street(number, held_out)
     yaw = float(random.normal(0.0, 0.1)) if random.random() < 0.6 else float(random.uniform(-np.pi, np.pi))
     on_pavement = random.random() < 0.25
     across = street.road + 0.5 * street.pavement if on_pavement else random.uniform(-0.6, 0.6) * street.road
-    pose = Pose(float(random.uniform(-500, 500)), float(across), yaw)
+    pose = SensorPose(float(random.uniform(-500, 500)), float(across), yaw)
     lidar = _robot_lidar(random) if random.random() < 0.4 else _car_lidar(random)
-    return street.world(pose.x), pose, lidar
+    return street.world_around(pose.x), pose, lidar
 
 
 def _car_lidar(random: np.random.Generator) -> Lidar:

@@ -49,11 +49,11 @@ class Solid:
         centre = (cos * east + sin * north, cos * north - sin * east, self.centre[2])
         return replace(self, centre=centre, yaw=self.yaw - yaw, velocity=(0.0, 0.0))
 
-    def raised(self, height: float) -> Solid:
+    def raised_by(self, height: float) -> Solid:
         """The same solid, higher by ``height`` (m)."""
         return replace(self, centre=(self.centre[0], self.centre[1], self.centre[2] + height))
 
-    def entry(self, directions: Array) -> Array:
+    def entry_distance(self, directions: Array) -> Array:
         """Where rays from the origin enter, as multiples of ``directions`` (float [..., 3]); inf where they miss.
 
         A solid that holds the origin is not hit.
@@ -113,7 +113,7 @@ def _slab(place: float, rate: Array) -> Tuple[Array, Array]:
     return np.fmin(one, two), np.fmax(one, two)
 
 
-def box(x: float, y: float, low: float, size: Tuple[float, float, float], yaw: float, label: int) -> Solid:
+def make_box(x: float, y: float, low: float, size: Tuple[float, float, float], yaw: float, label: int) -> Solid:
     """A box of full ``size`` (m) that stands at height ``low`` over ``x``, ``y``."""
     half = (size[0] / 2, size[1] / 2, size[2] / 2)
     return Solid(BOX, (x, y, low + half[2]), half, yaw, label)

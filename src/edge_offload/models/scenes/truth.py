@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import IGNORED
-from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, local_solids, to_world
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, local_solids, to_world
 from edge_offload.models.scenes.solids import Solid
 from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
@@ -17,32 +17,32 @@ MARGIN = 0.35
 """Voxels: how far beyond its surface a solid still fills a voxel whose centre lies there."""
 
 
-def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> Array:
+def true_labels(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid) -> Array:
     """Label of every voxel of ``grid`` (in the frame of the sensor), uint8 [x, y, z].
 
     The ground is one voxel thick, what is below it is empty. The inside of buildings and what lies behind the walls of
     a room is :data:`~edge_offload.models.scenes.labels.IGNORED`.
     """
-    found = np.zeros(grid.shape, dtype=np.uint8)
+    result = np.zeros(grid.shape, dtype=np.uint8)
     x, y, z = grid.axes()
-    there = to_world(pose, *np.meshgrid(x, y, indexing="ij"))
-    height, kind = world.ground.at(*there)
+    positions = to_world(pose, *np.meshgrid(x, y, indexing="ij"))
+    height, kind = world.ground.at(*positions)
     level = np.floor((height - ground_height(world, pose) - lidar.height - grid.origin[2]) / grid.voxel_size)
     within = (level >= 0) & (level < grid.shape[2])
     columns = np.nonzero(within)
-    found[columns[0], columns[1], level[within].astype(np.int64)] = kind[within]
+    result[columns[0], columns[1], level[within].astype(np.int64)] = kind[within]
     for solid in local_solids(world, pose, lidar.height):
-        _fill(found, solid, grid, (x, y, z))
+        _fill_solid(result, solid, grid, (x, y, z))
     west, south, east, north = world.bounds
-    outside = (there[0] < west) | (there[0] > east) | (there[1] < south) | (there[1] > north)
-    found[outside] = IGNORED
+    outside = (positions[0] < west) | (positions[0] > east) | (positions[1] < south) | (positions[1] > north)
+    result[outside] = IGNORED
     if np.isfinite(world.bounds).all():
         ceiling = max(solid.centre[2] + solid.half[2] for solid in local_solids(world, pose, lidar.height))
-        found[:, :, z > ceiling] = IGNORED
-    return found
+        result[:, :, z > ceiling] = IGNORED
+    return result
 
 
-def _fill(found: Array, solid: Solid, grid: VoxelGrid, axes: Tuple[Array, Array, Array]) -> None:
+def _fill_solid(labels: Array, solid: Solid, grid: VoxelGrid, axes: Tuple[Array, Array, Array]) -> None:
     margin = MARGIN * grid.voxel_size
     reach = (solid.radius, solid.radius, solid.half[2])
     windows = []
@@ -53,7 +53,7 @@ def _fill(found: Array, solid: Solid, grid: VoxelGrid, axes: Tuple[Array, Array,
         windows.append(window)
     x, y, z = (axis[window] for axis, window in zip(axes, windows))
     depth = solid.depth(x[:, None, None], y[None, :, None], z[None, None, :], margin)
-    part = found[windows[0], windows[1], windows[2]]
+    part = labels[windows[0], windows[1], windows[2]]
     part[depth >= 0] = solid.label
     if solid.shell:
         part[depth > solid.shell + margin] = IGNORED

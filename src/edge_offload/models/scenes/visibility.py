@@ -14,7 +14,7 @@ import numpy as np
 from scipy import ndimage
 
 from edge_offload.arrays import Array
-from edge_offload.models.scenes.lidar import Lidar, Pose, exact_ranges, ground_height, to_local
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, exact_ranges, ground_height, to_local
 from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
 
@@ -22,27 +22,29 @@ SPACING_M = 10.0
 LOOK = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, dropout=0.0, dropout_far=0.0)
 
 
-def along_the_street(pose: Pose, grid: VoxelGrid) -> Tuple[Pose, ...]:
+def along_the_street(pose: SensorPose, grid: VoxelGrid) -> Tuple[SensorPose, ...]:
     """Places every :data:`SPACING_M` along the x axis of the world, through ``pose``, as far as ``grid`` goes."""
     far = float(np.hypot(*grid.extent[:2]))
     steps = np.arange(1, int(far / SPACING_M) + 1) * SPACING_M
     others = [dataclasses.replace(pose, x=pose.x + float(x)) for x in (*steps, *-steps)]
-    return (pose, *(other for other in others if _above(other, pose, grid)))
+    return (pose, *(other for other in others if _lies_in_grid(other, pose, grid)))
 
 
-def across_a_room(world: World, pose: Pose) -> Tuple[Pose, ...]:
+def across_a_room(world: World, pose: SensorPose) -> Tuple[SensorPose, ...]:
     """``pose``, and the middles of the quarters of a room where nothing stands."""
     west, south, east, north = world.bounds
-    found: List[Pose] = [pose]
+    poses: List[SensorPose] = [pose]
     for x, y in ((west, south), (west, north), (east, south), (east, north)):
         here = dataclasses.replace(pose, x=0.5 * x, y=0.5 * y)
         place = np.array([here.x]), np.array([here.y]), np.array([1.0])
         if all(float(solid.depth(*place, 0.2)[0]) < 0 for solid in world.solids):
-            found.append(here)
-    return tuple(found)
+            poses.append(here)
+    return tuple(poses)
 
 
-def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, grid: VoxelGrid) -> Array:
+def visible_voxels(
+    world: World, poses: Tuple[SensorPose, ...], pose: SensorPose, lidar: Lidar, grid: VoxelGrid
+) -> Array:
     """Bool [x, y, z]: air that a sensor at one of ``poses`` sees, and the surfaces that border on it.
 
     Leaves and grilles hide nothing: some ray comes through from somewhere.
@@ -72,10 +74,10 @@ def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, gri
         row = np.clip(np.rint(row), 0, look.rings - 1).astype(np.int64)
         distance = np.sqrt(flat[:, :, None] ** 2 + rise**2)
         air |= (distance <= ranges[row, column[:, :, None]]) & (distance < look.reach)
-    found: Array = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
-    return found
+    result: Array = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
+    return result
 
 
-def _above(other: Pose, pose: Pose, grid: VoxelGrid) -> bool:
+def _lies_in_grid(other: SensorPose, pose: SensorPose, grid: VoxelGrid) -> bool:
     local = to_local(pose, np.array(other.x), np.array(other.y))
     return all(start <= float(value) < start + side for value, start, side in zip(local, grid.origin, grid.extent))

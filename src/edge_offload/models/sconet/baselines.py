@@ -24,12 +24,12 @@ def ground_level(occupancy: Array) -> Array:
 
     Hits more than 0.4 m (2 voxels) above the lowest within 5 m are not ground.
     """
-    return _ground(_bits(occupancy), occupancy.shape[2])
+    return _find_ground(_pack_columns(occupancy), occupancy.shape[2])
 
 
-def _ground(hits: Array, high: int) -> Array:
+def _find_ground(hits: Array, high: int) -> Array:
     hit = hits != 0
-    lowest = np.where(hit, _highest(hits & (~hits + _ONE)), high)
+    lowest = np.where(hit, _highest_bit(hits & (~hits + _ONE)), high)
     near = ndimage.minimum_filter(lowest, size=51)
     ground = hit & (lowest <= near + 2)
     if not ground.any():
@@ -39,7 +39,7 @@ def _ground(hits: Array, high: int) -> Array:
     return level
 
 
-def _bits(occupancy: Array) -> Array:
+def _pack_columns(occupancy: Array) -> Array:
     """Columns as integers, uint64 [x, y]: bit z is set where ``occupancy`` [x, y, z] is above 0.
 
     Raises:
@@ -55,64 +55,64 @@ def _bits(occupancy: Array) -> Array:
     return bits
 
 
-def _voxels(bits: Array, high: int) -> Array:
+def _unpack_columns(bits: Array, high: int) -> Array:
     """Uint8 [x, y, z], 1 where the columns' bits are set."""
     packed = np.ascontiguousarray(bits).astype("<u8").view(np.uint8).reshape(*bits.shape, 8)
     return np.unpackbits(packed[:, :, : -(-high // 8)], axis=2, count=high, bitorder="little")
 
 
-def _below(index: Array) -> Array:
+def _lowest_bits(index: Array) -> Array:
     """Columns whose lowest ``index`` [x, y] (0 to 63) voxels are full."""
     return (_ONE << index.astype(np.uint64)) - _ONE
 
 
-def _highest(bits: Array) -> Array:
+def _highest_bit(bits: Array) -> Array:
     """Index of every column's highest bit, int64 [x, y]; -1 where none is set. Exact up to 52 bits."""
     return np.frexp(bits.astype(np.float64))[1].astype(np.int64) - 1
 
 
-def _labels(full: Array, level: Array, high: int) -> Array:
+def _label_columns(full: Array, level: Array, high: int) -> Array:
     """Labels of what is full: road up to one voxel above the ground, building above 2 m, else vegetation."""
-    road, low = full & _below(level + 2), full & _below(level + 10)
-    labels = _voxels(road, high) * np.uint8(VALUE["road"])
-    labels += _voxels(low ^ road, high) * np.uint8(VALUE["vegetation"])
-    labels += _voxels(full ^ low, high) * np.uint8(VALUE["building"])
+    road, low = full & _lowest_bits(level + 2), full & _lowest_bits(level + 10)
+    labels = _unpack_columns(road, high) * np.uint8(VALUE["road"])
+    labels += _unpack_columns(low ^ road, high) * np.uint8(VALUE["vegetation"])
+    labels += _unpack_columns(full ^ low, high) * np.uint8(VALUE["building"])
     return labels
 
 
 def by_height(full: Array, level: Array) -> Array:
     """Labels of what is full, bool [x, y, z], by the height above the ground, int [x, y]."""
-    return _labels(_bits(full), level, full.shape[2])
+    return _label_columns(_pack_columns(full), level, full.shape[2])
 
 
-def nothing(occupancy: Array) -> Array:
+def label_sweep(occupancy: Array) -> Array:
     """No completion: full is what the sweep hit."""
-    hits, high = _bits(occupancy), occupancy.shape[2]
-    return _labels(hits, _ground(hits, high), high)
+    hits, high = _pack_columns(occupancy), occupancy.shape[2]
+    return _label_columns(hits, _find_ground(hits, high), high)
 
 
-def keep_hits(labels: Array, occupancy: Array) -> Array:
+def retain_hits(labels: Array, occupancy: Array) -> Array:
     """``labels`` with what was hit full: an obstacle that was seen is one, whatever the network says."""
     missed = (occupancy > 0) & (labels == 0)
-    return np.where(missed, nothing(occupancy), labels) if missed.any() else labels
+    return np.where(missed, label_sweep(occupancy), labels) if missed.any() else labels
 
 
-def closing(occupancy: Array) -> Array:
+def close_gaps(occupancy: Array) -> Array:
     """Morphological closing with a box of 7 x 7 x 3 voxels."""
-    hits, high = _bits(occupancy), occupancy.shape[2]
-    return _labels(_closed(hits, high), _ground(hits, high), high)
+    hits, high = _pack_columns(occupancy), occupancy.shape[2]
+    return _label_columns(_close_columns(hits, high), _find_ground(hits, high), high)
 
 
-def _closed(hits: Array, high: int) -> Array:
+def _close_columns(hits: Array, high: int) -> Array:
     """Columns after a dilation and an erosion with the box. Bits lie one higher meanwhile: the lowest is below."""
-    wide = _over_seven(np.pad(hits << _ONE, 6), np.bitwise_or)
+    wide = _merge_seven(np.pad(hits << _ONE, 6), np.bitwise_or)
     wide |= (wide << _ONE) | (wide >> _ONE)
-    narrow = _over_seven(wide, np.bitwise_and)
-    closed: Array = ((narrow & (narrow << _ONE) & (narrow >> _ONE)) >> _ONE) & _below(np.array(high))
+    narrow = _merge_seven(wide, np.bitwise_and)
+    closed: Array = ((narrow & (narrow << _ONE) & (narrow >> _ONE)) >> _ONE) & _lowest_bits(np.array(high))
     return closed
 
 
-def _over_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:
+def _merge_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:
     """Columns merged with those up to three away along x and along y: smaller by three at each side."""
     for _ in range(2):
         two = merge(bits[:-1], bits[1:])
@@ -121,18 +121,18 @@ def _over_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:
     return bits
 
 
-def columns(occupancy: Array) -> Array:
+def fill_columns(occupancy: Array) -> Array:
     """Closing; then the ground everywhere, and every column full from its highest hit within 3 m down to it."""
-    hits, high = _bits(occupancy), occupancy.shape[2]
-    level, full = _ground(hits, high), _closed(hits, high)
-    top = np.maximum(_highest(full & _below(level + 16)), level)
-    full |= _below(top + 1) & ~_below(level)
-    return _labels(full, level, high)
+    hits, high = _pack_columns(occupancy), occupancy.shape[2]
+    level, full = _find_ground(hits, high), _close_columns(hits, high)
+    top = np.maximum(_highest_bit(full & _lowest_bits(level + 16)), level)
+    full |= _lowest_bits(top + 1) & ~_lowest_bits(level)
+    return _label_columns(full, level, high)
 
 
 BASELINES: Dict[str, Callable[[Array], Array]] = {
-    "no completion": nothing,
-    "closing": closing,
-    "column fill": columns,
+    "no completion": label_sweep,
+    "closing": close_gaps,
+    "column fill": fill_columns,
 }
 """By name."""

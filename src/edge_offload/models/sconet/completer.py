@@ -12,7 +12,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
 from edge_offload.models.scenes.labels import LABELS
-from edge_offload.models.sconet.baselines import keep_hits, nothing
+from edge_offload.models.sconet.baselines import label_sweep, retain_hits
 from edge_offload.models.sconet.network import HEIGHT, STRIDE, SCONet
 from edge_offload.models.voxels import VoxelGrid
 
@@ -78,13 +78,13 @@ class SceneCompleter:
         """
         hit = occupancy.cpu().numpy()
         if not self.trained:
-            return nothing(hit)
+            return label_sweep(hit)
         if len(outputs) != 1 or outputs[0].dtype != torch.uint8 or tuple(outputs[0].shape) != hit.shape:
             raise BadInput("the outputs are not a label grid of the input's size")
         labels: Array = outputs[0].cpu().numpy()
         if labels.max(initial=0) >= len(LABELS):
             raise BadInput(f"the outputs hold a label above {len(LABELS) - 1}")
-        return keep_hits(labels, hit)
+        return retain_hits(labels, hit)
 
     def complete(self, points: Array) -> Array:
         """All steps here and now: labels uint8 [x, y, 32]."""

@@ -85,8 +85,8 @@ class CrissCross(nn.Module):
         # the cell itself is in its row already
         # not torch.eye: ONNX Runtime has none of booleans
         place = torch.arange(height, device=x.device)
-        own = (place[:, None] == place).view(1, height, 1, height)
-        in_column = in_column.masked_fill(own, float("-inf"))
+        is_self = (place[:, None] == place).view(1, height, 1, height)
+        in_column = in_column.masked_fill(is_self, float("-inf"))
         weights = torch.softmax(torch.cat((in_column, in_row), dim=3), dim=3)
         column, row = weights[..., :height], weights[..., height:]
         gathered = torch.einsum("bhwg,bcgw->bchw", column, value) + torch.einsum("bhwv,bchv->bchw", row, value)
@@ -188,8 +188,8 @@ class Unet(nn.Module):
         y = self.criss_cross(skips.pop())
         for up, skip in zip(reversed(self.ups), reversed(skips)):
             y = up(y, skip)
-        left: torch.Tensor = self.leave(y)
-        return left
+        result: torch.Tensor = self.leave(y)
+        return result
 
 
 class DilatedHead(nn.Module):
@@ -200,9 +200,9 @@ class DilatedHead(nn.Module):
     ) -> None:
         super().__init__()
         self.enter = nn.Conv3d(features, planes, 3, padding=1)
-        self.first = nn.ModuleList(_dilated(planes, dilation) for dilation in dilations)
+        self.first = nn.ModuleList(_dilated_conv(planes, dilation) for dilation in dilations)
         self.first_norms = nn.ModuleList(nn.BatchNorm3d(planes) for _ in dilations)
-        self.second = nn.ModuleList(_dilated(planes, dilation) for dilation in dilations)
+        self.second = nn.ModuleList(_dilated_conv(planes, dilation) for dilation in dilations)
         self.second_norms = nn.ModuleList(nn.BatchNorm3d(planes) for _ in dilations)
         self.classify = nn.Conv3d(planes, classes, 3, padding=1)
 
@@ -215,7 +215,7 @@ class DilatedHead(nn.Module):
         return logits
 
 
-def _dilated(planes: int, dilation: int) -> nn.Conv3d:
+def _dilated_conv(planes: int, dilation: int) -> nn.Conv3d:
     return nn.Conv3d(planes, planes, 3, padding=dilation, dilation=dilation, bias=False)
 
 

@@ -97,7 +97,7 @@ class _Followed:
         self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
 
     def update(self, found: People, facts: Facts) -> List[TrackedPerson]:
-        instant = self._timeline.instant(facts.stamp_ns, time.monotonic())
+        instant = self._timeline.make_instant(facts.stamp_ns, time.monotonic())
         if instant.recording != self._recording:
             self._recording = instant.recording
             self._tracker.reset()
@@ -134,7 +134,7 @@ class Interpreter:
         return followed.update(found, facts)
 
     def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
-        entry = registry.entries().get(name)
+        entry = registry.model_entries().get(name)
         if entry is None and name not in self._allow:
             raise BadInput(f"a robot reports results of model {name[:MAX_TEXT]!r}, which is not known here")
         if entry is not None:
@@ -148,8 +148,8 @@ class Interpreter:
 
     def _built(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
         """What finds people; None for another kind of model of the operator's own, which its robot interprets."""
-        if name in self._allow and registry.is_own(name):
-            built = None if registry.is_file(name) else registry.build(name, options)
+        if name in self._allow and registry.is_user_model(name):
+            built = None if registry.is_file(name) else registry.build_model(name, options)
             return built if isinstance(built, PersonEstimator) else None
         return registry.build_estimator(name, **options)
 
