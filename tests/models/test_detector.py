@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_told_with_the_remedy(
     (tmp_path / "pickled.pt").write_bytes(b"x")
     (tmp_path / "rubbish.pt").write_bytes(b"rubbish")
     if name == "movenet":
-        monkeypatch.setattr("edge_offload.models.registry.build", lambda *_: object())
+        monkeypatch.setattr("edge_offload.models.registry.build_model", lambda *_: object())
     with pytest.raises(BadInput, match=said) as told:
         build_detector(name, detector, options)
     assert "\n" not in str(told.value)

@@ -66,7 +66,7 @@ def test_a_users_own_module_is_built_with_its_options(tmp_path, monkeypatch):
 
 
 def test_a_classifier_is_a_module_but_not_a_person_estimator(monkeypatch):
-    monkeypatch.setattr(zoo, "build", lambda name, size, seed: nn.Linear(size, seed + 1))
+    monkeypatch.setattr(zoo, "build_network", lambda name, size, seed: nn.Linear(size, seed + 1))
     assert build_module("resnet50", size=64).in_features == 64
     with pytest.raises(BadInput, match="not a PersonEstimator"):
         build_estimator("resnet50", size=64)

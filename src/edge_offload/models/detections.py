@@ -1,4 +1,4 @@
-"""Objects found in one image: boxes, scores and labels, as arrays with checked shapes."""
+"""Objects in one image: boxes, scores and labels, as arrays with checked shapes."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Detections:
 
     @classmethod
     def empty(cls) -> Detections:
-        """Nothing."""
+        """Make detections without objects."""
         return cls(np.zeros((0, 4)), np.zeros(0), np.zeros(0))
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def check_fit(self, size: Tuple[int, int], labels: int) -> None:
-        """Check that they belong to an image of this ``size`` (width, height) and to so many labels.
+        """Check them against an image's ``size`` (width, height) and the number of labels.
 
         Raises:
-            BadInput: they do not.
+            BadInput: they do not fit.
         """
         if len(self) and labels and self.classes.max() >= labels:
             raise BadInput(f"detections: class {self.classes.max()} of {labels} labels")

@@ -13,12 +13,12 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_SIDE = 8192
-"""Longest image side accepted, in pixels: a corrupt header must not make us allocate gigabytes."""
+"""Longest accepted image side, in pixels: a corrupt header must not allocate gigabytes."""
 
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How an image was placed into the network's input.
+    """Placement of an image in the network's input.
 
     Attributes:
         scale_x, scale_y: input pixels per image pixel; they differ by rounding to whole pixels only.
@@ -46,7 +46,7 @@ class Letterbox:
         return points.astype(np.float32)
 
     def mask_to_image(self, mask: Array) -> Array:
-        """The uint8 [h, w] mask of the original image, of one of the network's input [H, W]; nearest pixels."""
+        """Map a uint8 mask of the network's input [H, W] to the original image [h, w], by nearest pixels."""
         width, height = round(self.image_width * self.scale_x), round(self.image_height * self.scale_y)
         inner = np.ascontiguousarray(mask[self.top : self.top + height, self.left : self.left + width])
         if inner.shape == (self.image_height, self.image_width):
@@ -108,7 +108,7 @@ def _check_image(bgr: Array) -> None:
 def _place_image(
     bgr: Array, inner: Tuple[int, int], width: int, height: int, pad: int
 ) -> Tuple[torch.Tensor, Letterbox]:
-    """``bgr`` scaled to ``inner`` (width, height) in the middle of an input of ``width`` by ``height`` pixels."""
+    """Scale ``bgr`` to ``inner`` (width, height) in the middle of an input of ``width`` by ``height`` pixels."""
     image_height, image_width = bgr.shape[:2]
     if inner != (image_width, image_height):
         bgr = cv2.resize(bgr, inner, interpolation=cv2.INTER_LINEAR)

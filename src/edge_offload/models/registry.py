@@ -18,12 +18,12 @@ from edge_offload.models.base import Estimator, PersonEstimator
 from edge_offload.models.entry import ModelEntry, Scalar
 from edge_offload.models.onnxfile import reading
 
-#: Option of every factory of the user's own: a safetensors file whose tensors are loaded into what it makes.
+#: Option of every user-defined factory: a safetensors file whose tensors are loaded into its module.
 WEIGHTS = "weights"
 
 
 def model_entries() -> Dict[str, ModelEntry]:
-    """All models that come with edge_offload, by name."""
+    """Return all models that come with edge_offload, by name."""
     from edge_offload.models import kapao, movenet, sconet
 
     return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries(), *sconet.entries(), *_zoo_entries())}
@@ -50,16 +50,16 @@ def _zoo_entries() -> Tuple[ModelEntry, ...]:
 
 
 def is_user_model(name: str) -> bool:
-    """Whether ``name`` is of the user's own: a factory (``package.module:factory``), a TorchScript or an ONNX file.
+    """Return whether ``name`` is a user's model: ``package.module:factory``, a TorchScript or an ONNX file.
 
-    The first two run code when they are built. A server must not build such a name because a peer asks for it, unless
-    its operator has listed it.
+    The first two run code when they are built. A server must not build such a name for a peer unless its operator has
+    listed it.
     """
     return ":" in name or is_file(name)
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is the path of a file that holds a whole network: TorchScript or ONNX."""
+    """Return whether ``name`` is the path of a network file: TorchScript or ONNX."""
     return torchscript.is_script(name) or reading.is_onnx(name)
 
 
@@ -68,12 +68,12 @@ def _file_checksum(name: str) -> str:
 
 
 def name_on_wire(name: str) -> str:
-    """What a robot calls a model when it asks a server for it: of a file its name alone, wherever it lies."""
+    """Return a model's name in requests: of a file its name without the folder."""
     return pathlib.PurePath(name).name if is_file(name) else name
 
 
 def options_on_wire(name: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
-    """The options with which a robot asks a server for a model: of a file its checksum is one.
+    """Return a model's options in requests: of a file also its checksum.
 
     Raises:
         BadInput: the file cannot be read.
@@ -82,10 +82,10 @@ def options_on_wire(name: str, options: Mapping[str, Scalar]) -> Dict[str, Scala
 
 
 def check_user_model(name: str) -> None:
-    """Whether a model of the user's own is there: a factory that can be imported, a file that can be read.
+    """Check that a user's factory can be imported, or a user's file be read.
 
     Raises:
-        BadInput: it is not.
+        BadInput: it cannot.
     """
     if is_file(name):
         _file_checksum(name)
@@ -97,12 +97,12 @@ def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
     """Build the person estimator ``name`` with its weights loaded.
 
     Args:
-        name: a name of :func:`entries`, or of the user's own: ``package.module:factory``, or an ONNX file that finds
-            people's keypoints.
-        options: scalars only (they travel to the server in a message); the entry lists them with their defaults.
+        name: a name of :func:`model_entries`, a user's ``package.module:factory``, or an ONNX file that finds people's
+            keypoints.
+        options: scalars only (they are sent to the server); the entry lists them with their defaults.
 
     Raises:
-        BadInput: no such model or option, a value of the wrong type, or weights that cannot be had.
+        BadInput: no such model or option, a value of the wrong type, or weights that are not available.
     """
     built = build_model(name, options)
     if reading.is_onnx(name):
@@ -121,7 +121,7 @@ def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
 def build_module(name: str, **options: Scalar) -> nn.Module:
     """Build the module of model ``name``: in eval mode, weights loaded, on the CPU. Arguments as `build_estimator`.
 
-    A factory of the user's own may return a plain ``nn.Module`` or an ``Estimator``.
+    A user's factory may return a plain ``nn.Module`` or an ``Estimator``.
     """
     built = build_model(name, options)
     module = built.module if isinstance(built, Estimator) else built
@@ -129,7 +129,7 @@ def build_module(name: str, **options: Scalar) -> nn.Module:
 
 
 def build_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
-    """What model ``name`` is: whole, or its module alone. Arguments and errors as `build_estimator`."""
+    """Build model ``name``, an estimator or a module. Arguments and errors as `build_estimator`."""
     for key, value in options.items():
         if not isinstance(value, (bool, int, float, str)):
             raise BadInput(f"model {name!r}: option {key} is a {type(value).__name__}", remedy="use a scalar")
@@ -144,7 +144,7 @@ def build_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn
 
 
 def _check_options(entry: ModelEntry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
-    """The entry's defaults updated with ``options``; a whole number is accepted where a float is expected."""
+    """Update the entry's defaults with ``options``; an integer is accepted for a float."""
     merged = dict(entry.options)
     for key, value in options.items():
         if key not in merged:
@@ -161,7 +161,7 @@ def _check_options(entry: ModelEntry, options: Mapping[str, Scalar]) -> Dict[str
 
 
 def user_factory(name: str) -> Callable[..., Any]:
-    """The user's own factory ``package.module:factory``, not called yet. Importing it runs its module's code.
+    """Import a user's factory ``package.module:factory``, which runs its module's code.
 
     Raises:
         BadInput: there is no such module or attribute, its import fails, or it cannot be called.
@@ -172,7 +172,7 @@ def user_factory(name: str) -> Callable[..., Any]:
         factory: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             factory = getattr(factory, part)
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # the module's code may raise anything
         raise BadInput(f"cannot import model {name!r}: {_describe_exception(error)}", remedy) from error
     if not callable(factory):
         raise BadInput(f"model {name!r} is a {type(factory).__name__}, which cannot be called", remedy)
@@ -209,7 +209,7 @@ def _build_user_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimat
 
 
 def _load_weights(module: nn.Module, path: pathlib.Path) -> None:
-    """All weights of a module of the user's own, from a safetensors file.
+    """Load all weights of a user's module from a safetensors file.
 
     Raises:
         BadInput: the file cannot be read, or is of another network.
@@ -223,7 +223,7 @@ def _load_weights(module: nn.Module, path: pathlib.Path) -> None:
 
 
 def _describe_exception(error: Exception) -> str:
-    """An exception of the user's code in one line, with the place that raised it."""
+    """Format an exception of the user's code in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     ours = isinstance(error, (ImportError, AttributeError)) and frames and "importlib" in frames[-1].filename
@@ -231,9 +231,8 @@ def _describe_exception(error: Exception) -> str:
 
 
 def state_hash(module: nn.Module) -> str:
-    """Hex sha256 over the names, dtypes, shapes and bytes of the module's state dict.
+    """Return the hex sha256 over the names, dtypes, shapes and bytes of the module's state dict.
 
-    Equal hashes mean equal numbers, on whatever device they are; the code that uses them is not part of the hash (the
-    link compares releases and the fingerprint for that).
+    It does not depend on the device. The module's code is not part of it: the link compares releases and fingerprints.
     """
     return tensors_hash(module.state_dict())

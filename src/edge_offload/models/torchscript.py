@@ -1,7 +1,7 @@
 """Networks from TorchScript files: code and weights in one, as ``torch.jit.save`` writes them.
 
-Loading one runs code out of the file. A server therefore loads those that its operator has listed and no others, and
-nothing of a file ever crosses the link: a robot tells the name and the checksum of its own.
+Loading one runs its code. A server therefore loads only those that its operator has listed. Files never cross the link:
+a robot sends the name and the checksum of its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SUFFIXES = (".pt", ".pth", ".ts", ".torchscript")
 
 
 def is_script(name: str) -> bool:
-    """Whether a model's name is that of a TorchScript file."""
+    """Return whether a model's name is that of a TorchScript file."""
     return name.endswith(SUFFIXES)
 
 
 def checksum(path: str) -> str:
-    """Hex sha256 of the file.
+    """Return the hex sha256 of the file.
 
     Raises:
         BadInput: it cannot be read.
@@ -43,11 +43,11 @@ def checksum(path: str) -> str:
 
 
 def load_script(path: str, sha256: str = "") -> nn.Module:
-    """The module in a file, in eval mode, on the CPU.
+    """Load the module of a file, in eval mode, on the CPU.
 
     Args:
         path: of the file.
-        sha256: what :func:`checksum` must be; empty: anything.
+        sha256: expected :func:`checksum`; empty: any.
 
     Raises:
         BadInput: the file cannot be read, is another one, or holds no TorchScript.
@@ -61,7 +61,7 @@ def load_script(path: str, sha256: str = "") -> nn.Module:
     pickles.reject_pickle(str(places.expand(path)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit: it is what robots have
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which robots use
             module: nn.Module = torch.jit.load(str(places.expand(path)), map_location="cpu")
     except (RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or ["no reason given"]

@@ -1,4 +1,4 @@
-"""Voxel grids: where they lie, points to occupancy, occupancy to points. Numpy only, vectorised."""
+"""Voxel grids: their geometry, points to occupancy, occupancy to points. Numpy only, vectorised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_VOXELS = 1 << 27
-"""A grid of 512 x 512 x 512: no larger one is allocated."""
+"""Largest grid: 512 x 512 x 512."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class VoxelGrid:
         return x, y, z
 
     def voxel_indices(self, points: Array) -> Tuple[Array, Array]:
-        """Voxel of every point inside the grid: int64 [m, 3], and bool [n] which points those are.
+        """Return the voxels int64 [m, 3] of the points inside the grid, and bool [n] which points those are.
 
         Args:
             points: float [n, 3 or more]: x, y, z in metres.
@@ -53,14 +53,14 @@ class VoxelGrid:
             BadInput: not an array of points.
         """
         points = _check_points(points)
-        # in float64: at 50 m a float32 is off by 2 micrometres, which moves points that lie on a face
+        # in float64: at 50 m a float32's error is 2 micrometres, which moves points on a face
         place = (points[:, :3].astype(np.float64) - self.origin) / self.voxel_size
-        # compared before the cast: what is not finite, or beyond int64, has no index
+        # compared before the cast: values that are not finite, or exceed int64, have no index
         inside = ((place >= 0) & (place < self.shape)).all(axis=1)
         return np.floor(place[inside]).astype(np.int64), inside
 
     def occupancy(self, points: Array) -> Array:
-        """Voxels that hold at least one of ``points`` (float [n, 3 or more], metres): uint8 [x, y, z], 0 or 1.
+        """Return uint8 [x, y, z]: 1 for voxels with at least one of ``points`` (float [n, 3 or more], metres), else 0.
 
         Raises:
             BadInput: not an array of points.
@@ -68,7 +68,7 @@ class VoxelGrid:
         points = _check_points(points)
         grid = np.zeros(self.shape, dtype=np.uint8)
         flat = np.zeros(len(points), dtype=np.int64)
-        # as indices() does it, axis by axis: whoever is outside along one is not looked at along the next
+        # as voxel_indices() does, but axis by axis: points outside along one are dropped before the next
         for axis, side in enumerate(self.shape):
             place = (points[:, axis].astype(np.float64) - self.origin[axis]) / self.voxel_size
             inside = np.flatnonzero((place >= 0) & (place < side))
@@ -78,7 +78,7 @@ class VoxelGrid:
         return grid
 
     def cell(self, x: float, y: float) -> Tuple[int, int]:
-        """The column of a place (m), or the border column nearest to it when it lies outside."""
+        """Return the column of a position (m), or the nearest border column for a position outside."""
         i, j = (
             int(np.clip(np.floor((value - start) / self.voxel_size), 0, side - 1))
             for value, start, side in zip((x, y), self.origin, self.shape)
@@ -101,15 +101,14 @@ FORWARD = VoxelGrid()
 
 
 def grid_around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False, cells: int = 256) -> VoxelGrid:
-    """The grid of ``cells`` x ``cells`` x 32 voxels about a LiDAR at this height above the ground.
+    """Make the grid of ``cells`` x ``cells`` x 32 voxels around a LiDAR at this height above the ground.
 
-    The ground comes to lie 0.27 m above the lower face, as in :data:`FORWARD`, because that is where a network
-    trained on such grids expects it.
+    The ground lies 0.27 m above the lower face, as in :data:`FORWARD` and in the networks' training.
 
     Args:
         sensor_height_m: metres above the ground.
         voxel_size: side of a voxel, metres.
-        forward: the LiDAR is in the middle of one face and looks in; else it is in the middle of the grid.
+        forward: the LiDAR is in the middle of one face and looks inward; else it is in the middle of the grid.
         cells: voxels along each side of the ground.
     """
     half = 0.5 * cells * voxel_size

@@ -59,11 +59,7 @@ class PromiseReport(_Map):
 
     @classmethod
     def parse(cls, raw: object) -> PromiseReport:
-        """Decode.
-
-        Raises:
-            ProtocolError: malformed, or a number is out of bounds.
-        """
+        """Decode; raises ProtocolError if malformed, or if a number is out of bounds."""
         facts = _as_map(raw, "a turn")
         return cls(read_integer(facts, "frame"), *_read_estimates(facts))
 
@@ -98,11 +94,7 @@ class PromiseRequest(_Map):
 
     @classmethod
     def parse(cls, raw: object) -> PromiseRequest:
-        """Decode.
-
-        Raises:
-            ProtocolError: malformed, or a number is out of bounds.
-        """
+        """Decode; raises ProtocolError if malformed, or if a number is out of bounds."""
         facts = _as_map(raw, "a promise")
         bound = read_number(facts, "bound", LEAST_BOUND, 1.0)
         batched = facts.get("batched", False)

@@ -19,12 +19,9 @@ _SUMMARIES = {
 SHIPPED = pathlib.Path(__file__).parent / "weights" / "kapao_vtest.safetensors"
 """The moving average of ``edge-offload train kapao`` on the first 550 frames of the sample video, float16."""
 
-SHIPPED_SIZE = 512
-"""Long side that those weights were trained at, pixels."""
-
 
 def entries() -> Tuple[ModelEntry, ...]:
-    """What the registry lists."""
+    """Return the registry's entries."""
 
     def build(scale: str, options: Dict[str, Any]) -> KapaoEstimator:
         return KapaoEstimator(scale, **options)
@@ -33,7 +30,7 @@ def entries() -> Tuple[ModelEntry, ...]:
 
 
 def _shipped_entry() -> ModelEntry:
-    """Its own name, because it knows one scene only: nobody is to take it for a network that finds people anywhere."""
+    """Return the entry of the shipped weights, named apart because they are trained for one scene only."""
     options = {name: value for name, value in DEFAULTS.items() if name not in ("checkpoint", "seed")}
 
     def build(values: Dict[str, Any]) -> KapaoEstimator:
@@ -48,7 +45,7 @@ def _shipped_entry() -> ModelEntry:
         source="shipped; from 'edge-offload train kapao' on that video, MoveNet teaching (see its card in docs/)",
         licence="Apache-2.0 (part of edge_offload)",
         build=build,
-        options={**options, "size": SHIPPED_SIZE},
+        options={**options, "size": 512},  # the long side in training
         shipped=SHIPPED,
     )
 

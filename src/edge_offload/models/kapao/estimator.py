@@ -38,8 +38,7 @@ class KapaoEstimator(PersonEstimator):
     """People from persons float32 [n, PERSON_ROW] and keypoint objects float32 [m, KEYPOINT_ROW], by fusion.
 
     Without a checkpoint the weights are random, ``trained`` is false, and ``interpret`` finds nobody. A checkpoint of
-    ``edge-offload train kapao`` says its own depth and width, and the confidence that was chosen for it, which holds
-    unless ``conf`` is given.
+    ``edge-offload train kapao`` has its own depth, width and confidence; ``conf`` overrides the last.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class KapaoEstimator(PersonEstimator):
         super().__init__(f"kapao_{scale}", module, size, STRIDES[-1], trained=bool(checkpoint))
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """See the base class; ``outputs`` are the persons and the keypoint objects."""
+        """Fuse persons and keypoint objects, the two ``outputs``."""
         shapes = [tuple(output.shape) for output in outputs]
         if [shape[1:] for shape in shapes] != [(PERSON_ROW,), (KEYPOINT_ROW,)]:
             raise BadInput(f"{self.name} gave outputs of shapes {shapes}")
@@ -88,7 +87,7 @@ def _prepare_network(network: Kapao, fused: bool) -> Kapao:
 
 
 def thresholds_for(preset: str, conf: Optional[float] = None, conf_kp: Optional[float] = None) -> Thresholds:
-    """The thresholds of ``preset`` with ``conf`` and ``conf_kp`` replaced where they are given and not 0.
+    """Return the thresholds of ``preset``, with ``conf`` and ``conf_kp`` replaced where given and not 0.
 
     Raises:
         BadInput: no such preset, or a confidence outside 0 to 1.

@@ -1,8 +1,8 @@
 """Exact greedy non-maximum suppression in plain PyTorch: any device, no extension, no loop over boxes.
 
-Candidates are taken best first in blocks. A block is first cleared of what the boxes kept so far suppress; inside the
-block the greedy rule "kept if no kept better box overlaps" is iterated as a matrix product until it no longer
-changes. The rule's solution is unique (each box depends on better ones only), so the fixed point is the greedy one.
+Candidates are processed in blocks, best first. Boxes selected earlier first suppress those of a block. Inside the
+block the greedy rule "selected if no selected better box overlaps" is iterated as a matrix product to its fixed point.
+Each box depends on better ones only, so the fixed point is unique and equals the greedy solution.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import List
 import torch
 
 BLOCK = 512
-"""Candidates compared at once: bounds the overlap matrix at BLOCK² numbers however many candidates there are."""
+"""Candidates compared at once, which bounds the overlap matrix at BLOCK² numbers."""
 
 SWEEPS = 8
-"""Iterations between two looks at whether the fixed point is reached. A look is a host read, which costs a round trip
-on a device far away; a chain of more than this many boxes, each suppressing the next, is rare."""
+"""Iterations between two tests for the fixed point. A test is a host read, which costs a round trip on a remote
+device; longer chains of boxes that suppress the next one are rare."""
+
+MAX_DET = 300
+"""Default number of boxes that survive."""
 
 
 def box_overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -31,16 +34,16 @@ def box_overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def nms(
-    boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, iou: float, max_det: int = 300
+    boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, iou: float, max_det: int = MAX_DET
 ) -> torch.Tensor:
-    """Indices of the boxes that survive, best first (ties: lower index first), at most ``max_det``.
+    """Return the indices of the surviving boxes, best first (ties: lower index first), at most ``max_det``.
 
     Args:
         boxes: float [n, 4], x1 y1 x2 y2.
         scores: float [n].
         classes: [n]; only boxes of one class suppress each other.
-        iou: a box is suppressed by a kept better one that overlaps it by more than this.
-        max_det: how many survive at most.
+        iou: overlap above which a selected better box suppresses another.
+        max_det: most surviving boxes.
     """
     order = torch.argsort(scores, descending=True, stable=True)
     selected: List[torch.Tensor] = []
@@ -62,12 +65,12 @@ def nms(
 def _suppression_matrix(
     boxes: torch.Tensor, classes: torch.Tensor, a: torch.Tensor, b: torch.Tensor, iou: float
 ) -> torch.Tensor:
-    """Bool [a, b]: whether a box of ``a`` would suppress one of ``b``."""
+    """Return bool [a, b]: whether a box of ``a`` would suppress one of ``b``."""
     return (box_overlaps(boxes[a], boxes[b]) > iou) & (classes[a][:, None] == classes[b][None, :])
 
 
 def _fixed_point(suppresses: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-    """The bool [n] solution of: kept[j] = alive[j] and no i with kept[i] and suppresses[i, j] (i better than j)."""
+    """Solve for bool [n]: selected[j] = alive[j] and no better i with selected[i] and suppresses[i, j]."""
     selected = alive
     while True:
         for _ in range(SWEEPS):

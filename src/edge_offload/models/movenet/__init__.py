@@ -1,4 +1,4 @@
-"""MoveNet-MultiPose: people and their keypoints with published weights, small enough for a robot."""
+"""MoveNet-MultiPose: people and keypoints with published weights, small enough for a robot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_offload.models.movenet.estimator import DEFAULTS, MoveNetEstimator
 
 
 def entries() -> Tuple[ModelEntry, ...]:
-    """What the registry lists."""
+    """Return the registry's entries."""
     return (
         ModelEntry(
             name="movenet",

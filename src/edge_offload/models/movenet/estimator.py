@@ -15,17 +15,17 @@ from edge_offload.models.movenet.readout import KEYPOINTS, ROW, MoveNetReadout
 from edge_offload.models.people import People
 
 DEFAULTS: Dict[str, Any] = {"size": 512, "people": 10, "score": 0.2}
-"""Long side of the input in pixels, most people that can be found, least score of a person."""
+"""Long side of the input in pixels, most people, least score of a person."""
 
 MAX_PEOPLE = 100
 
 
 class MoveNetEstimator(PersonEstimator):
-    """People from float32 [people, ROW] rows: those whose score reaches ``score``.
+    """People from float32 [people, ROW] rows with at least ``score``.
 
     Args:
         size: long side of the network's input, pixels, a multiple of 32.
-        people: how many people the read-out looks for (the published graph: 6); the outputs grow with it.
+        people: number of people that the read-out returns (the published graph: 6).
         score: people below this are dropped, 0 to 1.
     """
 
@@ -43,7 +43,7 @@ class MoveNetEstimator(PersonEstimator):
         self.score = score
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """See the base class; ``outputs`` is one float32 [people, ROW] tensor."""
+        """Select the confident people of ``outputs``, one float32 [people, ROW] tensor."""
         if len(outputs) != 1 or tuple(outputs[0].shape) != (self.people, ROW):
             raise BadInput(f"movenet gave outputs of shapes {[tuple(o.shape) for o in outputs]}")
         rows = outputs[0].cpu().numpy()

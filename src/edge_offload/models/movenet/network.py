@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 STRIDE = 32
-"""Sides of the input are multiples of this; the maps come at a quarter of the input's size."""
+"""Sides of the input are multiples of this; the maps have a quarter of the input's size."""
 
 INPUT_SCALE = 0.007843017578125
 """The graph's half-precision 2/255: the input is ``image * INPUT_SCALE - 1``."""
@@ -52,7 +52,7 @@ class SameConv(nn.Module):
         activation: str = "none",
     ) -> None:
         super().__init__()
-        # SAME at stride 2 on an even side pads only after the last row and column
+        # at stride 2 on an even side, SAME pads only after the last row and column
         asymmetric = stride == 2 and kernel == 3
         self.pad = nn.ZeroPad2d((0, 1, 0, 1)) if asymmetric else nn.Identity()
         padding = 0 if asymmetric else kernel // 2
@@ -170,7 +170,7 @@ class MoveNet(nn.Module):
         return self.batch(image.unsqueeze(0))
 
     def batch(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """The same for uint8 [b, 3, H, W]: maps [b, c, H / 4, W / 4]."""
+        """Map uint8 [b, 3, H, W] to maps [b, c, H / 4, W / 4]."""
         x = images.to(self.backbone.stem.conv.weight.dtype) * INPUT_SCALE - 1
         features = self.pyramid(*self.backbone(x))
         return tuple(head(features) for head in self.heads.values())

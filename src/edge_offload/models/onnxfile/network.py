@@ -1,4 +1,4 @@
-"""A network from an ONNX file, which an engine computes where its input is, and torch never."""
+"""Network of an ONNX file, which an engine computes on its input's device."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class OnnxNetwork(nn.Module):
     """uint8 [3, H, W] RGB → the graph's outputs. Thread-safe.
 
-    Its state is the checksum of the file: equal ones mean equal weights, and an equal graph.
+    Its state is the checksum of the file: equal ones mean equal weights and graphs.
 
     Args:
-        graph: what the file holds.
-        image: how it takes an image.
+        graph: contents of the file.
+        image: its input for an image.
 
     Attributes:
-        values: what the input's values are: ``unit``, ``imagenet`` or ``byte``.
+        values: range of the input's values: ``unit``, ``imagenet`` or ``byte``.
 
     Raises:
         BadInput: it is too large.
@@ -61,11 +61,11 @@ class OnnxNetwork(nn.Module):
         self._reset_engines()
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """The outputs, on the image's device.
+        """Compute the outputs, on the image's device.
 
         Raises:
             BadInput: another size than the network's.
-            Unsupported: no engine computes it, or this is a trace.
+            Unsupported: no engine is installed, or torch is tracing.
         """
         if type(image) is not torch.Tensor:
             raise Unsupported(f"{self.name} is computed by an engine, whole: torch cannot trace it")
@@ -81,7 +81,7 @@ class OnnxNetwork(nn.Module):
         return tuple(one.to(image.device) for one in outputs)
 
     def backend(self, device: str) -> Built:
-        """What computes it where the image is on ``device``.
+        """Return the engine for images on ``device``.
 
         Raises:
             Unsupported: no engine is installed.
@@ -92,12 +92,12 @@ class OnnxNetwork(nn.Module):
         return self._backends[device]
 
     def use(self, backend: Optional[Built]) -> None:
-        """Have ``backend`` compute it on its device from now on; None: the first engine that is installed."""
+        """Set the engine of ``backend``'s device; None: the first engine that is installed."""
         with self._lock:
             self._chosen, self._loaded, self._backends = backend, None, {}
 
     def probe_outputs(self) -> List[GraphOutput]:
-        """What it gives for an image, by computing a grey one.
+        """Compute a grey image to learn names, shapes and kinds of the outputs.
 
         Raises:
             BadInput: no engine can compute it.
@@ -108,7 +108,7 @@ class OnnxNetwork(nn.Module):
                 outputs = self(grey)
             except (BadInput, Unsupported):
                 raise
-            except Exception as error:  # whatever an engine raises
+            except Exception as error:  # engines may raise anything
                 reason = " ".join(str(error).split())[:300]
                 raise BadInput(f"{self.name} cannot be computed by {facts(self.backend(CPU))}: {reason}") from error
         shapes = [(tuple(one.shape), one.is_floating_point()) for one in outputs]
@@ -126,7 +126,7 @@ class OnnxNetwork(nn.Module):
         return values.reshape(self.image.shape).to(self.image.dtype).contiguous()
 
     def _current_engine(self, backend: Built, device: str) -> Engine:
-        """The engine for as many threads as torch has here; another is built where that has changed."""
+        """Return the engine for torch's number of threads; another is built when that has changed."""
         key = (backend, device, torch.get_num_threads())
         if self._loaded is None or self._loaded[0] != key:
             if self._loaded is not None:
@@ -137,7 +137,7 @@ class OnnxNetwork(nn.Module):
     def _load_engine(self, backend: Built, threads: int) -> Engine:
         if not backend.timed:
             return backend.load(backend.build(self._document, threads), threads)
-        # kernels that are picked by timing: minutes, and other bits each time
+        # such an engine selects kernels by timing, which takes minutes and may change the results' last bits
         document = hashlib.sha256(self._document).hexdigest()
         facts_of = {"engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()}
         key = key_of({"document": document, **facts_of})

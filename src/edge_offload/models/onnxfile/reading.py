@@ -1,6 +1,6 @@
-"""ONNX files read as data: bounded, of ONNX's own operators alone, and made a document with static shapes.
+"""Reading of ONNX files as data: bounded, with ONNX's own operators only, converted to static shapes.
 
-Nothing of a file is executed here, nor elsewhere than by an engine that computes ONNX's operators.
+Nothing of a file is executed, except its operators by an engine.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from edge_offload import places, requirements
 from edge_offload.errors import BadInput
 
 SUFFIX = ".onnx"
-#: Of a file and its weights beside it. Protobuf itself ends at 2 GiB.
+#: Limit of a file with its external weights. Protobuf's own is 2 GiB.
 MAX_BYTES = 1 << 30
 #: Longest side of a network's input, pixels; side of one that is not fixed in the file.
 MAX_SIDE, DEFAULT_SIDE = 4096, 640
-#: What is written into the file by the exporter, and may be read: characters, classes.
-MAX_METADATA, MAX_LABELS = 1 << 20, 10000
-#: Operators that every engine computes by itself. Others come from libraries that a file would have loaded.
+#: Most names of classes in an exporter's metadata.
+MAX_LABELS = 10000
+#: Domains of operators that every engine has. Others need libraries, which a file could name.
 DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml"))
-#: Inputs beside the image that are known: which pixels belong to the image, and the size that boxes refer to.
+#: Supported inputs besides the image: its valid pixels, and the size to which boxes refer.
 PIXEL_MASK, TARGET_SIZE = "pixel_mask", "orig_target_sizes"
 #: ONNX's numbers of the types that an input may have.
 _TYPES = {1: torch.float32, 2: torch.uint8, 6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16}
-_EXTERNAL = 1
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class GraphInput:
 
     Attributes:
         name: in the graph.
-        dtype: of its values; None: one that is not handled.
+        dtype: of its values; None: not supported.
         shape: 0 where it is not fixed.
     """
 
@@ -50,13 +49,13 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class Graph:
-    """What an ONNX file holds.
+    """Contents of an ONNX file.
 
     Attributes:
-        name: of the file; ``path``: where it lies.
-        sha256: hex, of the file and of the weights beside it.
+        name: of the file; ``path``: its full path.
+        sha256: hex, of the file and of its external weights.
         model: onnx.ModelProto, weights included.
-        metadata: what the exporter wrote, by key.
+        metadata: of the exporter, by key.
         operators: types of all nodes.
         inputs: of the graph, without those that have values.
         outputs: their names.
@@ -74,14 +73,14 @@ class Graph:
 
 @dataclass(frozen=True)
 class ImageInput:
-    """How a network takes an image.
+    """A network's input for an image.
 
     Attributes:
         height, width: pixels.
         dtype: of its values.
-        channels_last: [H, W, 3] in place of [3, H, W].
-        batched: there is one more dimension, of 1, in front.
-        beside: what the other inputs are given, in the graph's order behind the image.
+        channels_last: [H, W, 3] instead of [3, H, W].
+        batched: it has a batch dimension of 1.
+        extra_inputs: values of the other inputs, in the graph's order.
     """
 
     height: int
@@ -93,18 +92,18 @@ class ImageInput:
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        """Of the image's input."""
+        """Shape of the input."""
         sides = (self.height, self.width)
         return (1,) * self.batched + ((*sides, 3) if self.channels_last else (3, *sides))
 
 
 def is_onnx(name: str) -> bool:
-    """Whether a model's name is that of an ONNX file."""
+    """Return whether a model's name is that of an ONNX file."""
     return name.endswith(SUFFIX)
 
 
 def checksum(path: str) -> str:
-    """Hex sha256 of the file, and of the weights beside it that it names.
+    """Return the hex sha256 of the file and of its external weights.
 
     Raises:
         BadInput: it cannot be read, or is no ONNX.
@@ -113,14 +112,14 @@ def checksum(path: str) -> str:
 
 
 def read_graph(path: str, sha256: str = "") -> Graph:
-    """An ONNX file with its weights.
+    """Read an ONNX file with its weights.
 
     Args:
         path: of the file.
-        sha256: what :func:`checksum` must be; empty: anything.
+        sha256: expected :func:`checksum`; empty: any.
 
     Raises:
-        BadInput: it cannot be read, is another one, holds no ONNX, or operators that are not ONNX's own.
+        BadInput: it cannot be read, has another checksum, is no ONNX, or has operators that are not ONNX's own.
     """
     model, digest = _load_model(path)
     name = pathlib.PurePath(path).name
@@ -135,17 +134,17 @@ def read_graph(path: str, sha256: str = "") -> Graph:
         raise BadInput(cause, remedy="export it with ONNX's own operators alone")
     values = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_parse_input(value) for value in model.graph.input if value.name not in values)
-    metadata = {entry.key: entry.value[:MAX_METADATA] for entry in model.metadata_props}
+    metadata = {entry.key: entry.value[: 1 << 20] for entry in model.metadata_props}
     operators = frozenset(node.op_type for node in nodes)
     outputs = tuple(value.name for value in model.graph.output)
     return Graph(name, str(places.expand(path).resolve()), digest, model, metadata, operators, inputs, outputs)
 
 
 def labels_of(graph: Graph) -> Tuple[str, ...]:
-    """Names of the classes as exporters write them (``names``: a dict or list in Python's notation); else none.
+    """Parse the names of the classes as exporters write them (``names``: a dict or list in Python's notation).
 
     Raises:
-        BadInput: they are there and cannot be read.
+        BadInput: they are malformed.
     """
     names = _read_literal(graph, "names")
     if names is None:
@@ -158,21 +157,21 @@ def labels_of(graph: Graph) -> Tuple[str, ...]:
 
 
 def keypoints_of(graph: Graph) -> Tuple[int, int]:
-    """How many keypoints of how many numbers each, as exporters write it (``kpt_shape``); (0, 0): not written."""
+    """Parse the number of keypoints and of values of each, as exporters write it (``kpt_shape``); (0, 0): missing."""
     shape = _read_literal(graph, "kpt_shape")
     return _parse_pair(shape) or (0, 0)
 
 
 def image_input(graph: Graph, size: str = "") -> ImageInput:
-    """How ``graph`` takes an image.
+    """Find the input of ``graph`` for an image.
 
     Args:
         graph: of the file.
-        size: pixels of a square input, or ``WIDTHxHEIGHT``, where the file leaves that open. By default what the
-            exporter wrote (``imgsz``), else :data:`DEFAULT_SIDE`.
+        size: pixels of a square input, or ``WIDTHxHEIGHT``, where the file does not fix it. By default that of the
+            exporter (``imgsz``), else :data:`DEFAULT_SIDE`.
 
     Raises:
-        BadInput: it takes none, another size, or inputs that are not known.
+        BadInput: no such input, another size, or unsupported inputs.
     """
     images = [one for one in graph.inputs if _channels_last(one) is not None]
     strange = [one for one in graph.inputs if one not in images and one.name not in (PIXEL_MASK, TARGET_SIZE)]
@@ -205,7 +204,7 @@ def image_input(graph: Graph, size: str = "") -> ImageInput:
 
 
 def document_of(graph: Graph, image: ImageInput) -> bytes:
-    """The graph as engines take it: inputs ``input0`` (the image) and so on, of fixed shapes.
+    """Serialise the graph for engines: inputs ``input0`` (the image) and so on, of fixed shapes.
 
     Raises:
         BadInput: it is too large.
@@ -238,7 +237,7 @@ def document_of(graph: Graph, image: ImageInput) -> bytes:
 
 
 def _load_model(path: str) -> Tuple[Any, str]:
-    """The model with all its weights, and the checksum of its files."""
+    """Load the model with all its weights, and the checksum of its files."""
     try:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -255,7 +254,7 @@ def _load_model(path: str) -> Tuple[Any, str]:
     if not model.graph.node:
         raise BadInput(f"{path} is not an ONNX file, or an empty one", remedy)
     digest, room = hashlib.sha256(data), MAX_BYTES - len(data)
-    tensors = [tensor for tensor in _iter_tensors(model) if tensor.data_location == _EXTERNAL]
+    tensors = [tensor for tensor in _iter_tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
     for name in sorted(
         {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     ):
@@ -285,7 +284,7 @@ def _read_bytes(place: pathlib.Path, what: str, most: int) -> bytes:
 
 
 def _iter_graphs(graph: Any) -> Iterator[Any]:
-    """A graph and those inside its nodes (branches, bodies of loops)."""
+    """Yield a graph and those inside its nodes (branches, bodies of loops)."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -316,7 +315,7 @@ def _parse_input(value: Any) -> GraphInput:
 
 
 def _channels_last(one: GraphInput) -> Optional[bool]:
-    """Whether the three colours are the last axis of an image's input; None: it is none of an image."""
+    """Return whether the colours are the last axis of an image's input; None: it is no image's input."""
     shape = one.shape
     if len(shape) not in (3, 4) or one.name in (PIXEL_MASK, TARGET_SIZE):
         return None
@@ -336,7 +335,7 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def _requested_size(graph: Graph, size: str) -> Tuple[int, int]:
-    """Height and width."""
+    """Return height and width."""
     if not size:
         return _parse_pair(_read_literal(graph, "imgsz")) or (DEFAULT_SIDE, DEFAULT_SIDE)
     parts = size.split("x")

@@ -1,4 +1,4 @@
-"""Which decoder a network's outputs need: by their shapes, by their names, by what the exporter wrote; or as asked."""
+"""Selection of a network's decoder: by the outputs' shapes and names and the exporter's metadata, or by option."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.models.onnxfile.decoders import DECODERS, NAMES, NONE, SEGMENTATION, DecodePlan
 from edge_offload.models.onnxfile.reading import Graph, keypoints_of, labels_of
+from edge_offload.models.people import COCO_KEYPOINTS
 
 AUTO = "auto"
-#: Sets of strides of detectors, pixels; YOLOv5's heads have three anchors at every place.
+#: Sets of strides of detectors, pixels.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
-ANCHORS = 3
-#: Tasks of exporters that are decoded; others are refused by name.
+#: Exporters' tasks that are supported.
 TASKS = ("", "detect", "segment", "pose", "semantic")
-#: How many numbers a pose of COCO's 17 keypoints has.
-COCO_POSE = 51
 MOST_CLASSES_OF_A_MASK = 254
-#: Overlap of one object's boxes, as published with each format.
+#: Overlap of one object's boxes, where published with the format.
 IOU = {"yolov5": 0.45}
-#: Values of an input: 0 to 1, the same less the mean of ImageNet by its deviation, or 0 to 255.
+#: Values of an input: 0 to 1, these normalised with ImageNet's mean and deviation, or 0 to 255.
 UNIT, IMAGENET, BYTE = "unit", "imagenet", "byte"
 LETTERBOX, STRETCH = "letterbox", "stretch"
 _PREPARED: Dict[str, Tuple[str, str]] = {
@@ -30,7 +28,7 @@ _PREPARED: Dict[str, Tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One output of the network, as it was computed for an image.
+    """One output of the network, for a computed image.
 
     Attributes:
         name: in the graph.
@@ -51,18 +49,18 @@ def plan_of(
     score: float = 0.25,
     iou: float = 0.0,
 ) -> DecodePlan:
-    """How ``outputs`` are decoded.
+    """Plan the decoding of ``outputs``.
 
     Args:
         graph: of the file.
         size: height and width of the network's input, pixels.
         outputs: of the network.
-        decoder: a name of :data:`~edge_offload.models.onnxfile.decoders.NAMES`; ``none``: not at all; ``auto``.
-        score: see :class:`Plan`.
-        iou: see :class:`Plan`; 0: the format's own.
+        decoder: a name of :data:`~edge_offload.models.onnxfile.decoders.NAMES`, ``none`` or ``auto``.
+        score: see :class:`DecodePlan`.
+        iou: see :class:`DecodePlan`; 0: the format's default.
 
     Raises:
-        BadInput: no decoder is known for them, or the one that is asked for does not fit.
+        BadInput: no decoder fits, or the given one does not.
     """
     if decoder not in (AUTO, NONE, *NAMES):
         raise BadInput(f"no decoder {decoder!r}", remedy=f"use one of: {', '.join((AUTO, *NAMES))}")
@@ -89,12 +87,12 @@ def plan_of(
 
 
 def describe_size(size: Tuple[int, int]) -> str:
-    """An input's size in words."""
+    """Format an input's size."""
     return f"images of {size[1]}x{size[0]}"
 
 
 def input_format(graph: Graph, plan: DecodePlan) -> Tuple[str, str]:
-    """What values the input has and how an image is fitted into it, by the format."""
+    """Return the input's range of values and the way an image is fitted into it."""
     if plan.decoder == SEGMENTATION and graph.metadata.get("task") == "semantic":
         return UNIT, LETTERBOX
     if plan.tensorflow:
@@ -103,10 +101,10 @@ def input_format(graph: Graph, plan: DecodePlan) -> Tuple[str, str]:
 
 
 def _recognise_decoder(graph: Graph, size: Tuple[int, int], outputs: Sequence[GraphOutput]) -> str:
-    """A decoder's name; empty: none is certain."""
+    """Return a decoder's name; empty: none fits unambiguously."""
     task, labels, names = graph.metadata.get("task", ""), len(labels_of(graph)), {one.name for one in outputs}
     if {"logits", "pred_boxes"} <= names:
-        # references that are refined through an inverse sigmoid: scores are sigmoids; without them: DETR, YOLOS
+        # reference points refined through an inverse sigmoid: scores are sigmoids; without them: DETR, YOLOS
         refined = graph.operators & {"Log", "GridSample", "TopK"}
         return "detr" if not refined else "rtdetr" if {"GridSample", "TopK"} <= graph.operators else ""
     if _find_ssd_outputs(outputs) is not None:
@@ -114,9 +112,9 @@ def _recognise_decoder(graph: Graph, size: Tuple[int, int], outputs: Sequence[Gr
     first = outputs[0]
     if len(first.shape) == 3 and first.real and task != "semantic":
         if first.shape[2] in _count_places(size):
-            unsaid = not task and not labels and first.shape[1] == 5 + COCO_POSE
+            unsaid = not task and not labels and first.shape[1] == 5 + 3 * len(COCO_KEYPOINTS)
             return "" if unsaid else "yolov8-pose" if task == "pose" else "yolov8"
-        if first.shape[1] in [ANCHORS * places for places in _count_places(size)]:
+        if first.shape[1] in [3 * places for places in _count_places(size)]:  # three anchors at every place
             return "yolov5"
         exporter_text = f"{graph.metadata.get('head', '')} {graph.metadata.get('description', '')}".lower()
         if "rtdetr" in exporter_text or "rt-detr" in exporter_text:
@@ -128,7 +126,7 @@ def _recognise_decoder(graph: Graph, size: Tuple[int, int], outputs: Sequence[Gr
 
 
 def _make_plan(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[GraphOutput]) -> Optional[DecodePlan]:
-    """The plan of a decoder; None: the outputs are not its own."""
+    """Make the plan of a decoder; None: the outputs do not fit."""
     if name == NONE:
         return DecodePlan(NONE, size)
     if name == "ssd":
@@ -152,7 +150,7 @@ def _make_plan(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence
 
 
 def _plan_yolo(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[GraphOutput]) -> Optional[DecodePlan]:
-    """Formats of one table, whose columns are those of a box, and of its keypoints or its mask."""
+    """Make the plan of a format of one table, with columns of boxes, keypoints or masks."""
     prototypes = [number for number, one in enumerate(outputs) if len(one.shape) == 4 and one.real]
     of_mask = outputs[prototypes[0]].shape[1] if prototypes else 0
     columns = outputs[0].shape[1 if name.startswith("yolov8") else 2] - {"yolov5": 5, "end2end": 6}.get(name, 4)
@@ -174,7 +172,7 @@ def _plan_yolo(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence
 
 
 def _find_ssd_outputs(outputs: Sequence[GraphOutput]) -> Optional[Tuple[int, ...]]:
-    """Positions of boxes, scores and classes: by name, else by kind where there are three; None: these are others."""
+    """Find boxes, scores and classes: by name, or by kind among three outputs; None: not found."""
     keywords = (("box",), ("score", "conf"), ("label", "class"))
     positions: List[int] = []
     for few in keywords:
@@ -211,12 +209,12 @@ def _logits_and_boxes(outputs: Sequence[GraphOutput]) -> Optional[Tuple[int, int
 
 
 def _is_segmentation(one: GraphOutput) -> bool:
-    """Scores of at least two classes at every pixel, or whole numbers."""
+    """Return whether an output has scores of at least two classes per pixel, or integers."""
     if one.real:
         return len(one.shape) == 4 and one.shape[0] == 1 and one.shape[1] >= 2
     return len(one.shape) in (3, 4) and all(side == 1 for side in one.shape[:-2])
 
 
 def _count_places(size: Tuple[int, int]) -> List[int]:
-    """How many places a network without anchors has, with each set of strides."""
+    """Count the places of a network without anchors, for each set of strides."""
     return [sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in strides) for strides in STRIDES]

@@ -1,8 +1,7 @@
 """Kinds of objects, made of a few solids each. Some kinds, and all sizes beyond a range, are held out of training.
 
-A kind is a function of a spot: a place, a size and a random generator. ``HELD_OUT`` kinds never occur in a training
-world; the others are made ``scale`` times as large, where training draws ``scale`` from 0.9 to 1.1 and held-out worlds
-from outside.
+A kind is a function of a spot: a position, a size and a random generator. ``HELD_OUT`` kinds never occur in a training
+world. The size is multiplied by ``scale``, which training draws from 0.9 to 1.1 and held-out worlds from outside.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Size = Tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Spot:
-    """Where an object stands, at height 0, and what it is drawn from. Its solids are placed along and across its yaw.
+    """Position of an object on the ground, with its random generator. Solids are placed along and across its yaw.
 
     Attributes:
         x, y: m.
@@ -36,23 +35,23 @@ class Spot:
     random: np.random.Generator
 
     def draw(self, low: float, high: float) -> float:
-        """A length from ``low`` to ``high`` (m), times the scale."""
+        """Draw a length from ``low`` to ``high`` (m), times the scale."""
         return self.scale * self.random.uniform(low, high)
 
     def make_box(self, label: str, size: Size, low: float = 0.0, along: float = 0.0, across: float = 0.0,
             yaw: float = 0.0, **more: Any) -> Solid:  # fmt: skip
-        """A box of full ``size`` whose lower face is at height ``low``, turned by ``yaw`` more."""
+        """Make a box of full ``size`` whose lower face is at height ``low``, turned by a further ``yaw``."""
         half = (size[0] / 2, size[1] / 2, size[2] / 2)
         return Solid(BOX, self._place_solid(along, across, low + half[2]), half, self.yaw + yaw, VALUE[label], **more)
 
     def make_post(self, label: str, radius: float, height: float, low: float = 0.0, along: float = 0.0,
              across: float = 0.0, **more: Any) -> Solid:  # fmt: skip
-        """A round post whose foot is at height ``low``."""
+        """Make a round post whose foot is at height ``low``."""
         half = (radius, radius, height / 2)
         return Solid(CYLINDER, self._place_solid(along, across, low + height / 2), half, 0.0, VALUE[label], **more)
 
     def make_ellipsoid(self, label: str, z: float, half: Size, along: float = 0.0, **more: Any) -> Solid:
-        """An ellipsoid whose middle is at height ``z``."""
+        """Make an ellipsoid whose middle is at height ``z``."""
         return Solid(ELLIPSOID, self._place_solid(along, 0.0, z), half, self.yaw, VALUE[label], **more)
 
     def _place_solid(self, along: float, across: float, z: float) -> Size:
@@ -112,7 +111,7 @@ def make_lorry(at: Spot) -> List[Solid]:
 
 
 def make_adult(at: Spot, share: float = 1.0) -> List[Solid]:
-    """Somebody who stands or walks; ``share`` of an adult's height."""
+    """A standing or walking person of ``share`` of an adult's height."""
     height = at.scale * share * at.random.uniform(1.55, 1.9)
     stride = at.random.uniform(0.05, 0.3)
     return [
@@ -123,12 +122,12 @@ def make_adult(at: Spot, share: float = 1.0) -> List[Solid]:
 
 
 def make_child(at: Spot) -> List[Solid]:
-    """Somebody of 0.9 to 1.3 m."""
+    """A person of 0.9 to 1.3 m."""
     return make_adult(at, at.random.uniform(0.55, 0.72))
 
 
 def make_cyclist(at: Spot) -> List[Solid]:
-    """Somebody on a bicycle."""
+    """A person on a bicycle."""
     return [
         at.make_box("bicyclist", (1.7 * at.scale, 0.12, 0.8), 0.1),
         at.make_ellipsoid("bicyclist", 1.2, (0.3, 0.24, 0.5 * at.scale), along=-0.1),
@@ -212,7 +211,7 @@ def make_winged_house(at: Spot) -> List[Solid]:
 
 
 def make_crate(at: Spot) -> List[Solid]:
-    """A box, now and then on another one."""
+    """A box, sometimes with another one on it."""
     long, wide, high = at.scale * at.random.uniform(0.4, 1.2, 3)
     parts = [at.make_box("other-object", (long, wide, high))]
     if at.random.random() < 0.3:
@@ -260,11 +259,11 @@ HELD_OUT: Dict[str, Tuple[Maker, ...]] = {
     "house": (make_winged_house,),
     "furniture": (make_table, make_barrel),
 }
-"""The same for worlds that no training sees; where a kind occurs in both, the sizes differ."""
+"""Kinds by role in held-out worlds; of kinds that occur in both, the sizes differ."""
 
 
 def scale_of(held_out: bool, random: np.random.Generator) -> float:
-    """A size factor: 0.9 to 1.1, or outside that for held-out worlds (0.75 to 0.88, or 1.12 to 1.3)."""
+    """Draw a size factor: 0.9 to 1.1, or for held-out worlds 0.75 to 0.88 or 1.12 to 1.3."""
     if not held_out:
         return float(random.uniform(0.9, 1.1))
     return float(random.uniform(0.75, 0.88) if random.random() < 0.5 else random.uniform(1.12, 1.3))

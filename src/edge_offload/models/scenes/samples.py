@@ -1,4 +1,4 @@
-"""Pairs for training and evaluation: what one sweep fills, and the complete labels, by number."""
+"""Pairs for training and evaluation, by number: a sweep's occupancy, and the complete labels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from edge_offload.models.scenes.lidar import HDL64, Lidar, SensorPose, simulate_
 from edge_offload.models.scenes.world import Street, World, make_room
 from edge_offload.models.voxels import VoxelGrid, grid_around
 
-ROOM_SHARE = 0.3
-
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -23,10 +21,10 @@ class Pair:
 
     Attributes:
         occupancy: uint8 [x, y, z], 0 or 1: voxels that the sweep hit.
-        labels: uint8 [x, y, z]: label values, ``IGNORED`` where nobody can know: inside houses, behind the walls of a
-            room, and what no sensor on the robot's path could see.
+        labels: uint8 [x, y, z]: label values, ``IGNORED`` where unknowable: inside houses, behind the walls of a room,
+            and where no sensor on the robot's path could see.
         points: float32 [n, 4], the sweep.
-        grid: where the voxels lie.
+        grid: the voxel grid.
     """
 
     occupancy: Array
@@ -36,9 +34,9 @@ class Pair:
 
 
 def make_pair(seed: int, held_out: bool = False) -> Pair:
-    """The pair of this number: a street or (three in ten) a room, with a sensor drawn at random.
+    """Make the pair of this number: a street or (three in ten) a room, with a random sensor.
 
-    ``held_out`` worlds hold kinds and sizes of objects that occur in no other; equal arguments give equal pairs.
+    ``held_out`` worlds have kinds and sizes of objects that occur in no other. Equal arguments give equal pairs.
     """
     random = np.random.default_rng((seed, 6, int(held_out)))
     world, pose, lidar = _draw_situation(seed, held_out, random)
@@ -47,13 +45,13 @@ def make_pair(seed: int, held_out: bool = False) -> Pair:
 
 
 def make_scene_pair(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid, seed: int) -> Pair:
-    """One sweep from ``pose``, with noise from ``seed``, and the complete labels about it."""
+    """Make one sweep from ``pose``, with noise from ``seed``, and the complete labels around it."""
     points, hits = simulate_sweep(world, pose, lidar, seed)
     occupancy = grid.occupancy(points)
     labels = truth.true_labels(world, pose, lidar, grid)
     voxels, inside = grid.voxel_indices(points)
     place = tuple(voxels.T)
-    # what the sensor has hit is there, even where noise put it into the next voxel
+    # hit voxels are full, even where noise moved the hit into the next one
     empty = labels[place] == 0
     labels[tuple(axis[empty] for axis in place)] = hits[inside][empty]
     # behind the walls of a room there are stray hits only
@@ -67,7 +65,7 @@ def make_scene_pair(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGri
 def _draw_situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, SensorPose, Lidar]:
     # worlds for training and held-out ones have no seed in common
     number = 2 * seed + int(held_out)
-    if random.random() < ROOM_SHARE:
+    if random.random() < 0.3:
         yaw = float(random.uniform(-np.pi, np.pi))
         pose = SensorPose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
         return make_room(number, held_out), pose, _robot_lidar(random)

@@ -1,4 +1,4 @@
-"""The complete labels of a world in a voxel grid about the sensor."""
+"""The complete labels of a world in a voxel grid around the sensor."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from edge_offload.models.scenes.solids import Solid
 from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
 
-MARGIN = 0.35
-"""Voxels: how far beyond its surface a solid still fills a voxel whose centre lies there."""
-
 
 def true_labels(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid) -> Array:
     """Label of every voxel of ``grid`` (in the frame of the sensor), uint8 [x, y, z].
 
-    The ground is one voxel thick, what is below it is empty. The inside of buildings and what lies behind the walls of
-    a room is :data:`~edge_offload.models.scenes.labels.IGNORED`.
+    The ground is one voxel thick, with empty voxels below. The inside of buildings and the space behind the walls of a
+    room are :data:`~edge_offload.models.scenes.labels.IGNORED`.
     """
     result = np.zeros(grid.shape, dtype=np.uint8)
     x, y, z = grid.axes()
@@ -43,7 +40,7 @@ def true_labels(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGrid) -
 
 
 def _fill_solid(labels: Array, solid: Solid, grid: VoxelGrid, axes: Tuple[Array, Array, Array]) -> None:
-    margin = MARGIN * grid.voxel_size
+    margin = 0.35 * grid.voxel_size  # a solid also fills voxels with centres this near to its surface
     reach = (solid.radius, solid.radius, solid.half[2])
     windows = []
     for axis, centre, half in zip(axes, solid.centre, reach):

@@ -1,4 +1,4 @@
-"""Worlds: a ground with regions, and objects upon it. Streets without end, made block by block, and rooms."""
+"""Worlds: a ground with regions, and objects on it. Unbounded streets, made block by block, and rooms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, Spot, scale_o
 from edge_offload.models.scenes.solids import Solid, make_box
 
 BLOCK_M = 32.0
-REACH_M = 64.0
+REACH_M = 2 * BLOCK_M
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A straight piece of ground of one kind, without end along ``yaw``.
+    """A straight strip of ground of one kind, unbounded along ``yaw``.
 
     Attributes:
         x, y: m, a point on its middle line.
@@ -54,14 +54,14 @@ class Ground:
     waves: Tuple[Tuple[float, float, float, float], ...] = ()
 
     def swell(self, x: Array, y: Array) -> Array:
-        """Height without the strips' own, m."""
+        """Height without the strips, m."""
         height = self.slope[0] * x + self.slope[1] * y
         for amplitude, along, across, phase in self.waves:
             height = height + amplitude * np.sin(along * x + across * y + phase)
         return height
 
     def at(self, x: Array, y: Array) -> Tuple[Array, Array]:
-        """Height (m) and label of the ground at places (m)."""
+        """Height (m) and label of the ground at positions (m)."""
         height = self.swell(x, y)
         label = np.full(np.shape(height), self.label, dtype=np.uint8)
         for strip in self.strips:
@@ -74,12 +74,12 @@ class Ground:
 
 @dataclass(frozen=True)
 class World:
-    """What is there.
+    """A ground and solids.
 
     Attributes:
-        ground: with its height at every place.
-        solids: with their feet on the ground; those that move, at time 0.
-        bounds: m, x_min, y_min, x_max, y_max of what can be known (a room); None: no end.
+        ground: with its height at every position.
+        solids: with their feet on the ground; moving ones at time 0.
+        bounds: m, x_min, y_min, x_max, y_max of the knowable region (a room); infinite: unbounded.
     """
 
     ground: Ground
@@ -89,16 +89,16 @@ class World:
 
 @dataclass(frozen=True)
 class Street:
-    """A street along the x axis without end: two lanes, pavements, gardens, houses, cars, people, trees.
+    """An unbounded street along the x axis: two lanes, pavements, gardens, houses, cars, people, trees.
 
-    Equal seeds make equal streets; every block of :data:`BLOCK_M` is made by itself when it is needed.
+    Equal seeds make equal streets; each block of :data:`BLOCK_M` is made on demand.
     """
 
     seed: int
     held_out: bool = False
 
     def world_around(self, x: float) -> World:
-        """What there is within :data:`REACH_M` of ``x`` (m) along the street."""
+        """Make the world within :data:`REACH_M` of ``x`` (m) along the street."""
         first, last = (int(np.floor((x + sign * REACH_M) / BLOCK_M)) for sign in (-1, 1))
         solids: List[Solid] = []
         for block in range(first, last + 1):
@@ -192,9 +192,9 @@ def _street_block(street: Street, block: int) -> Tuple[Solid, ...]:
 
 
 def make_room(seed: int, held_out: bool = False) -> World:
-    """A hall with inner walls, pillars, furniture and people; its middle, where the robot may stand, is free.
+    """Make a hall with inner walls, pillars, furniture and people; its middle is free for the robot.
 
-    What lies behind the outer walls cannot be known.
+    The space behind the outer walls is unknowable.
     """
     random = np.random.default_rng((seed, 4))
     kinds = HELD_OUT if held_out else TRAINING
@@ -215,7 +215,7 @@ def make_room(seed: int, held_out: bool = False) -> World:
         x, y = free_place(1.0)
         size = (random.uniform(2, 8), 0.2, high) if random.random() < 0.5 else (0.2, random.uniform(2, 8), high)
         part = make_box(x, y, 0, size, 0.0, wall)
-        # nothing may stand where the robot does
+        # the robot's place stays free
         if part.depth(np.zeros(1), np.zeros(1), np.array([0.5]), 1.2)[0] < 0:
             solids.append(part)
     for _ in range(random.integers(0, 6)):

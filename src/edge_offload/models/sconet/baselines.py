@@ -1,6 +1,6 @@
-"""What a planner could do without a network: nothing, closing gaps, or filling columns down to a spread-out ground.
+"""Baselines of scene completion without a network: none, closing gaps, or filling columns down to the ground.
 
-Every baseline maps uint8 occupancy [x, y, z] to uint8 labels; labels come from the height above the ground alone.
+Every baseline maps uint8 occupancy [x, y, z] to uint8 labels, by the height above the ground.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edge_offload.models.scenes.labels import VALUE
 
 _ONE = np.uint64(1)
 _HIGHEST = 46
-"""Voxels of a column at most, so that 16 above any ground are still bits of a 64-bit integer, and doubles are exact."""
+"""Most voxels of a column, so that 16 above any ground fit into 64 bits, and doubles are exact."""
 
 
 def ground_level(occupancy: Array) -> Array:
-    """Index of the ground in every column, int [x, y]: the lowest hit near by, spread to where there is none.
+    """Index of the ground in every column, int [x, y]: its lowest hit; without one, that of the nearest column.
 
     Hits more than 0.4 m (2 voxels) above the lowest within 5 m are not ground.
     """
@@ -40,10 +40,10 @@ def _find_ground(hits: Array, high: int) -> Array:
 
 
 def _pack_columns(occupancy: Array) -> Array:
-    """Columns as integers, uint64 [x, y]: bit z is set where ``occupancy`` [x, y, z] is above 0.
+    """Pack columns into uint64 [x, y]: bit z is set where ``occupancy`` [x, y, z] is above 0.
 
     Raises:
-        BadInput: the columns are too high for that.
+        BadInput: the columns are too high.
     """
     high = occupancy.shape[2]
     if high > _HIGHEST:
@@ -56,23 +56,23 @@ def _pack_columns(occupancy: Array) -> Array:
 
 
 def _unpack_columns(bits: Array, high: int) -> Array:
-    """Uint8 [x, y, z], 1 where the columns' bits are set."""
+    """Unpack columns to uint8 [x, y, z], 1 where their bits are set."""
     packed = np.ascontiguousarray(bits).astype("<u8").view(np.uint8).reshape(*bits.shape, 8)
     return np.unpackbits(packed[:, :, : -(-high // 8)], axis=2, count=high, bitorder="little")
 
 
 def _lowest_bits(index: Array) -> Array:
-    """Columns whose lowest ``index`` [x, y] (0 to 63) voxels are full."""
+    """Return columns whose lowest ``index`` [x, y] (0 to 63) voxels are full."""
     return (_ONE << index.astype(np.uint64)) - _ONE
 
 
 def _highest_bit(bits: Array) -> Array:
-    """Index of every column's highest bit, int64 [x, y]; -1 where none is set. Exact up to 52 bits."""
+    """Index of every column's highest bit, int64 [x, y]; -1: none. Exact up to 52 bits."""
     return np.frexp(bits.astype(np.float64))[1].astype(np.int64) - 1
 
 
 def _label_columns(full: Array, level: Array, high: int) -> Array:
-    """Labels of what is full: road up to one voxel above the ground, building above 2 m, else vegetation."""
+    """Label full voxels: road up to one voxel above the ground, building above 2 m, else vegetation."""
     road, low = full & _lowest_bits(level + 2), full & _lowest_bits(level + 10)
     labels = _unpack_columns(road, high) * np.uint8(VALUE["road"])
     labels += _unpack_columns(low ^ road, high) * np.uint8(VALUE["vegetation"])
@@ -81,30 +81,30 @@ def _label_columns(full: Array, level: Array, high: int) -> Array:
 
 
 def by_height(full: Array, level: Array) -> Array:
-    """Labels of what is full, bool [x, y, z], by the height above the ground, int [x, y]."""
+    """Label full voxels, bool [x, y, z], by the height above the ground ``level``, int [x, y]."""
     return _label_columns(_pack_columns(full), level, full.shape[2])
 
 
 def label_sweep(occupancy: Array) -> Array:
-    """No completion: full is what the sweep hit."""
+    """Label the hit voxels, without completion."""
     hits, high = _pack_columns(occupancy), occupancy.shape[2]
     return _label_columns(hits, _find_ground(hits, high), high)
 
 
 def retain_hits(labels: Array, occupancy: Array) -> Array:
-    """``labels`` with what was hit full: an obstacle that was seen is one, whatever the network says."""
+    """Fill the hit voxels in ``labels``: a seen obstacle must not vanish, whatever the network returns."""
     missed = (occupancy > 0) & (labels == 0)
     return np.where(missed, label_sweep(occupancy), labels) if missed.any() else labels
 
 
 def close_gaps(occupancy: Array) -> Array:
-    """Morphological closing with a box of 7 x 7 x 3 voxels."""
+    """Close gaps morphologically with a box of 7 x 7 x 3 voxels, and label."""
     hits, high = _pack_columns(occupancy), occupancy.shape[2]
     return _label_columns(_close_columns(hits, high), _find_ground(hits, high), high)
 
 
 def _close_columns(hits: Array, high: int) -> Array:
-    """Columns after a dilation and an erosion with the box. Bits lie one higher meanwhile: the lowest is below."""
+    """Dilate and erode columns with the box; bits are shifted up by one meanwhile, to have one below the lowest."""
     wide = _merge_seven(np.pad(hits << _ONE, 6), np.bitwise_or)
     wide |= (wide << _ONE) | (wide >> _ONE)
     narrow = _merge_seven(wide, np.bitwise_and)
@@ -113,7 +113,7 @@ def _close_columns(hits: Array, high: int) -> Array:
 
 
 def _merge_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:
-    """Columns merged with those up to three away along x and along y: smaller by three at each side."""
+    """Merge columns with those up to three away along x and y; the result is smaller by three at each side."""
     for _ in range(2):
         two = merge(bits[:-1], bits[1:])
         four = merge(two[:-2], two[2:])
@@ -122,7 +122,7 @@ def _merge_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:
 
 
 def fill_columns(occupancy: Array) -> Array:
-    """Closing; then the ground everywhere, and every column full from its highest hit within 3 m down to it."""
+    """Close gaps, add the ground, and fill each column from its highest hit within 3 m down to it."""
     hits, high = _pack_columns(occupancy), occupancy.shape[2]
     level, full = _find_ground(hits, high), _close_columns(hits, high)
     top = np.maximum(_highest_bit(full & _lowest_bits(level + 16)), level)
@@ -135,4 +135,4 @@ BASELINES: Dict[str, Callable[[Array], Array]] = {
     "closing": close_gaps,
     "column fill": fill_columns,
 }
-"""By name."""
+"""Baselines by name."""
