@@ -1,6 +1,6 @@
 """A robot that was promised a bound on what sharing the server may cost it: which of its frames go there, and when.
 
-The server says which frames are its turns (:class:`~edge_offload.protocol.promises.Turns`); the frame goes whose
+The server says which frames are its turns (:class:`~edge_offload.protocol.promises.SlotSchedule`); the frame goes whose
 capture is nearest. Frames are numbered by time, so that one that the camera has dropped shifts none of the others.
 Without a word from the server for :data:`SILENT_S` the robot is on its own again. Pure: time comes in as an argument,
 monotonic seconds.

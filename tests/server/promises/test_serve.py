@@ -82,7 +82,7 @@ def test_promises_over_real_sockets(own_server: Any, keys: pathlib.Path, table: 
     other.client.close()
     until(lambda: bool(robot.plan), 60)
     _told, turns = robot.plan[-1]
-    (frame, _begin), *_ = [turn for turn in turns.turns if turn[1] > 0.1]
+    (frame, _begin), *_ = [turn for turn in turns.slots if turn[1] > 0.1]
     time.sleep(max(0.0, robot.began + frame * FRAME_S - time.monotonic()))
     assert robot.infer(frame)["engine"] == f"emulated:{table}"
     assert robot.infer(frame - 1000)["engine"] == f"emulated:{table}", "a frame without a turn is computed, too"
@@ -116,7 +116,7 @@ def test_who_lies_floods_or_is_silent_takes_no_promise_from_others(
     def follows(name: str) -> None:
         robot, sent = robots[name], -1
         while time.monotonic() < ends:
-            turns = [frame for frame, _ in robot.plan[-1][1].turns if frame > sent] if robot.plan else []
+            turns = [frame for frame, _ in robot.plan[-1][1].slots if frame > sent] if robot.plan else []
             if name == "greedy" or not turns:
                 frame = int((time.monotonic() - robot.began) / FRAME_S) if name == "greedy" else None
             else:

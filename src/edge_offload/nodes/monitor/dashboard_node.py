@@ -87,7 +87,7 @@ class DashboardNode(Node, RecordSource):
             self.health.value(f"{kind} received", count)
 
     def status(self) -> Dict[str, Any]:
-        """See :class:`Source`."""
+        """See :class:`RecordSource`."""
         with self._lock:
             lost_since = self._lost_since
         if lost_since is not None:
@@ -103,7 +103,7 @@ class DashboardNode(Node, RecordSource):
         return {"state": state, "text": text, "now_s": time.time(), "waits_for": waits_for}
 
     def set_viewers(self, viewers: int) -> None:
-        """See :class:`Source`. Called in the server's thread, which must not wait for the master."""
+        """See :class:`RecordSource`. Called in the server's thread, which must not wait for the master."""
         self._viewers = viewers
 
     def _tick(self) -> None:

@@ -45,7 +45,7 @@ class PromiseService(Service):
         return {"promise": self.promise, "give_back": self.give_back}
 
     def promise(self, request: Request) -> None:
-        """:class:`~edge_offload.protocol.promises.Ask` → ``{bound, batch, note}``.
+        """:class:`~edge_offload.protocol.promises.PromiseRequest` → ``{bound, batch, note}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, no such handle, a promise already, or no room for another.
