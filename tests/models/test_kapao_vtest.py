@@ -9,7 +9,7 @@ from edge_offload.cli import main
 from edge_offload.models.checkpoint import read
 from edge_offload.models.kapao import SHIPPED
 from edge_offload.models.kapao.checkpoint import facts_of
-from edge_offload.models.registry import build_estimator, model_entries
+from edge_offload.models.registry import build_estimator, entries
 from edge_offload.models.video import read_frames, sample_video
 from edge_offload_benchmarks.experiments.people import LABELS, read_labels
 from edge_offload_training import evaluation
@@ -33,7 +33,7 @@ def test_nobody_is_led_to_believe_that_it_works_anywhere(capsys):
     assert main(["models", "info", "kapao_vtest"]) == 0
     assert "scene only" in capsys.readouterr().out
     assert not build_estimator("kapao_n").trained, "without a checkpoint there are no weights under the general name"
-    assert model_entries()["kapao_vtest"].path_options == ()
+    assert entries()["kapao_vtest"].path_options == ()
 
 
 @pytest.mark.usefixtures("vtest")

@@ -15,11 +15,11 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.models import zoo
 from edge_offload.models.base import PersonEstimator
-from edge_offload.models.registry import build_estimator, build_module, is_user_model, model_entries, state_hash
+from edge_offload.models.registry import build_estimator, build_module, entries, is_user_model, state_hash
 
 
 def test_names_that_others_rely_on_exist_and_declare_their_path_options():
-    table = model_entries()
+    table = entries()
     assert {"movenet", "kapao_n", "kapao_s", "kapao_m", "kapao_l", "resnet50"} <= set(table)
     for entry in table.values():
         assert set(entry.path_options) <= set(entry.options)

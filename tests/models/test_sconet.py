@@ -169,7 +169,7 @@ def test_a_grid_that_the_network_cannot_take_is_refused():
 
 
 def test_the_registry_knows_it_and_keeps_its_file_from_peers():
-    entry = registry.model_entries()["sconet"]
+    entry = registry.entries()["sconet"]
     assert entry.kind == "scene"
     assert entry.path_options == ("weights",)
     one, other = (registry.state_hash(registry.build_module("sconet", seed=seed)) for seed in (0, 1))

@@ -167,10 +167,10 @@ def _network(
     teacher: Dict[int, Truth],
 ) -> Tuple[str, List[People], float]:
     """The finds of a network down to a low score, and the score that is best on ``tune``."""
-    from edge_offload.models.registry import model_entries
+    from edge_offload.models.registry import entries
     from edge_offload_training import evaluation
 
-    known = model_entries()[name].options if name in model_entries() else {}
+    known = entries()[name].options if name in entries() else {}
     chosen = {**{key: LOWEST for key in ("conf", "score") if key in known}, **options}
     matched = evaluation.match(_infer(name, chosen, video, tune), [teacher[number] for number in tune])
     return name, _infer(name, chosen, video, numbers), evaluation.best_threshold(matched)

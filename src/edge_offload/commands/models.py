@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.models.entry import ModelEntry
+    from edge_offload.models.entry import Entry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.models.registry import model_entries
+    from edge_offload.models.registry import entries
 
-    table = model_entries()
+    table = entries()
     for name in args.names:
         if name not in table:
             raise BadInput(f"no model named {name!r}", remedy=f"the models are: {', '.join(table)}")
@@ -62,20 +62,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fetch(entry: ModelEntry) -> None:
+def _fetch(entry: Entry) -> None:
     if entry.fetch is None:
         print(f"{entry.name}: nothing to fetch; its weights are {entry.source}")
     else:
         print(f"{entry.name}: {entry.fetch()}")
 
 
-def _state(entry: ModelEntry) -> str:
+def _state(entry: Entry) -> str:
     if entry.cached is None:
         return "shipped" if entry.shipped is not None else "-"
     return "cached" if entry.cached().exists() else "to fetch"
 
 
-def _describe(entry: ModelEntry) -> str:
+def _describe(entry: Entry) -> str:
     lines = [
         ("model", entry.name),
         ("kind", entry.kind),
@@ -104,7 +104,7 @@ def _shipped(path: pathlib.Path) -> Tuple[int, str]:
     return path.stat().st_size, tensors_hash(checkpoint.read(path)[0])
 
 
-def _record(entry: ModelEntry) -> Dict[str, Any]:
+def _record(entry: Entry) -> Dict[str, Any]:
     names: List[str] = ["name", "kind", "summary", "source", "licence", "weights_bytes", "download_bytes", "sha256"]
     path = entry.cached() if entry.cached is not None else None
     shipped = {} if entry.shipped is None else dict(zip(("weights_bytes", "sha256"), _shipped(entry.shipped)))

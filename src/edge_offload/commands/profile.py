@@ -70,7 +70,7 @@ def options_of(args: argparse.Namespace) -> Dict[str, Any]:
     """The model's options that the arguments give."""
     from edge_offload.models import registry
 
-    entry = registry.model_entries().get(args.model)
+    entry = registry.entries().get(args.model)
     return options(args.option, entry.options if entry else None)
 
 

@@ -14,7 +14,7 @@ Scalar = Union[bool, int, float, str]
 
 
 @dataclass(frozen=True)
-class ModelEntry:
+class Entry:
     """Description and factory of a model.
 
     Attributes:

@@ -15,28 +15,28 @@ from edge_offload.cache import tensors_hash
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models import checkpoint, torchscript
 from edge_offload.models.base import Estimator, PersonEstimator
-from edge_offload.models.entry import ModelEntry, Scalar
+from edge_offload.models.entry import Entry, Scalar
 from edge_offload.models.onnxfile import reading
 
 #: Option of every user-defined factory: a safetensors file whose tensors are loaded into its module.
 WEIGHTS = "weights"
 
 
-def model_entries() -> Dict[str, ModelEntry]:
+def entries() -> Dict[str, Entry]:
     """Return all models that come with edge_offload, by name."""
     from edge_offload.models import kapao, movenet, sconet
 
     return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries(), *sconet.entries(), *_zoo_entries())}
 
 
-def _zoo_entries() -> Tuple[ModelEntry, ...]:
+def _zoo_entries() -> Tuple[Entry, ...]:
     from edge_offload.models import zoo
 
     def build(name: str, options: Dict[str, Any]) -> nn.Module:
         return zoo.build_network(name, **options)
 
     return tuple(
-        ModelEntry(
+        Entry(
             name=name,
             kind="classifier",
             summary=f"{what} of torchvision, for split, parity and latency work",
@@ -97,7 +97,7 @@ def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
     """Build the person estimator ``name`` with its weights loaded.
 
     Args:
-        name: a name of :func:`model_entries`, a user's ``package.module:factory``, or an ONNX file that finds people's
+        name: a name of :func:`entries`, a user's ``package.module:factory``, or an ONNX file that finds people's
             keypoints.
         options: scalars only (they are sent to the server); the entry lists them with their defaults.
 
@@ -135,7 +135,7 @@ def build_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn
             raise BadInput(f"model {name!r}: option {key} is a {type(value).__name__}", remedy="use a scalar")
     if is_user_model(name):
         return _build_user_model(name, options)
-    table = model_entries()
+    table = entries()
     if name not in table:
         remedy = f"use one of {', '.join(table)}, package.module:factory or net.onnx"
         raise BadInput(f"no model named {name!r}", remedy)
@@ -143,7 +143,7 @@ def build_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn
     return entry.build(_check_options(entry, options))
 
 
-def _check_options(entry: ModelEntry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+def _check_options(entry: Entry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
     """Update the entry's defaults with ``options``; an integer is accepted for a float."""
     merged = dict(entry.options)
     for key, value in options.items():

@@ -55,7 +55,7 @@ def module_and_samples(
     from edge_offload.models import registry
     from edge_offload.models.base import PersonEstimator
 
-    entry = registry.model_entries().get(name)
+    entry = registry.entries().get(name)
     if entry is not None and entry.kind == "classifier":
         size = int({**entry.options, **options}["size"])
         return registry.build_module(name, **options), [(classifier_input(bgr, size),) for bgr in frames]

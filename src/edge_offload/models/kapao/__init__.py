@@ -6,7 +6,7 @@ import functools
 import pathlib
 from typing import Any, Callable, Dict, Tuple
 
-from edge_offload.models.entry import ModelEntry
+from edge_offload.models.entry import Entry
 from edge_offload.models.kapao.estimator import DEFAULTS, KapaoEstimator
 
 _SUMMARIES = {
@@ -20,7 +20,7 @@ SHIPPED = pathlib.Path(__file__).parent / "weights" / "kapao_vtest.safetensors"
 """The moving average of ``edge-offload train kapao`` on the first 550 frames of the sample video, float16."""
 
 
-def entries() -> Tuple[ModelEntry, ...]:
+def entries() -> Tuple[Entry, ...]:
     """Return the registry's entries."""
 
     def build(scale: str, options: Dict[str, Any]) -> KapaoEstimator:
@@ -29,7 +29,7 @@ def entries() -> Tuple[ModelEntry, ...]:
     return (*_general_entries(build), *((_shipped_entry(),) if SHIPPED.exists() else ()))
 
 
-def _shipped_entry() -> ModelEntry:
+def _shipped_entry() -> Entry:
     """Return the entry of the shipped weights, named apart because they are trained for one scene only."""
     options = {name: value for name, value in DEFAULTS.items() if name not in ("checkpoint", "seed")}
 
@@ -38,7 +38,7 @@ def _shipped_entry() -> ModelEntry:
         estimator.name = "kapao_vtest"
         return estimator
 
-    return ModelEntry(
+    return Entry(
         name="kapao_vtest",
         kind="people",
         summary="KAPAO nano with weights, for the sample video's scene only: 3.2 M parameters, 2.2 GFLOP at 512×384",
@@ -50,9 +50,9 @@ def _shipped_entry() -> ModelEntry:
     )
 
 
-def _general_entries(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[ModelEntry, ...]:
+def _general_entries(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[Entry, ...]:
     return tuple(
-        ModelEntry(
+        Entry(
             name=f"kapao_{scale}",
             kind="people",
             summary=summary,

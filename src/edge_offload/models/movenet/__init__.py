@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from edge_offload.models.entry import ModelEntry
+from edge_offload.models.entry import Entry
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.estimator import DEFAULTS, MoveNetEstimator
 
 
-def entries() -> Tuple[ModelEntry, ...]:
+def entries() -> Tuple[Entry, ...]:
     """Return the registry's entries."""
     return (
-        ModelEntry(
+        Entry(
             name="movenet",
             kind="people",
             summary="MoveNet-MultiPose Lightning: 17 keypoints, box and score per person, 4.7 M parameters",

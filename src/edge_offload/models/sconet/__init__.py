@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from edge_offload.models.entry import ModelEntry
+from edge_offload.models.entry import Entry
 from edge_offload.models.sconet.completer import DEFAULTS, SHIPPED, SceneCompleter
 
 
-def entries() -> Tuple[ModelEntry, ...]:
+def entries() -> Tuple[Entry, ...]:
     """Return the registry's entries."""
 
     def build(options: Dict[str, Any]) -> Any:
@@ -20,7 +20,7 @@ def entries() -> Tuple[ModelEntry, ...]:
         else "your own (option weights=FILE, from 'edge-offload train sconet'); else random, and nothing is completed"
     )
     return (
-        ModelEntry(
+        Entry(
             name="sconet",
             kind="scene",
             summary="SCONet: completes and labels 256×256×32 voxels around a LiDAR, 0.5 M parameters, 70 GFLOP",

@@ -28,7 +28,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.collector import Collector
 from edge_offload.execute.devices import AUTO
 from edge_offload.link.security.keys import KeyStore
-from edge_offload.models.registry import model_entries
+from edge_offload.models.registry import entries
 from edge_offload.models.scenes.labels import LABELS
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.cores import resolve
@@ -174,7 +174,7 @@ class OffloadServerNode(Node):
         """One frame of one robot; called in the server's thread for results."""
         if result.meta.get("probe"):
             return
-        scene = getattr(model_entries().get(result.model), "kind", "") == "scene"
+        scene = getattr(entries().get(result.model), "kind", "") == "scene"
         if scene and not result.cost:
             # what the network said, megabytes a sweep: its robot makes a scene of it, and tells that
             return

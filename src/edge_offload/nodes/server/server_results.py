@@ -134,7 +134,7 @@ class Interpreter:
         return followed.update(found, facts)
 
     def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
-        entry = registry.model_entries().get(name)
+        entry = registry.entries().get(name)
         if entry is None and name not in self._allow:
             raise BadInput(f"a robot reports results of model {name[:MAX_TEXT]!r}, which is not known here")
         if entry is not None:

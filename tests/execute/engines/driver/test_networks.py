@@ -15,7 +15,7 @@ from edge_offload.split.networks import module_and_inputs, synthetic_frame
 from tests.execute.engines.driver import prepare
 
 QUICK = ("kapao_vtest",)
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in registry.model_entries()]
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in registry.entries()]
 
 
 def dense(name):
@@ -34,7 +34,7 @@ def test_as_the_product_exports_it(name, trt):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(registry.model_entries()))
+@pytest.mark.parametrize("name", list(registry.entries()))
 def test_by_the_exporter_of_later_releases_of_torch(name, trt, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(prepare.folder() / "site")])
     pytest.importorskip("onnxscript", reason="torch's later exporter needs it")

@@ -199,15 +199,15 @@ class ReplicaPool:
                 raise Refused(
                     f"model {name!r} is not allowed on this server", remedy=f"start it with: serve --allow {name}"
                 )
-        elif name not in registry.model_entries():
+        elif name not in registry.entries():
             raise Refused(
-                f"this server knows no model {name[:64]!r}", remedy=f"use one of {', '.join(registry.model_entries())}"
+                f"this server knows no model {name[:64]!r}", remedy=f"use one of {', '.join(registry.entries())}"
             )
         if not isinstance(options, Mapping) or len(options) > MAX_OPTIONS:
             raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
         ours = self._overrides.get(name, {})
         # an own factory says nothing of its options: there, whatever looks like a path counts as one
-        paths = (registry.WEIGHTS,) if registry.is_user_model(name) else registry.model_entries()[name].path_options
+        paths = (registry.WEIGHTS,) if registry.is_user_model(name) else registry.entries()[name].path_options
         merged = {**options, **ours}
         for option, value in merged.items():
             if not isinstance(value, (bool, int, float, str)) or len(str(option) + str(value)) > MAX_OPTION_CHARACTERS:
