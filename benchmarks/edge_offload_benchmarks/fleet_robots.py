@@ -25,7 +25,7 @@ from edge_offload.errors import EdgeOffloadError, Refused
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.drop import Habits
 from edge_offload.manager.promise import HABITS, PromisePolicy
-from edge_offload.protocol.promises import Ask, Report
+from edge_offload.protocol.promises import PromiseReport, PromiseRequest
 from edge_offload.runtime.promise import Promise
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks.simulation.fleet import (
@@ -176,7 +176,7 @@ class _Liar(PromisePolicy):
 
     says: float
 
-    def report(self, now: float, captured: float) -> Optional[Report]:
+    def report(self, now: float, captured: float) -> Optional[PromiseReport]:
         """See :class:`PromisePolicy`."""
         report = super().report(now, captured)
         if report is None or self.followed <= TRUE_FIRST:
@@ -216,7 +216,7 @@ class _Real:
 
     def measured(self) -> None:
         """Have the server measure its batches, by a promise that is given back: that takes longer than robots wait."""
-        ask = Ask(self.handle or 0, 1.0, self.virtual.content.interval, True, 0, 0.0, 0.0)
+        ask = PromiseRequest(self.handle or 0, 1.0, self.virtual.content.interval, True, 0, 0.0, 0.0)
         try:
             self.client.request("promise", ask.to_wire(), timeout_s=WAIT_S).result(WAIT_S + 1)
         except Refused:

@@ -25,7 +25,7 @@ from edge_offload.mode import Mode
 from edge_offload.models.registry import build_estimator
 from edge_offload.models.video import read_frames, sample_video
 from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue
-from edge_offload.perception.pipeline import PeoplePipeline, Prepared
+from edge_offload.perception.pipeline import NetworkInput, PeoplePipeline
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 from edge_offload_benchmarks.processes import robot_arguments, wait_open
@@ -94,16 +94,16 @@ class _Stages:
         self._pipeline = PeoplePipeline(robot.estimator)
         self.failed: List[str] = []
 
-    def prepare(self, shot: Shot, place: int) -> Tuple[Prepared, int]:
+    def prepare(self, shot: Shot, place: int) -> Tuple[NetworkInput, int]:
         """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         return self._pipeline.prepare(shot.bgr, shot.received_s), place
 
-    def infer(self, shot: Shot, prepared: Tuple[Prepared, int]) -> Any:
+    def infer(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
         """Likewise."""
         image, place = prepared
         return self._module.run(image.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
 
-    def finish(self, shot: Shot, prepared: Tuple[Prepared, int], inferred: Any) -> None:
+    def finish(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
         """Likewise."""
         image, size = prepared[0], (shot.bgr.shape[1], shot.bgr.shape[0])
         outputs, inference = inferred

@@ -11,16 +11,16 @@ import pytest
 from edge_offload import records
 from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession, Step
-from edge_offload.protocol.messages import Message, parse_answer
+from edge_offload.protocol.messages import DeviceMessage, parse_answer
 from edge_offload_benchmarks.experiments.fuzz import fuzz
 from edge_offload_benchmarks.fuzzing.calls import entry, mangle, replaced, tensor_item
 
 pytestmark = pytest.mark.process
 
 
-def square() -> Message:
+def square() -> DeviceMessage:
     item = tensor_item([4])
-    message = Message(speculative_from=1)
+    message = DeviceMessage(speculative_from=1)
     message.entries = [
         ("edge::alloc", b"I" + struct.pack("<q", 16), None, 0),
         ("edge::upload", item + b"P" + struct.pack("<BBq", 6, 1, 4), None, 0),

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from edge_offload.companion import process as beside
-from edge_offload.companion.memory import MAX_BYTES, Lane, Region
+from edge_offload.companion.memory import MAX_BYTES, SharedRegion, TensorChannel
 from edge_offload.errors import BadInput, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute.devices import Virtual
@@ -134,9 +134,9 @@ class TestOnItsGpu:
 
 def test_an_answer_to_a_question_that_was_given_up_is_not_taken_for_another() -> None:
     ours, theirs = socket.socketpair()
-    there, back = Region(), Region()
-    asking = Lane(Channel(ours), there, back)
-    answering = Lane(Channel(theirs), Region(os.dup(back.fd)), Region(os.dup(there.fd)))
+    there, back = SharedRegion(), SharedRegion()
+    asking = TensorChannel(Channel(ours), there, back)
+    answering = TensorChannel(Channel(theirs), SharedRegion(os.dup(back.fd)), SharedRegion(os.dup(there.fd)))
 
     def double(tensors, **facts):
         return facts, [2 * tensor for tensor in tensors]
@@ -146,22 +146,22 @@ def test_an_answer_to_a_question_that_was_given_up_is_not_taken_for_another() ->
 
     serving = threading.Thread(target=_until_gone, args=(answering, {"double": double, "fail": fail}))
     serving.start()
-    asking.channel.send({"number": 0, "what": "double", "facts": {}, "tensors": there.write([torch.ones(3)])})
-    facts, (found,) = asking.ask("double", [torch.full((2,), 4.0)], name="x")
+    asking.headers.send({"number": 0, "what": "double", "facts": {}, "tensors": there.write([torch.ones(3)])})
+    facts, (found,) = asking.request("double", [torch.full((2,), 4.0)], name="x")
     assert facts == {"name": "x"}
     assert found.tolist() == [8.0, 8.0]
     with pytest.raises(OutOfMemory, match="it is full; free some"):
-        asking.ask("fail")
+        asking.request("fail")
     with pytest.raises(RemoteError, match="KeyError"):
-        asking.ask("nothing")
-    assert asking.ask("double")[1] == []
-    asking.channel.close()
+        asking.request("nothing")
+    assert asking.request("double")[1] == []
+    asking.headers.close()
     serving.join()
 
 
 def _until_gone(lane, handlers):
     with pytest.raises(LinkLost):
-        lane.serve(handlers)
+        lane.serve_requests(handlers)
 
 
 def _expected(module, picture):
@@ -171,8 +171,8 @@ def _expected(module, picture):
 
 def test_tensors_of_all_kinds_lie_in_shared_memory() -> None:
     chooser = random.Random(1)
-    here = Region()
-    there = Region(os.dup(here.fd))
+    here = SharedRegion()
+    there = SharedRegion(os.dup(here.fd))
     for _ in range(20):
         tensors = []
         for _ in range(chooser.randint(0, 5)):
@@ -189,7 +189,7 @@ def test_tensors_of_all_kinds_lie_in_shared_memory() -> None:
 
 
 def test_nobody_else_has_the_memory_that_is_shared() -> None:
-    here = Region()
+    here = SharedRegion()
     here.write([torch.zeros(16)])
     assert os.fstat(here.fd).st_nlink == 0, "no name in any folder"
     assert not os.get_inheritable(here.fd), "handed on by number only"
@@ -198,7 +198,7 @@ def test_nobody_else_has_the_memory_that_is_shared() -> None:
 
 
 def test_what_lies_outside_shared_memory_is_refused() -> None:
-    here = Region()
+    here = SharedRegion()
     (placed,) = here.write([torch.zeros(16)])
     for wrong in (
         {**placed, "at": 1 << 40}, {**placed, "at": -64}, {**placed, "at": 1}, {**placed, "at": "0"},
@@ -230,7 +230,7 @@ def test_under_the_virtual_device_a_process_is_asked(monkeypatch, device, engine
     monkeypatch.setattr(Virtual, "owner", "a server")
     monkeypatch.setattr(beside, "ExecutorProcess", Asked)
     monkeypatch.setattr(beside.torch_facts, "built_with_cuda", lambda: True)
-    where, process = beside.choose(device, engine)
+    where, process = beside.choose_device(device, engine)
     assert (None if process is None else str(process.device)) == expected
     assert str(where) == (expected or "cpu")
     with pytest.raises(Unsupported, match="virtual device"):
@@ -242,11 +242,11 @@ def test_without_a_build_for_cuda_nobody_is_asked(monkeypatch) -> None:
     monkeypatch.setattr(Virtual, "owner", "a server")
     monkeypatch.setattr(beside, "ExecutorProcess", None)
     monkeypatch.setattr(beside.torch_facts, "built_with_cuda", lambda: False)
-    assert beside.choose("auto") == (torch.device("cpu"), None)
+    assert beside.choose_device("auto") == (torch.device("cpu"), None)
 
 
 def test_without_the_virtual_device_a_program_owns_what_it_has(monkeypatch) -> None:
     monkeypatch.setattr(beside, "ExecutorProcess", None)
-    assert beside.choose("cpu") == (torch.device("cpu"), None)
+    assert beside.choose_device("cpu") == (torch.device("cpu"), None)
     with pytest.raises(BadInput, match="no device"):
-        beside.choose("gpu")
+        beside.choose_device("gpu")

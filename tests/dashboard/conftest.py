@@ -6,11 +6,11 @@ import pytest
 
 from edge_offload.dashboard.history import History
 from edge_offload.dashboard.server import DashboardServer
-from edge_offload.dashboard.source import Source
+from edge_offload.dashboard.source import RecordSource
 from tests.dashboard.browser import Browser
 
 
-class Told(Source):
+class Told(RecordSource):
     """A source that says what the test says."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Told(Source):
         waits = {"latency": "/offload/latency", "picture": "/kapao/overlay/compressed", "server": "/server/status"}
         return {"state": self.state, "text": self.text, "now_s": self.now_s, "waits_for": waits}
 
-    def watched(self, viewers: int) -> None:
+    def set_viewers(self, viewers: int) -> None:
         self.viewers.append(viewers)
 
 

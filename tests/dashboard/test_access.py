@@ -56,14 +56,14 @@ def test_loopback_needs_none(host):
      ("192.168.1.5", False), ("", False), ("[evil", False)],
 )  # fmt: skip
 def test_on_loopback_a_host_that_could_be_rebound_is_not_answered(header, allowed):
-    assert Access("127.0.0.1").host_allowed(header) is allowed
+    assert Access("127.0.0.1").is_host_allowed(header) is allowed
 
 
 def test_elsewhere_addresses_and_own_names_are_answered():
     access = Access("0.0.0.0", TOKEN, names=["robot.lab"])
     for header in ("192.168.1.5:8765", "robot.lab:8765", f"{socket.gethostname()}:8765", "localhost"):
-        assert access.host_allowed(header)
-    assert not access.host_allowed("evil.example")
+        assert access.is_host_allowed(header)
+    assert not access.is_host_allowed("evil.example")
 
 
 def test_another_host_gets_neither_page_nor_files_nor_stream(serve):
@@ -144,11 +144,11 @@ def test_a_token_comes_from_a_file_or_the_environment_and_is_long_enough(tmp_pat
 
 def test_sessions_are_bounded():
     access = Access("127.0.0.1", TOKEN)
-    first = access.enter(TOKEN)
+    first = access.open_session(TOKEN)
     for _ in range(200):
-        last = access.enter(TOKEN)
-    assert not access.admitted(first)
-    assert access.admitted(last)
+        last = access.open_session(TOKEN)
+    assert not access.is_admitted(first)
+    assert access.is_admitted(last)
 
 
 def test_a_port_in_use_is_named(serve):
@@ -169,9 +169,9 @@ def test_status_is_json_that_every_browser_reads(history, serve):
 
     header = SimpleNamespace(stamp=SimpleNamespace(to_sec=lambda: 1.0))
     sent = {"watts": 5.0, "joules": float("inf"), "source": 9, "sensor": "s" * 9999, "state": 77}
-    record = messages.power(SimpleNamespace(header=header, host="h", **sent), 1.0)
+    record = messages.convert_power(SimpleNamespace(header=header, host="h", **sent), 1.0)
     json.loads(json.dumps(record, allow_nan=False))
     assert (record["joules"], record["source"], record["state"]) == (0.0, "unknown", "unknown")
     assert len(record["sensor"]) == messages.MAX_TEXT
     nothing = {**sent, "watts": float("nan")}
-    assert messages.power(SimpleNamespace(header=header, host="h", **nothing), 1.0) is None, "nobody knows"
+    assert messages.convert_power(SimpleNamespace(header=header, host="h", **nothing), 1.0) is None, "nobody knows"

@@ -8,7 +8,7 @@ from tests.dashboard import made_up
 
 def told(records, finish=True):
     digest = Digest()
-    events = [event for record in records for event in digest.events(record)]
+    events = [event for record in records for event in digest.digest_record(record)]
     return [(event["level"], event["what"], event["text"]) for event in events + (digest.finish() if finish else [])]
 
 

@@ -18,14 +18,14 @@ def everything(history, cursor):
 
 def test_two_readers_see_the_same_whenever_they_look():
     history, records = History(), made_up.run(20)
-    early = history.cursor()
+    early = history.open_cursor()
     seen = []
     for number, record in enumerate(records):
         history.put(record)
         if number % 50 == 0:
             seen += everything(history, early)[0]
     seen += everything(history, early)[0]
-    late, skipped = everything(history, history.cursor())
+    late, skipped = everything(history, history.open_cursor())
     assert len(seen) == len(late) == len(records)
     assert skipped == 0
     assert sorted(seen, key=str) == sorted(late, key=str)
@@ -33,7 +33,7 @@ def test_two_readers_see_the_same_whenever_they_look():
 
 def test_a_reader_that_is_slow_costs_no_memory_and_is_told_what_it_missed():
     history = History()
-    slow = history.cursor()
+    slow = history.open_cursor()
     for number in range(3 * CAPACITY["latency"]):
         history.put(made_up.latency(float(number)))
     found, skipped = everything(history, slow)
@@ -41,7 +41,7 @@ def test_a_reader_that_is_slow_costs_no_memory_and_is_told_what_it_missed():
     assert [record["t_s"] for record in found] == [float(number) for number in range(2 * kept, 3 * kept)]
     assert skipped == 2 * kept
     # who comes only now has missed nothing
-    assert everything(history, history.cursor())[1] == 0
+    assert everything(history, history.open_cursor())[1] == 0
 
 
 def test_a_kind_that_comes_often_does_not_push_out_one_that_comes_seldom():
@@ -49,7 +49,7 @@ def test_a_kind_that_comes_often_does_not_push_out_one_that_comes_seldom():
     history.put(made_up.mode(0.0, "server", "auto", "first"))
     for number in range(2 * CAPACITY["power"]):
         history.put(made_up.power(float(number), 5.0, 0.0))
-    batch, _ = history.read(history.cursor())
+    batch, _ = history.read(history.open_cursor())
     assert [record["reason"] for record in batch.records["mode"]] == ["first"]
 
 
@@ -57,15 +57,15 @@ def test_events_are_bounded_too():
     history = History()
     for number in range(2 * EVENTS):
         history.put(made_up.mode(float(number), "server" if number % 2 else "local", "auto", "to and fro"))
-    batch, _ = history.read(history.cursor())
+    batch, _ = history.read(history.open_cursor())
     assert len(batch.events) == EVENTS
 
 
 def test_readers_are_told_when_the_source_begins_anew():
     history = History()
-    cursor = history.cursor()
+    cursor = history.open_cursor()
     history.put(made_up.mode(5.0, "server", "auto", "first"))
-    history.show(b"\xff\xd8\xff", 5.0)
+    history.set_picture(b"\xff\xd8\xff", 5.0)
     assert history.read(cursor)[1] is False
     history.clear()
     history.put(made_up.mode(1.0, "local", "auto", "again"))

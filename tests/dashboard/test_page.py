@@ -90,10 +90,10 @@ def test_before_anything_has_come_it_says_what_it_waits_for(browser, source, ser
 
 def test_pictures_are_shown_the_newest_one_and_fetched_only_while_somebody_looks(browser, history, source, serve):
     fill(history, source, 5)
-    history.show(jpeg(0), 1.0)
+    history.set_picture(jpeg(0), 1.0)
     tab = browser.tab(serve().url)
     tab.until("!document.querySelector('#camera').hidden && document.querySelector('#camera').naturalWidth === 320")
-    history.show(jpeg(250, (200, 100)), 2.0)
+    history.set_picture(jpeg(250, (200, 100)), 2.0)
     tab.until("document.querySelector('#camera').naturalWidth === 200", "the newer picture")
     assert source.viewers[-1] == 1
     tab.close()
@@ -223,7 +223,7 @@ def test_a_visitor_that_does_not_read_holds_up_nobody_and_gets_the_newest_pictur
     size = 400_000
     newest = 0.0
     for number in range(pictures):
-        history.show(b"\xff\xd8\xff" + bytes(size), float(number))
+        history.set_picture(b"\xff\xd8\xff" + bytes(size), float(number))
         history.put(made_up.power(float(number), 5.0, 0.0))
         # the quick one sees every picture although the slow one reads nothing at all
         while newest < number:
@@ -244,7 +244,7 @@ def test_a_visitor_that_does_not_read_holds_up_nobody_and_gets_the_newest_pictur
 def test_a_visitor_far_behind_is_told_how_much_it_missed(history, source, serve):
     server = serve(period_s=0.01)
     slow = Reader(server.url, buffer=4096)
-    history.show(b"\xff\xd8\xff" + bytes(16_000_000), 0.0)
+    history.set_picture(b"\xff\xd8\xff" + bytes(16_000_000), 0.0)
     opcode, length = slow.head()
     while opcode != 2:
         slow.take(length)

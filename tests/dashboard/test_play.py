@@ -43,7 +43,7 @@ def test_a_file_is_played_to_its_end(tmp_path):
     made_up.write(tmp_path / "run.jsonl", records)
     history, player = played(tmp_path / "run.jsonl", speed=0)
     until(lambda: player.status()["state"] == "ended", "the end")
-    counts = history.counts()
+    counts = history.count_records()
     counts.pop("event")
     assert sum(counts.values()) == len(records)
     # the clock stands where the file ends
@@ -89,10 +89,10 @@ def test_a_loop_begins_anew_with_an_empty_history(tmp_path):
         return anew, sum(map(len, batch.records.values()))
 
     def whole():
-        return sum(total for kind, total in history.counts().items() if kind != "event") == len(records)
+        return sum(total for kind, total in history.count_records().items() if kind != "event") == len(records)
 
     until(whole, "the first time")
-    cursor = history.cursor()
+    cursor = history.open_cursor()
     assert told(cursor) == (False, len(records))
     again.set()
     found = []

@@ -11,9 +11,9 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
-from edge_offload.report.columns import Columns, thin
-from edge_offload.report.page import MAX_POINTS, data, render
-from edge_offload.report.summary import _both, summarise
+from edge_offload.report.columns import RunColumns, thin_samples
+from edge_offload.report.page import MAX_POINTS, plot_data, render_page
+from edge_offload.report.summary import _compute_shares, summarise_run
 from edge_offload.timing import STAGES
 from tests.dashboard import made_up
 
@@ -203,8 +203,8 @@ def test_a_long_run_is_thinned_and_no_outlier_is_lost():
     total = dice.uniform(0.05, 0.1, count)
     outliers = dice.choice(count, 40, replace=False)
     total[outliers] = 3.0 + np.arange(40) / 100
-    run = Columns().add_all(made_up.latency(n / 10, total_s=float(value)) for n, value in enumerate(total))
-    drawn = data(run)
+    run = RunColumns().add_records(made_up.latency(n / 10, total_s=float(value)) for n, value in enumerate(total))
+    drawn = plot_data(run)
     assert drawn["frames"] == count
     assert len(drawn["latency"]["t"]) <= MAX_POINTS
     # a slice may hold two of them, which costs one
@@ -213,12 +213,12 @@ def test_a_long_run_is_thinned_and_no_outlier_is_lost():
     # the typical frame is still typical
     assert np.median(drawn["latency"]["total"]) == pytest.approx(np.median(total), rel=0.25)
     assert drawn["latency"]["t"] == sorted(drawn["latency"]["t"])
-    assert len(render(run, summarise(run), "long")) < 2_000_000
+    assert len(render_page(run, summarise_run(run), "long")) < 2_000_000
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_thinning_leaves_few_samples_alone(count):
-    assert list(thin(np.arange(count), np.ones(count), 10)) == list(range(count))
+    assert list(thin_samples(np.arange(count), np.ones(count), 10)) == list(range(count))
 
 
 @pytest.mark.process
@@ -240,7 +240,7 @@ def test_without_frames_there_is_no_report(tmp_path, capsys):
     assert "holds no frame with a result; record offload/latency" in capsys.readouterr().err
     assert not (tmp_path / "run.html").exists()
     with pytest.raises(BadInput):
-        summarise(Columns().add_all([made_up.latency(1.0, error="not an image")]))
+        summarise_run(RunColumns().add_records([made_up.latency(1.0, error="not an image")]))
 
 
 def test_the_run_itself_is_never_overwritten(run_file, capsys):
@@ -265,9 +265,9 @@ def test_the_report_says_when_both_sides_compute_and_when_each_is_idle() -> None
     stages["compute_robot"], stages["compute_server"] = np.array([0.06, 0.2]), np.array([0.06, 0.0])
     stages["encode"] = np.array([0.01, 0.0])
     unknown = np.full(2, np.nan)
-    found = _both(stages, np.array([0.1, 0.2]), unknown)
+    found = _compute_shares(stages, np.array([0.1, 0.2]), unknown)
     assert found == pytest.approx({"overlap_ratio": 0.15, "idle_robot": 0.15, "idle_server": 0.7})
-    told = _both(stages, np.array([0.1, 0.2]), np.array([0.5, np.nan]))
+    told = _compute_shares(stages, np.array([0.1, 0.2]), np.array([0.5, np.nan]))
     assert told["overlap_ratio"] == pytest.approx(0.25), "a frame that told it is believed"
 
 
@@ -275,5 +275,5 @@ def test_a_run_of_split_frames_that_told_their_overlap_is_reported_by_it() -> No
     shares = {"overlap_ratio": 0.25, "idle_robot": 0.1, "idle_server": 0.2}
     told = [made_up.latency(float(n), mode="split", **shares) for n in range(4)]
     old = [made_up.latency(4.0 + n, mode="split") for n in range(4)]
-    figures = summarise(Columns().add_all([*told, *old]))["by_mode"]["split"]
+    figures = summarise_run(RunColumns().add_records([*told, *old]))["by_mode"]["split"]
     assert figures["overlap_ratio"] == pytest.approx(0.125)

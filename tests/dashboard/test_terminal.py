@@ -30,7 +30,7 @@ def view() -> TerminalView:
 
 
 def test_frames_are_told_in_milliseconds_kilobytes_and_joules(view: TerminalView) -> None:
-    lines = view.lines(200)
+    lines = view.render_lines(200)
     assert lines[0] == "mode      replay (auto): expected 81 ms at 11 MB/s"
     assert lines[1] == "frames    10.0 a second; replay 100 %; 0 fell back, 0 late"
     assert lines[2] == "latency   mean 81.0 ms, median 81.0 ms, p99 81.0 ms, most 81.0 ms"
@@ -48,7 +48,7 @@ def test_what_fell_back_or_was_late_is_counted_and_old_frames_are_not() -> None:
     for number in range(19):
         view.put(frame(98.0 + number / 10))
     view.put(frame(99.9, mode="local", fallback_reason="no answer", round_trips=0, total_s=0.3, deadline_met=False))
-    text = "\n".join(view.lines(200))
+    text = "\n".join(view.render_lines(200))
     assert "replay 95 %, local 5 %; 1 fell back, 1 late" in text
     assert "most 300 ms" in text
     assert "no answer" in text
@@ -56,15 +56,15 @@ def test_what_fell_back_or_was_late_is_counted_and_old_frames_are_not() -> None:
 
 def test_nothing_yet_says_what_is_waited_for_and_lines_are_cut_to_the_terminal() -> None:
     view = TerminalView(30.0, lambda: 100.0)
-    assert view.lines(200, ": nothing comes on /offload/latency") == [
+    assert view.render_lines(200, ": nothing comes on /offload/latency") == [
         "frames    none in the last 30 s: nothing comes on /offload/latency"
     ]
     view.put({"kind": "mode", "t_s": 1.0, "mode": "local", "policy": "fixed", "reason": "x" * 500})
-    assert max(map(len, view.lines(80))) == 80
+    assert max(map(len, view.render_lines(80))) == 80
 
 
 def test_split_frames_say_in_what_of_their_time_both_sides_computed(view: TerminalView) -> None:
-    assert not any(line.startswith("split") for line in view.lines(200))
+    assert not any(line.startswith("split") for line in view.render_lines(200))
     for number in range(2):
         view.put(frame(99.0, mode="split", overlap_ratio=0.1 + 0.2 * number, idle_robot=0.5, idle_server=0.25))
-    assert "split     both sides compute 20 % of the time; robot idle 50 %, server idle 25 %" in view.lines(200)
+    assert "split     both sides compute 20 % of the time; robot idle 50 %, server idle 25 %" in view.render_lines(200)

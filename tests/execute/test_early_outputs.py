@@ -16,8 +16,8 @@ from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession, Step
 from edge_offload.ir.trace.trace_graph import TraceGraph, TraceStep
 from edge_offload.protocol import messages
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.messages import Answer, Message, parse_answer
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.messages import Answer, DeviceMessage, parse_answer
 
 pytestmark = pytest.mark.process
 
@@ -67,33 +67,33 @@ class Device:
     def __init__(self, sizes: bool = False) -> None:
         """``sizes``: of its first head the host wants to know what the result looks like, and does not read it."""
         self.session = Watched()
-        self.answer = Arriving()
+        self.answer = PendingAnswer()
         self.base = 10
         put = Step(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
         first = TraceStep(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
         second = TraceStep(2, (), (), ((0, 0, 1),), (), b"", (), False)
         head = words(2, 0, 0) if sizes else words(2, 0, 0, 4, 1)
         segments = [(0, words(0, 1, 0)), (1, head), (2, words(3, 0, 0, 4, 1))]
-        self.send(Message(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
+        self.send(DeviceMessage(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
 
-    def send(self, message: Message) -> List[Answer]:
+    def send(self, message: DeviceMessage) -> List[Answer]:
         """The parts of its answer; all of it is put together in ``answer``."""
         self.session.events.clear()
-        self.answer = Arriving()
+        self.answer = PendingAnswer()
         parts: List[Answer] = []
 
         def left(buffers: Any) -> None:
             self.session.events.append(LEFT)
             parts.append(parse_answer(buffers))
-            self.answer.add(parts[-1])
+            self.answer.add_part(parts[-1])
 
-        self.answer.complete(parse_answer(serve(self.session, message.to_wire(), left)))
+        self.answer.complete_answer(parse_answer(serve(self.session, message.to_wire(), left)))
         return parts
 
     def infer(self) -> List[Answer]:
         self.base += 10
         graph = TraceGraph([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
-        return self.send(Message(accepted=0, graph=graph))
+        return self.send(DeviceMessage(accepted=0, graph=graph))
 
 
 def test_the_first_output_leaves_before_the_second_is_computed() -> None:
@@ -169,18 +169,18 @@ def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
 
 def test_what_is_there_can_be_used_though_the_rest_never_comes() -> None:
     device = Device()
-    answer = Arriving()
-    answer.add(device.infer()[0])
+    answer = PendingAnswer()
+    answer.add_part(device.infer()[0])
     answer.set_exception(LinkLost("cut"))
-    assert torch.equal(answer.until(0, 1, 0.0).ran[0][2].tensor, torch.tensor([1.0, 4.0, 9.0]))
+    assert torch.equal(answer.wait_until(0, 1, 0.0).ran[0][2].tensor, torch.tensor([1.0, 4.0, 9.0]))
     with pytest.raises(LinkLost):
-        answer.until(0, 2, 0.0)
+        answer.wait_until(0, 2, 0.0)
 
 
 def test_a_wait_ends_when_its_time_is_over() -> None:
-    answer = Arriving()
+    answer = PendingAnswer()
     with pytest.raises(FutureTimeout):
-        answer.until(1, 0, 0.01)
+        answer.wait_until(1, 0, 0.01)
 
 
 def test_a_graph_like_the_one_before_travels_without_its_nodes_and_what_it_was_given() -> None:
@@ -188,7 +188,7 @@ def test_a_graph_like_the_one_before_travels_without_its_nodes_and_what_it_was_g
     first = TraceGraph([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
     again = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
     for graph, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
-        read = messages.parse_message(messages.Message(graph=graph).to_wire()).graph
+        read = messages.parse_message(messages.DeviceMessage(graph=graph).to_wire()).graph
         assert read is not None
         session.ahead.take(read)
         assert session.ahead._ways == [(4, {None: 0})]

@@ -13,7 +13,7 @@ from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.trace_graph import TraceStep
-from edge_offload.protocol.messages import Message, parse_answer
+from edge_offload.protocol.messages import DeviceMessage, parse_answer
 from edge_offload_benchmarks.fuzzing.trace_graphs import ROUNDS, TraceGraphSender
 from tests.execute.native_runner import native_runner
 
@@ -95,4 +95,4 @@ def test_a_node_without_calls_ends_the_run_not_the_session() -> None:
     answer = parse_answer(serve(session, along.to_wire()))
     assert answer.error is None
     assert answer.ran == []
-    assert parse_answer(serve(session, Message().to_wire())).error is None
+    assert parse_answer(serve(session, DeviceMessage().to_wire())).error is None

@@ -17,7 +17,7 @@ from edge_offload.manager.policy import Situation
 from edge_offload.manager.promise import UNKNOWN, PromisePolicy
 from edge_offload.manager.tuning import ENOUGH, RECENT_S, REPEAT_S
 from edge_offload.mode import Mode
-from edge_offload.protocol.promises import SETTLE_S, Ask, Report, Turns
+from edge_offload.protocol.promises import SETTLE_S, PromiseReport, PromiseRequest, SlotSchedule
 
 FRAME_S = 1 / 30
 
@@ -33,12 +33,12 @@ class Camera:
     def now(self) -> float:
         return self.begin + self.count * FRAME_S
 
-    def frame(self, jitter: float = 0.0) -> Optional[Report]:
+    def frame(self, jitter: float = 0.0) -> Optional[PromiseReport]:
         captured = self.now + jitter
         self.count += 1
         return self.policy.report(captured, captured) if self.policy.wants(captured, captured) else None
 
-    def promised(self) -> Ask:
+    def promised(self) -> PromiseRequest:
         for _ in range(ENOUGH + 1):
             assert self.policy.wants(self.now, self.now), "on its own every frame may go"
             self.count += 1
@@ -49,7 +49,9 @@ class Camera:
         return ask
 
     def told(self, number: int, *frames: int) -> None:
-        self.policy.follow_turns(self.now, Turns(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames))))
+        self.policy.follow_turns(
+            self.now, SlotSchedule(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames)))
+        )
 
 
 def test_turns_are_followed_by_the_nearest_frame() -> None:
@@ -164,7 +166,7 @@ def test_estimates_are_told_with_the_request() -> None:
     assert 0.027 <= ask.up <= 0.029, "as late as nearly all come"
     assert ask.down == pytest.approx(0.01)
     camera.told(1, 1)
-    assert Report.parse(camera.frame().to_wire()).slope == pytest.approx(0.01, rel=0.02)  # type: ignore[union-attr]
+    assert PromiseReport.parse(camera.frame().to_wire()).slope == pytest.approx(0.01, rel=0.02)  # type: ignore[union-attr]
 
 
 def test_noise_that_averages_out_is_not_told() -> None:

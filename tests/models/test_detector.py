@@ -108,7 +108,7 @@ def test_a_torchscript_file_is_a_model_that_goes_by_its_name_and_checksum(script
     assert options_on_wire(script, {}) == {"sha256": torchscript.checksum(script)}
     assert name_on_wire("nets_of_mine:net") == "nets_of_mine:net"
     with pytest.raises(BadInput, match=r"another file here.*copy the robot's file"):
-        torchscript.load(script, "0" * 64)
+        torchscript.load_script(script, "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_told_with_the_remedy(
     (tmp_path / "pickled.pt").write_bytes(b"x")
     (tmp_path / "rubbish.pt").write_bytes(b"rubbish")
     if name == "movenet":
-        monkeypatch.setattr("edge_offload.models.registry.build", lambda *_: object())
+        monkeypatch.setattr("edge_offload.models.registry.build_model", lambda *_: object())
     with pytest.raises(BadInput, match=said) as told:
         build_detector(name, detector, options)
     assert "\n" not in str(told.value)
@@ -157,12 +157,12 @@ def test_detections_that_make_no_sense_are_refused(changes: Dict[str, Any], said
 
 def test_detections_belong_to_their_image_and_labels() -> None:
     found = Detections(np.zeros((1, 4)), np.ones(1), np.array([3]), np.zeros((48, 64), dtype=np.uint8))
-    found.fit((64, 48), 0)
-    found.fit((64, 48), 4)
+    found.check_fit((64, 48), 0)
+    found.check_fit((64, 48), 4)
     with pytest.raises(BadInput, match="class 3 of 3 labels"):
-        found.fit((64, 48), 3)
+        found.check_fit((64, 48), 3)
     with pytest.raises(BadInput, match="a mask of 64x48 pixels for an image of 48x64"):
-        found.fit((48, 64), 4)
+        found.check_fit((48, 64), 4)
 
 
 def test_outputs_of_another_kind_ask_for_a_class_of_ones_own() -> None:

@@ -81,7 +81,7 @@ def test_state_dicts_convert_too(official, converted, tmp_path):
 def network(tensors: Dict[str, torch.Tensor]) -> Kapao:
     """KAPAO nano with these weights."""
     made = Kapao(SCALES["n"])
-    checkpoint.load(made, pathlib.Path("weights.safetensors"), tensors)
+    checkpoint.load_network(made, pathlib.Path("weights.safetensors"), tensors)
     return made
 
 

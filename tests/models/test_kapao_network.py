@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edge_offload.errors import BadInput
 from edge_offload.models.kapao import random
-from edge_offload.models.kapao.network import SCALES, Kapao, fuse
+from edge_offload.models.kapao.network import SCALES, Kapao, fold_norms
 from edge_offload.models.registry import build_estimator, build_module, state_hash
 
 
@@ -68,11 +68,11 @@ def test_random_weights_make_errors_visible():
 
 def test_folding_changes_rounding_only():
     network = Kapao(SCALES["n"]).eval()
-    random.fill(network, 0)
+    random.fill_random(network, 0)
     image = torch.randint(0, 256, (3, 128, 128), dtype=torch.uint8)
     before = network.double()(image)
     assert any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())
-    after = fuse(network)(image)
+    after = fold_norms(network)(image)
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())
     for a, b in zip(before, after):
         assert (a - b).abs().max() < 1e-12 * a.abs().max()

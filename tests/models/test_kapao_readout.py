@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edge_offload.models.kapao import nms as nms_module
 from edge_offload.models.kapao.fusion import fuse_keypoints
 from edge_offload.models.kapao.network import DEFAULT_ANCHORS, STRIDES
-from edge_offload.models.kapao.nms import nms, overlaps
-from edge_offload.models.kapao.readout import Readout
+from edge_offload.models.kapao.nms import box_overlaps, nms
+from edge_offload.models.kapao.readout import KapaoReadout
 from edge_offload.models.kapao.thresholds import PRESETS, Thresholds
 
 pytestmark = pytest.mark.process
@@ -81,7 +81,7 @@ def slow_fusion(poses: list, scores: list, objects: list, thresholds: Thresholds
 
 def test_decoding_follows_the_formulas():
     maps = random_maps(0)
-    decoded = Readout(ANCHORS, PRESETS["video"]).decode(maps).numpy()
+    decoded = KapaoReadout(ANCHORS, PRESETS["video"]).decode(maps).numpy()
     np.testing.assert_allclose(decoded, slow_decode(maps), rtol=2e-5, atol=2e-4)
 
 
@@ -89,8 +89,8 @@ def test_decoding_follows_the_formulas():
 def test_readout_keeps_what_the_slow_rules_keep(preset):
     limits = PRESETS[preset]
     maps = [raw - 0.5 for raw in random_maps(1)]
-    persons, objects = Readout(ANCHORS, limits)(*maps)
-    rows = Readout(ANCHORS, limits).decode(maps).tolist()
+    persons, objects = KapaoReadout(ANCHORS, limits)(*maps)
+    rows = KapaoReadout(ANCHORS, limits).decode(maps).tolist()
     found: dict = {"person": [], "object": []}
     for row in rows:
         kind = int(np.argmax(row[5:23]))
@@ -113,7 +113,7 @@ def test_readout_keeps_what_the_slow_rules_keep(preset):
 
 
 def test_nothing_found_gives_empty_outputs_of_the_right_width():
-    persons, objects = Readout(ANCHORS, PRESETS["video"])(*[raw - 50 for raw in random_maps(2)])
+    persons, objects = KapaoReadout(ANCHORS, PRESETS["video"])(*[raw - 50 for raw in random_maps(2)])
     assert tuple(persons.shape) == (0, 39)
     assert tuple(objects.shape) == (0, 4)
 
@@ -155,7 +155,7 @@ def test_a_long_chain_of_suppression_is_followed_to_its_end():
 
 def test_overlap_of_boxes_without_area_is_zero_not_nan():
     point = torch.tensor([[3.0, 3.0, 3.0, 3.0]])
-    assert overlaps(point, point).tolist() == [[0.0]]
+    assert box_overlaps(point, point).tolist() == [[0.0]]
 
 
 @settings(max_examples=100, deadline=None)
@@ -195,7 +195,7 @@ def test_rows_that_are_left_out_change_no_bit_of_the_others():
     draw = torch.Generator().manual_seed(0)
     for height, width in ((3, 5), (1, 1), (2, 7)):
         maps = tuple(torch.randn(1, 171, height * by, width * by, generator=draw) * 3 for by in (8, 4, 2, 1))
-        readout = Readout(ANCHORS, PRESETS["video"])
+        readout = KapaoReadout(ANCHORS, PRESETS["video"])
         rows = readout.decode(maps)
         assert len(rows) == 3 * height * width * (64 + 16 + 4 + 1)
         assert torch.equal(readout.decode(maps, 0.6), rows[rows[:, 4] > 0.6])

@@ -23,7 +23,7 @@ from edge_offload.cache import tensors_hash
 from edge_offload.errors import BadInput
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.network import HEADS, INPUT_SCALE, MoveNet
-from edge_offload.models.movenet.readout import Readout
+from edge_offload.models.movenet.readout import MoveNetReadout
 from edge_offload.models.registry import build_estimator, state_hash
 from tests.models import matching
 
@@ -81,7 +81,7 @@ def test_readout_is_the_slow_one(seed, height, width):
     maps = random_maps(seed, height, width)
     if seed:  # boxes that end exactly on a cell
         maps[1], maps[2] = maps[1].round() * 2, maps[2].round()
-    (rows,) = Readout(12)(*maps)
+    (rows,) = MoveNetReadout(12)(*maps)
     expected = slow_readout(maps, 12)
     assert len(expected) == 12
     assert (expected[:, 4] > 0).any()
@@ -90,11 +90,11 @@ def test_readout_is_the_slow_one(seed, height, width):
 
 def test_the_output_depends_on_the_number_of_people_asked_for_only():
     for people in (1, 6, 20):
-        (rows,) = Readout(people)(*random_maps(3, 16, 16))
+        (rows,) = MoveNetReadout(people)(*random_maps(3, 16, 16))
         assert tuple(rows.shape) == (people, 56)
         assert rows.isfinite().all()
     flat = [torch.zeros_like(m) - 50 for m in random_maps(3, 16, 16)]
-    assert (Readout(6)(*flat)[0][:, 4] < 1e-6).all()
+    assert (MoveNetReadout(6)(*flat)[0][:, 4] < 1e-6).all()
 
 
 def test_maps_come_at_stride_4_from_an_image_scaled_to_minus_one_to_one():
@@ -109,7 +109,7 @@ def test_maps_come_at_stride_4_from_an_image_scaled_to_minus_one_to_one():
 def test_the_whole_module_can_be_exported():
     from edge_offload.models.base import PeopleModule
 
-    module = PeopleModule(MoveNet(), Readout(3)).eval()
+    module = PeopleModule(MoveNet(), MoveNetReadout(3)).eval()
     image = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)
     exported = torch.export.export(module, (image,)).module()
     assert torch.equal(exported(image)[0], module(image)[0])
@@ -130,7 +130,7 @@ class FakePackage:
         shapes = {name: tuple(tensor.shape) for name, tensor in MoveNet().state_dict().items()}
         rng = np.random.default_rng(0)
         manifest, numbers, self.expected = [], b"", {}
-        for ours, theirs, layout in weights._correspondence():
+        for ours, theirs, layout in weights._map_names():
             array = rng.standard_normal(shapes[ours]).astype("<f2")
             self.expected[ours] = torch.from_numpy(array.copy())
             axes = {"full": (2, 3, 1, 0), "depthwise": (2, 3, 0, 1), "bias": (0,)}[layout]
@@ -178,7 +178,7 @@ def package(tmp_path, monkeypatch):
 def test_fetching_converts_every_parameter_once_for_all_who_ask_at_once(package):
     package.npm(f'sleep 0.3; cp "{package.archive}" ./human-models-3.0.4.tgz')
     found: List[pathlib.Path] = []
-    threads = [threading.Thread(target=lambda: found.append(weights.fetch())) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: found.append(weights.fetch_weights())) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -196,14 +196,14 @@ def test_fetching_converts_every_parameter_once_for_all_who_ask_at_once(package)
 
 @pytest.mark.process
 def test_a_damaged_cache_is_fetched_again(package):
-    path = weights.fetch()
+    path = weights.fetch_weights()
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     for broken in (bytes(data), bytes(data[:1000]), b""):
         path.write_bytes(broken)
-        assert tensors_hash(weights.load()) == weights.CONVERTED_SHA256
+        assert tensors_hash(weights.load_state()) == weights.CONVERTED_SHA256
     assert package.calls.read_text().count("pack") == 4
-    weights.load()
+    weights.load_state()
     assert package.calls.read_text().count("pack") == 4
 
 
@@ -213,25 +213,25 @@ def test_a_package_with_other_numbers_is_refused_and_nothing_is_kept(package):
     numbers[100] ^= 1
     package.pack({**package.sources, weights.NUMBERS: bytes(numbers)})
     with pytest.raises(BadInput, match="sha256"):
-        weights.fetch()
+        weights.fetch_weights()
     assert not weights.cached_path().exists()
     package.pack({weights.TOPOLOGY: package.sources[weights.TOPOLOGY]})
     with pytest.raises(BadInput, match=r"has no .*movenet-multipose\.bin"):
-        weights.fetch()
+        weights.fetch_weights()
 
 
 @pytest.mark.process
 def test_without_npm_or_network_the_error_says_what_to_do(package, monkeypatch):
     package.npm("echo 'npm error network getaddrinfo ENOTFOUND' >&2; exit 7")
     with pytest.raises(BadInput, match=r"code 7: npm error network.*copy movenet-multipose\.safetensors"):
-        weights.fetch()
+        weights.fetch_weights()
     monkeypatch.setattr(weights, "FETCH_TIMEOUT_S", 0.2)
     package.npm("exec sleep 20")
     with pytest.raises(BadInput, match="took more than"):
-        weights.fetch()
+        weights.fetch_weights()
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(BadInput, match="npm is not installed; apt install npm"):
-        weights.fetch()
+        weights.fetch_weights()
 
 
 # The real weights.

@@ -356,7 +356,7 @@ def test_an_onnx_file_goes_by_its_name_and_checksum(tmp_path: pathlib.Path) -> N
     name = of_yolov8(tmp_path / "net.onnx", RECORDED["v11.table"], METADATA["v11"])
     assert registry.name_on_wire(name) == "net.onnx"
     assert registry.options_on_wire(name, {"score": 0.5}) == {"score": 0.5, "sha256": reading.checksum(name)}
-    assert registry.is_own("net.onnx")
+    assert registry.is_user_model("net.onnx")
     module = registry.build_module(name)
     other = of_yolov8(tmp_path / "other.onnx", RECORDED["v5u.table"], METADATA["v5u"])
     hashes = [registry.state_hash(one) for one in (module, copy.deepcopy(module), registry.build_module(other))]

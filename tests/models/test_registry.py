@@ -15,7 +15,7 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.models import zoo
 from edge_offload.models.base import PersonEstimator
-from edge_offload.models.registry import build_estimator, build_module, entries, is_own, state_hash
+from edge_offload.models.registry import build_estimator, build_module, entries, is_user_model, state_hash
 
 
 def test_names_that_others_rely_on_exist_and_declare_their_path_options():
@@ -58,7 +58,7 @@ def test_a_users_own_module_is_built_with_its_options(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     module = build_module("my_nets:Zoo.make", width=5)
     sys.modules.pop("my_nets")
-    assert is_own("my_nets:Zoo.make")
+    assert is_user_model("my_nets:Zoo.make")
     assert module[0].in_features == 5
     assert not module.training
     with pytest.raises(BadInput, match="not a PersonEstimator"):
@@ -66,7 +66,7 @@ def test_a_users_own_module_is_built_with_its_options(tmp_path, monkeypatch):
 
 
 def test_a_classifier_is_a_module_but_not_a_person_estimator(monkeypatch):
-    monkeypatch.setattr(zoo, "build", lambda name, size, seed: nn.Linear(size, seed + 1))
+    monkeypatch.setattr(zoo, "build_network", lambda name, size, seed: nn.Linear(size, seed + 1))
     assert build_module("resnet50", size=64).in_features == 64
     with pytest.raises(BadInput, match="not a PersonEstimator"):
         build_estimator("resnet50", size=64)

@@ -10,7 +10,7 @@ from scipy import ndimage
 from edge_offload.errors import BadInput
 from edge_offload.models import registry
 from edge_offload.models.scenes.labels import COLOURS, GROUND, IGNORED, LABELS, VALUE
-from edge_offload.models.sconet.baselines import BASELINES, closing, columns, nothing
+from edge_offload.models.sconet.baselines import BASELINES, close_gaps, fill_columns, label_sweep
 from edge_offload.models.sconet.completer import SceneCompleter, save_weights
 from edge_offload.models.sconet.network import (
     CrissCross,
@@ -213,8 +213,8 @@ def test_baselines_keep_what_was_hit_and_fill_what_they_say():
     occupancy[20, 20, 9] = 1
     for method in BASELINES.values():
         assert (method(occupancy)[occupancy > 0] > 0).all()
-    assert ((nothing(occupancy) > 0) == (occupancy > 0)).all()
-    filled = columns(occupancy)
+    assert ((label_sweep(occupancy) > 0) == (occupancy > 0)).all()
+    filled = fill_columns(occupancy)
     assert (filled[:, :, 2] > 0).all(), "the ground is spread to where there is none"
     assert (filled[20, 20, 2:10] > 0).all(), "an object reaches down to the ground"
     assert not filled[21, 21, 3:].any()
@@ -248,4 +248,4 @@ def test_closing_is_scipys(seed):
     random = np.random.default_rng(seed)
     full = random.random((20, 16, 8)) < random.choice([0.01, 0.05, 0.3])
     by_scipy = ndimage.binary_closing(np.pad(full, 4), np.ones((7, 7, 3), dtype=bool))[4:-4, 4:-4, 4:-4]
-    assert ((closing(full.astype(np.uint8)) > 0) == by_scipy).all()
+    assert ((close_gaps(full.astype(np.uint8)) > 0) == by_scipy).all()

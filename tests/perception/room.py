@@ -71,7 +71,7 @@ class Room:
         """The depth image around the object, float32 [h, w] m, with noise and holes."""
         left, top, right, bottom = np.clip(self.box + np.array([-9, -9, 9, 9]), 0, [WIDTH, HEIGHT] * 2).astype(int)
         across, down = np.meshgrid(np.arange(left, right), np.arange(top, bottom))
-        rays = self.camera.rays(np.stack([across.ravel(), down.ravel()], axis=1))
+        rays = self.camera.pixel_rays(np.stack([across.ravel(), down.ravel()], axis=1))
         depth = cast(self.solids, self.pose.translation, rays @ self.pose.rotation.T)
         depth += self.random.normal(0, 1, len(depth)) * (0.002 + 0.0015 * depth**2)
         depth[self.random.random(len(depth)) < 0.3] = np.nan
@@ -85,14 +85,14 @@ class Room:
         across = np.cos(rise)
         beams = np.stack([np.cos(turn) * across, np.sin(turn) * across, np.sin(rise)], axis=-1).reshape(-1, 3)
         rotation = self.pose.rotation @ self.lidar.rotation
-        origin = self.pose.points(self.lidar.translation)
+        origin = self.pose.map_points(self.lidar.translation)
         ranges = cast(self.solids, origin, beams @ rotation.T) + self.random.normal(0, 0.02, len(beams))
         kept = np.isfinite(ranges) & (ranges < 60) & (self.random.random(len(beams)) > 0.1)
         return (beams[kept] * ranges[kept, None]).astype(np.float32)
 
     def cloud(self) -> np.ndarray:
         """The sweep in the camera's frame."""
-        return self.lidar.points(self.sweep())
+        return self.lidar.map_points(self.sweep())
 
 
 def looking(yaw: float, tilt: float, roll: float) -> np.ndarray:
@@ -118,7 +118,7 @@ def make_room(seed: int) -> Room:
         way = yaw + aside
         foot = pose.translation[:2] + distance * np.array([np.cos(way), np.sin(way)])
         target = Cuboid(np.array([*foot, size[2] / 2]), size, random.uniform(-np.pi, np.pi))
-        pixels = camera.project(pose.inverse().points(target.corners()))
+        pixels = camera.project(pose.inverse().map_points(target.corners()))
         box = np.array([*pixels.min(axis=0), *pixels.max(axis=0)])
         inside = np.isfinite(box).all() and (box[:2] > 2).all() and (box[2:] < [WIDTH - 3, HEIGHT - 3]).all()
         if inside and min(box[2:] - box[:2]) > 20:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.perception.follower import Command, Follower, FollowerConfig
+from edge_offload.perception.follower import Command, FollowerConfig, PersonFollower
 from edge_offload.perception.geometry import Position
 from edge_offload.perception.target import TargetSelector
 from edge_offload.perception.tracking import TrackedPerson
@@ -98,25 +98,27 @@ class Clock:
         return self.now
 
 
-def drive(follower: Follower, clock: Clock, target: Optional[Tuple[float, float]], seconds: float) -> List[Command]:
+def drive(
+    follower: PersonFollower, clock: Clock, target: Optional[Tuple[float, float]], seconds: float
+) -> List[Command]:
     """Commands at 20 Hz while ``target`` is seen at 10 Hz."""
     commands = []
     for step in range(round(seconds * 20)):
         clock.now += 0.05
         if step % 2 == 0:
-            follower.see(target, clock.now)
-        commands.append(follower.command())
+            follower.add_sighting(target, clock.now)
+        commands.append(follower.compute_command())
     return commands
 
 
 def test_it_drives_to_its_distance_and_stands_there() -> None:
     clock = Clock()
-    follower = Follower(clock=clock)
+    follower = PersonFollower(clock=clock)
     x = 5.0
     for _ in range(400):
         clock.now += 0.05
-        follower.see((x, 0.0), clock.now)
-        command = follower.command()
+        follower.add_sighting((x, 0.0), clock.now)
+        command = follower.compute_command()
         assert command.linear >= 0
         x -= command.linear * 0.05
     assert x == pytest.approx(1.7, abs=0.05)
@@ -125,7 +127,7 @@ def test_it_drives_to_its_distance_and_stands_there() -> None:
 
 def test_it_turns_before_it_drives_and_never_backs_up() -> None:
     clock = Clock()
-    follower = Follower(clock=clock)
+    follower = PersonFollower(clock=clock)
     beside = drive(follower, clock, (0.0, 4.0), 1.0)
     assert all(command.linear == 0 for command in beside)
     assert beside[-1].angular == pytest.approx(1.2)
@@ -135,8 +137,8 @@ def test_it_turns_before_it_drives_and_never_backs_up() -> None:
 
 def test_it_stops_when_the_target_is_lost_and_when_results_stop() -> None:
     clock = Clock()
-    follower = Follower(clock=clock)
-    assert follower.command().reason == "no results yet"
+    follower = PersonFollower(clock=clock)
+    assert follower.compute_command().reason == "no results yet"
     assert drive(follower, clock, (5.0, 0.0), 3.0)[-1].linear == pytest.approx(0.8)
     lost = drive(follower, clock, None, 2.0)
     assert lost[int(0.8 * 20)].linear == pytest.approx(0.8), "a short occlusion is bridged"
@@ -144,22 +146,22 @@ def test_it_stops_when_the_target_is_lost_and_when_results_stop() -> None:
     drive(follower, clock, (5.0, 0.0), 3.0)
     for _ in range(13):  # silence
         clock.now += 0.05
-        assert follower.command().linear > 0
+        assert follower.compute_command().linear > 0
     for _ in range(12):
         clock.now += 0.05
-        silent = follower.command()
+        silent = follower.compute_command()
     assert (silent.linear, silent.angular, silent.reason) == (0.0, 0.0, "results are stale")
 
 
 def test_old_frames_do_not_keep_it_going() -> None:
     clock = Clock()
-    follower = Follower(clock=clock)
+    follower = PersonFollower(clock=clock)
     drive(follower, clock, (5.0, 0.0), 2.0)
     taken = clock.now
     for _ in range(60):
         clock.now += 0.05
-        follower.see((5.0, 0.0), taken)
-        last = follower.command()
+        follower.add_sighting((5.0, 0.0), taken)
+        last = follower.compute_command()
     assert last.linear == 0
     assert last.reason == "results are stale"
 
@@ -177,12 +179,12 @@ def test_old_frames_do_not_keep_it_going() -> None:
 )
 def test_whatever_it_sees_limits_hold(events: list) -> None:
     clock, config = Clock(), FollowerConfig()
-    follower, before = Follower(config, clock), Command(0.0, 0.0, "")
+    follower, before = PersonFollower(config, clock), Command(0.0, 0.0, "")
     for step, target, seen in events:
         clock.now += step
         if seen:
-            follower.see(target, clock.now)
-        command = follower.command()
+            follower.add_sighting(target, clock.now)
+        command = follower.compute_command()
         span = min(step, 0.2) + 1e-9
         assert 0 <= command.linear <= config.max_linear + 1e-9
         assert abs(command.angular) <= config.max_angular + 1e-9
@@ -200,12 +202,12 @@ def test_limits_that_make_no_sense_are_refused() -> None:
 
 def test_a_late_result_does_not_replace_a_newer_one() -> None:
     clock = Clock()
-    follower = Follower(clock=clock)
+    follower = PersonFollower(clock=clock)
     clock.now = 10.0
-    follower.see((5.0, 0.0), 9.9)
-    follower.see((0.5, 3.0), 9.5)
-    follower.command()
+    follower.add_sighting((5.0, 0.0), 9.9)
+    follower.add_sighting((0.5, 3.0), 9.5)
+    follower.compute_command()
     clock.now = 10.1
-    command = follower.command()
+    command = follower.compute_command()
     assert command.linear > 0
     assert command.angular == 0

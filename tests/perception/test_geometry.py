@@ -33,7 +33,7 @@ def looking_down(height: float = 2.0, tilt: float = 0.3) -> Transform:
 def test_rays_undo_the_lens(u: float, v: float, model: str) -> None:
     coefficients = {"plumb_bob": [-0.2, 0.05, 0.001, -0.001, 0.0], "equidistant": [0.02, -0.01, 0.0, 0.0]}
     view = camera(model=model, distortion=coefficients.get(model, [-0.1, 0.02, 0, 0, 0, 0.01, 0, 0]))
-    ray = view.rays(np.array([[u, v]]))
+    ray = view.pixel_rays(np.array([[u, v]]))
     assert view.project(ray * 7.0)[0] == pytest.approx([u, v], abs=0.5)
 
 
@@ -44,7 +44,7 @@ def test_points_behind_the_camera_have_no_pixel() -> None:
 @given(st.floats(3, 20), st.floats(-1.5, 1.5), st.floats(0.05, 0.6))
 def test_a_foot_on_the_ground_is_found_where_it_stands(x: float, y: float, tilt: float) -> None:
     view, pose = camera(), looking_down(tilt=tilt)
-    pixel = view.project(pose.inverse().points(np.array([[x, y, 0.0]])))[0]
+    pixel = view.project(pose.inverse().map_points(np.array([[x, y, 0.0]])))[0]
     if not (0 <= pixel[0] < 640 and 0 <= pixel[1] < 479):
         return
     found = view.on_ground(pixel, pose)
@@ -72,9 +72,9 @@ def test_depth_that_is_not_what_it_says_is_refused() -> None:
 def test_transforms_go_there_and_back() -> None:
     transform = Transform.from_quaternion([1, 2, 3], [0.1, -0.2, 0.3, 0.9])
     points = np.random.default_rng(5).normal(size=(10, 3))
-    assert transform.inverse().points(transform.points(points)) == pytest.approx(points)
+    assert transform.inverse().map_points(transform.map_points(points)) == pytest.approx(points)
     quarter = Transform.from_quaternion([0, 0, 0], [0, 0, np.sqrt(0.5), np.sqrt(0.5)])
-    assert quarter.points(np.array([1.0, 0, 0])) == pytest.approx([0, 1, 0])
+    assert quarter.map_points(np.array([1.0, 0, 0])) == pytest.approx([0, 1, 0])
     with pytest.raises(BadInput, match="quaternion"):
         Transform.from_quaternion([0, 0, 0], [0, 0, 0, 0])
     with pytest.raises(BadInput, match="rotation"):
@@ -89,7 +89,7 @@ def test_the_demo_camera_sees_the_ground_and_people_of_human_height() -> None:
     for x, top, bottom in ((584, 235, 331), (617, 232, 324), (388, 178, 257)):
         foot = demo.on_ground((x, bottom), demo.pose)
         assert foot is not None
-        ray = demo.pose.rotation @ demo.rays(np.array([[x, top]]))[0]
+        ray = demo.pose.rotation @ demo.pixel_rays(np.array([[x, top]]))[0]
         reach = np.linalg.norm((foot - demo.pose.translation)[:2]) / np.linalg.norm(ray[:2])
         height = demo.pose.translation[2] + reach * ray[2]
         assert 1.5 < height < 2.0

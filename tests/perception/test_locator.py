@@ -27,7 +27,7 @@ def test_an_object_anywhere_is_found_on_its_surface_by_a_depth_image(seed: int) 
     room = make_room(seed)
     locator = Locator(room.camera, room.pose, "eye", "map", depth=room.depth())
     (position,) = locator.locate([room.box])
-    placed = locator.placed(position)
+    placed = locator.to_world(position)
     assert (placed.source, placed.frame) == (DEPTH, "map")
     off, away = on_target(room, placed.xyz)
     assert off < 0.05 + 0.01 * away
@@ -44,7 +44,7 @@ def test_an_object_anywhere_is_found_on_its_surface_by_a_lidar_anywhere(seed: in
     middle, half = (room.box[:2] + room.box[2:]) / 2, (room.box[2:] - room.box[:2]) / 4
     inside = (np.abs(room.camera.project(cloud) - middle) <= half).all(axis=1)
     assume(np.count_nonzero(inside) >= 10)
-    placed = locator.placed(position)
+    placed = locator.to_world(position)
     assert (placed.source, placed.frame) == (LIDAR, "map")
     off, away = on_target(room, placed.xyz)
     assert off < 0.1 + 0.01 * away
@@ -56,7 +56,7 @@ def test_an_object_anywhere_is_found_where_it_stands_by_the_ground(seed: int) ->
     room = make_room(seed)
     locator = Locator(room.camera, room.pose, "eye", "map")
     (position,) = locator.locate([room.box])
-    placed = locator.placed(position)
+    placed = locator.to_world(position)
     assert (placed.source, placed.frame) == (GROUND, "map")
     assert placed.xyz[2] == pytest.approx(0, abs=1e-6)
     off, _ = on_target(room, placed.xyz)
@@ -67,7 +67,7 @@ def test_an_object_anywhere_is_found_where_it_stands_by_the_ground(seed: int) ->
 
 def person_at(view: PinholeCamera, pose: Transform, x: float, y: float) -> np.ndarray:
     """Box of a person of 1.7 m standing at x, y."""
-    foot, head = view.project(pose.inverse().points(np.array([[x, y, 0.0], [x, y, 1.7]])))
+    foot, head = view.project(pose.inverse().map_points(np.array([[x, y, 0.0], [x, y, 1.7]])))
     half = 0.15 * (foot[1] - head[1])
     return np.array([foot[0] - half, head[1], foot[0] + half, foot[1]])
 
@@ -78,7 +78,7 @@ def test_a_person_is_located_by_the_ground_in_the_optical_frame() -> None:
     position = find(Locator(view, pose), box)
     assert position is not None
     assert position.source == "ground"
-    assert pose.points(position.xyz) == pytest.approx([8.0, 1.0, 0.0], abs=1e-3)
+    assert pose.map_points(position.xyz) == pytest.approx([8.0, 1.0, 0.0], abs=1e-3)
     assert position.distance == pytest.approx(np.sqrt(64 + 1 + 4), abs=1e-3)
     eigenvalues = np.linalg.eigvalsh(position.covariance)
     assert (eigenvalues > 0).all()
@@ -167,14 +167,14 @@ def test_the_extent_of_an_object_is_that_of_its_box_at_its_distance() -> None:
     room = make_room(12)
     locator = Locator(room.camera, room.pose, "eye", "map", depth=room.depth())
     (position,) = locator.locate([room.box])
-    extent = locator.extent(room.box, position)
-    assert extent.centre == pytest.approx(locator.placed(position).xyz, abs=1e-6)
+    extent = locator.box_extent(room.box, position)
+    assert extent.centre == pytest.approx(locator.to_world(position).xyz, abs=1e-6)
     assert 0.8 * room.target.size[:2].min() < extent.width < 1.2 * np.hypot(*room.target.size[:2])
     assert extent.height == pytest.approx(room.target.size[2], rel=0.5)
     assert extent.rotation == pytest.approx(room.pose.rotation)
-    across = room.pose.points(position.xyz + np.array([0.5, 0, 0])) - room.pose.points(position.xyz)
+    across = room.pose.map_points(position.xyz + np.array([0.5, 0, 0])) - room.pose.map_points(position.xyz)
     assert extent.rotation @ [0.5, 0, 0] == pytest.approx(across), "its width is along the rows of the image"
-    beyond = locator.extent(np.array([-500.0, -400.0, 900.0, 300.0]), position)
+    beyond = locator.box_extent(np.array([-500.0, -400.0, 900.0, 300.0]), position)
     assert np.isfinite([*beyond.centre, beyond.width, beyond.height]).all()
 
 
@@ -194,7 +194,7 @@ def test_the_stated_uncertainty_fits_the_errors_made() -> None:
         off = box + random.normal(0, 1, 4) * np.array([0.03, 0, 0.03, 0.04]) * height
         position = find(Locator(view, pose, tilt_error=0.0), off)
         assert position is not None
-        error = position.xyz - pose.inverse().points(np.array([10.0, 0.0, 0.0]))
+        error = position.xyz - pose.inverse().map_points(np.array([10.0, 0.0, 0.0]))
         normalised.append(error @ np.linalg.solve(position.covariance, error))
     assert 0.7 < np.mean(normalised) < 3.5  # 2 when sizes fit exactly
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
-from edge_offload.perception.overlay import Status, colour_of, draw
+from edge_offload.perception.overlay import Status, colour_of, draw_people
 from edge_offload.perception.tracking import TrackedPerson
 from edge_offload.perception.video import VideoWriter, write_png
 from tests.perception.scenes import box_at, keypoints_in
@@ -34,7 +34,7 @@ def changed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def test_the_image_given_is_left_alone() -> None:
     image = grey()
-    drawn = draw(image, [person(1, box_at(300, 300))], Status(Mode.LOCAL, "movenet"))
+    drawn = draw_people(image, [person(1, box_at(300, 300))], Status(Mode.LOCAL, "movenet"))
     assert (image == 90).all()
     assert drawn.shape == image.shape
     assert drawn.dtype == np.uint8
@@ -42,7 +42,7 @@ def test_the_image_given_is_left_alone() -> None:
 
 def test_a_person_is_drawn_in_their_own_colour_where_they_are() -> None:
     box = box_at(300, 300, 60, 150)
-    drawn = draw(grey(), [person(5, box)])
+    drawn = draw_people(grey(), [person(5, box)])
     y, x = np.nonzero((np.abs(drawn.astype(int) - colour_of(5)) < 60).all(axis=2))
     assert x.min() == pytest.approx(box[0], abs=3)
     assert y.max() == pytest.approx(box[3], abs=3)
@@ -60,9 +60,9 @@ def test_colours_are_stable_and_neighbours_differ() -> None:
 
 def test_target_guess_and_plain_person_look_different() -> None:
     box = box_at(300, 300, 60, 150)
-    plain = draw(grey(), [person(5, box)])
-    target = draw(grey(), [person(5, box)], target_id=5)
-    guess = draw(grey(), [person(5, box, coasting=True)])
+    plain = draw_people(grey(), [person(5, box)])
+    target = draw_people(grey(), [person(5, box)], target_id=5)
+    guess = draw_people(grey(), [person(5, box, coasting=True)])
     assert changed(plain, target).sum() > 300
     assert changed(plain, guess).sum() > 300
 
@@ -71,7 +71,7 @@ def test_the_bar_says_mode_and_figures_and_the_note() -> None:
     def bar(**values: object) -> np.ndarray:
         settings: dict = {"mode": Mode.SERVER, "model": "movenet", "latency_s": 0.083, "bytes_up": 1000}
         settings.update(values)
-        return draw(grey(), [], Status(**settings))
+        return draw_people(grey(), [], Status(**settings))
 
     base = bar()
     assert not changed(base, grey())[35:].any(), "the bar covers the top only"
@@ -84,7 +84,7 @@ def test_the_bar_says_mode_and_figures_and_the_note() -> None:
 @pytest.mark.parametrize(("height", "width"), [(576, 768), (480, 640), (240, 320), (64, 64)])
 def test_no_word_of_the_bar_is_cut(height: int, width: int) -> None:
     status = Status(Mode.REPLAY, "kapao_vtest", 1.267, 1_245_400, 11_300, 10.73, carried_s=1.4)
-    drawn = [draw(grey(height, width), [], status, target)[: height // 20] for target in (1, 1234)]
+    drawn = [draw_people(grey(height, width), [], status, target)[: height // 20] for target in (1, 1234)]
     wider = np.nonzero(changed(*drawn).any(axis=0))[0]
     bright = np.nonzero((drawn[1] > 110).any(axis=(0, 2)))[0]
     if width >= 320:  # on less there is no room for who the target is
@@ -94,7 +94,7 @@ def test_no_word_of_the_bar_is_cut(height: int, width: int) -> None:
 
 def test_two_labels_in_one_place_do_not_cover_each_other() -> None:
     a, b = person(1, box_at(300, 300)), person(2, box_at(306, 300))
-    drawn = draw(grey(), [a, b])
+    drawn = draw_people(grey(), [a, b])
     for number in (1, 2):
         assert (drawn == colour_of(number)).all(axis=2)[:250].sum() > 200
 
@@ -106,13 +106,17 @@ def test_two_labels_in_one_place_do_not_cover_each_other() -> None:
 )  # fmt: skip
 def test_no_box_and_no_size_breaks_it(height: int, width: int, boxes: list, coasting: bool) -> None:
     crowd = [person(number, np.array(box), coasting) for number, box in enumerate(boxes, start=1)]
-    assert draw(grey(height, width), crowd, Status(Mode.SPLIT, "mödel", note="né"), 1).shape == (height, width, 3)
+    assert draw_people(grey(height, width), crowd, Status(Mode.SPLIT, "mödel", note="né"), 1).shape == (
+        height,
+        width,
+        3,
+    )
 
 
 def test_what_is_no_image_is_refused() -> None:
     for wrong in (np.zeros((10, 10), np.uint8), np.zeros((10, 10, 3)), np.zeros((0, 10, 3), np.uint8)):
         with pytest.raises(BadInput, match="overlay"):
-            draw(wrong, [])
+            draw_people(wrong, [])
 
 
 def test_png_is_written_whole_and_leaves_nothing_else(tmp_path: pathlib.Path) -> None:

@@ -15,7 +15,7 @@ SHA = "a" * 64
 
 
 def make(frames=3, people=2, model="movenet"):
-    return regression.golden(
+    return regression.make_golden(
         model,
         SHA,
         "local",
@@ -35,7 +35,7 @@ def make(frames=3, people=2, model="movenet"):
 
 
 def test_same_run_has_no_differences():
-    assert regression.differences(make(), make()) == []
+    assert regression.find_differences(make(), make()) == []
 
 
 @given(st.floats(-0.49, 0.49), st.floats(-9e-4, 9e-4))
@@ -43,29 +43,29 @@ def test_within_tolerance_is_the_same(box_shift, score_shift):
     actual = make()
     actual["frames"][1]["people"][0]["box"][2] += box_shift
     actual["frames"][1]["people"][0]["score"] += score_shift
-    assert regression.differences(make(), actual) == []
+    assert regression.find_differences(make(), actual) == []
 
 
 def test_of_carried_results_stamps_and_counts_are_compared_and_both_are_counted():
     actual = make()
     for frame, origin in zip(actual["frames"], ("none", "carried")):
         frame.update(origin=origin, people=[])
-    assert regression.differences(make(), actual) == []
+    assert regression.find_differences(make(), actual) == []
     words = "3 frames, 3 results (1 none, 1 carried: who was found is not compared), 3 inferences"
-    assert regression.counts(actual) == words
-    assert regression.counts(make()) == "3 frames"
+    assert regression.describe_counts(actual) == words
+    assert regression.describe_counts(make()) == "3 frames"
     actual["frames"][1]["results"] = 2
     drop_person({"frames": actual["frames"][1:]})
-    assert len(regression.differences(make(), actual)) == 2
+    assert len(regression.find_differences(make(), actual)) == 2
 
 
 def test_beside_carried_results_who_is_predicted_is_not_compared_and_whoever_is_seen_is():
     actual = make()
     actual["frames"][0].update(origin="carried", people=[])
     actual["frames"][1]["people"][0].update(box=[0.0, 0.0, 1.0, 1.0], predicted=True)
-    assert regression.differences(make(), actual) == []
+    assert regression.find_differences(make(), actual) == []
     actual["frames"][1]["people"][1]["box"][0] += 0.6
-    assert len(regression.differences(make(), actual)) == 1
+    assert len(regression.find_differences(make(), actual)) == 1
     assert regression.person_record(1, (0, 0, 1, 1), 0.5) == {"id": 1, "box": [0.0, 0.0, 1.0, 1.0], "score": 0.5}
 
 
@@ -74,38 +74,38 @@ def scenes(origin=None):
         {"stamp_ns": 10**9 + number * 10**8, "results": 1, "latencies": 1, "labels": [9000, 800, 200 + number]}
         for number in range(3)
     ]
-    return regression.golden(
+    return regression.make_golden(
         "sconet", SHA, "local", [{**frame, **({"origin": origin} if origin else {})} for frame in frames]
     )
 
 
 def test_of_scenes_voxels_are_compared_by_label():
-    assert regression.differences(scenes(), scenes()) == []
+    assert regression.find_differences(scenes(), scenes()) == []
     actual = scenes()
     actual["frames"][1]["labels"] = [9002, 799, 200]  # 4 of 1001
-    assert regression.differences(scenes(), actual) == []
+    assert regression.find_differences(scenes(), actual) == []
     actual["frames"][1]["labels"] = [9000, 798, 205]
-    (told,) = regression.differences(scenes(), actual)
+    (told,) = regression.find_differences(scenes(), actual)
     assert told == "frame 1 (stamp 1100000000 ns): 6 voxels have other labels, of 1001 that are full"
     actual["frames"][1]["labels"] = []
-    assert "voxels of 0 labels" in regression.differences(scenes(), actual)[0]
-    assert regression.found(scenes()) == "3003 full voxels"
-    assert regression.found(make()) == "6 people"
+    assert "voxels of 0 labels" in regression.find_differences(scenes(), actual)[0]
+    assert regression.describe_content(scenes()) == "3003 full voxels"
+    assert regression.describe_content(make()) == "6 people"
 
 
 def test_of_carried_scenes_stamps_and_counts_are_compared():
     actual = scenes("carried")
     for frame in actual["frames"]:
         frame["labels"] = [10000, 0, 0]
-    assert regression.differences(scenes(), actual) == []
-    assert "what was found is not compared" in regression.counts(actual)
+    assert regression.find_differences(scenes(), actual) == []
+    assert "what was found is not compared" in regression.describe_counts(actual)
     actual["frames"][2]["results"] = 0
-    assert len(regression.differences(scenes(), actual)) == 1
+    assert len(regression.find_differences(scenes(), actual)) == 1
 
 
 def test_people_are_not_compared_with_scenes():
     actual = {**scenes(), "model": "movenet"}
-    assert regression.differences(make(), actual) == ["the golden holds people, this run found labels"]
+    assert regression.find_differences(make(), actual) == ["the golden holds people, this run found labels"]
 
 
 def restamp(record):
@@ -163,24 +163,24 @@ def change_weights(record):
 def test_goes_red(damage):
     actual = copy.deepcopy(make())
     damage(actual)
-    assert regression.differences(make(), actual)
+    assert regression.find_differences(make(), actual)
 
 
 def test_where_it_ran_does_not_matter():
     actual = make()
     actual["mode"] = "server"
-    assert regression.differences(make(), actual) == []
+    assert regression.find_differences(make(), actual) == []
 
 
 def test_missing_and_broken_files_name_the_cause(tmp_path):
     with pytest.raises(BadInput, match="--update"):
-        regression.load(tmp_path / "none.json")
+        regression.load_golden(tmp_path / "none.json")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(BadInput, match="not JSON"):
-        regression.load(tmp_path / "broken.json")
+        regression.load_golden(tmp_path / "broken.json")
     (tmp_path / "other.json").write_text('{"model": "movenet"}')
     with pytest.raises(BadInput, match="weights_sha256"):
-        regression.load(tmp_path / "other.json")
+        regression.load_golden(tmp_path / "other.json")
 
 
 @pytest.mark.process

@@ -36,7 +36,7 @@ BOX = (50.0, 30.0, 80.0, 90.0)
 
 def instants(stamps: Sequence[int], step_s: float = 0.1) -> List[Instant]:
     timeline = Timeline()
-    return [timeline.instant(stamp, 100.0 + step_s * number) for number, stamp in enumerate(stamps)]
+    return [timeline.make_instant(stamp, 100.0 + step_s * number) for number, stamp in enumerate(stamps)]
 
 
 def steps_of(found: Sequence[Instant]) -> List[float]:
@@ -57,7 +57,7 @@ def test_stamps_that_stand_leave_the_time_to_the_arrivals(stamp: int) -> None:
     found = instants([stamp] * 20)
     assert steps_of(found)[1:] == pytest.approx([0.1] * 18)
     assert {instant.fault for instant in found[1:]} == {STANDING if stamp else ZERO}
-    assert not any(instant.placeable for instant in found[1:])
+    assert not any(instant.has_valid_stamp for instant in found[1:])
     assert {stamp_of(instant) for instant in found} == {stamp}
 
 
@@ -66,7 +66,7 @@ def test_a_frame_out_of_order_is_one_frame_and_no_recording() -> None:
     stamps[10] = stamps[9] - SECOND // 500
     found = instants(stamps)
     assert found[10].fault == BACKWARD
-    assert found[10].placeable
+    assert found[10].has_valid_stamp
     assert {instant.recording for instant in found} == {0}
     assert [int(instant) for instant in found[11:]] == stamps[11:]
 
@@ -95,13 +95,13 @@ def test_a_recording_that_is_played_again_is_another_one(pause_s: float) -> None
     arrival_s = 10.0
     for _ in range(3):
         for number in range(100):
-            found.append(timeline.instant(BASE + number * FRAME, arrival_s))
+            found.append(timeline.make_instant(BASE + number * FRAME, arrival_s))
             arrival_s += 0.1
         arrival_s += pause_s - 0.1
     late = 0 if pause_s > 1 else 1
     assert [instant.recording for instant in found] == [0] * (100 + late) + [1] * 100 + [2] * (100 - late)
     assert all(before < after for before, after in zip(found, found[1:]))
-    assert not timeline.faults, "nothing is wrong with a recording that is played again"
+    assert not timeline.fault_counts, "nothing is wrong with a recording that is played again"
     assert steps_of(found)[110:190] == pytest.approx([0.1] * 80)
 
 
@@ -131,38 +131,40 @@ def test_a_recording_that_is_stepped_through_keeps_its_own_time() -> None:
 
 def test_stamps_ahead_of_the_clock_are_told_and_good_for_ages() -> None:
     timeline = Timeline()
-    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME - 2 * SECOND) for n in range(5)]
+    found = [timeline.make_instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME - 2 * SECOND) for n in range(5)]
     assert {instant.fault for instant in found} == {FUTURE}
-    assert not any(instant.placeable for instant in found)
+    assert not any(instant.has_valid_stamp for instant in found)
     assert steps_of(found) == pytest.approx([0.1] * 4)
-    assert timeline.faults == {FUTURE: 5}
+    assert timeline.fault_counts == {FUTURE: 5}
 
 
 @pytest.mark.parametrize("begins", [SECOND, 5000 * SECOND, BASE - 3600 * SECOND])
 def test_stamps_far_before_the_clock_are_told_and_good_for_ages_and_for_tf_of_the_same_clock(begins: int) -> None:
     """A LiDAR that counts from its start, or a bag that is played without --clock: tf may have the same stamps."""
     timeline = Timeline()
-    found = [timeline.instant(begins + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME) for n in range(5)]
+    found = [timeline.make_instant(begins + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME) for n in range(5)]
     assert {instant.fault for instant in found} == {PAST}
-    assert all(instant.placeable for instant in found)
+    assert all(instant.has_valid_stamp for instant in found)
     assert [int(instant) for instant in found] == [begins + n * FRAME for n in range(5)]
-    assert timeline.faults == {PAST: 5}
+    assert timeline.fault_counts == {PAST: 5}
 
 
 @pytest.mark.parametrize("late_s", [9, 2 * 86400, 3 * 365 * 86400])
 def test_frames_that_come_late_or_from_a_recording_are_no_fault(late_s: int) -> None:
     timeline = Timeline()
-    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME + late_s * SECOND) for n in range(5)]
+    found = [
+        timeline.make_instant(BASE + n * FRAME, 1.0 + 0.1 * n, BASE + n * FRAME + late_s * SECOND) for n in range(5)
+    ]
     assert {instant.fault for instant in found} == {""}
 
 
 def test_a_gap_is_as_long_as_stamps_say_even_if_frames_come_late_together() -> None:
     timeline = Timeline()
-    found = [timeline.instant(BASE + n * FRAME, 1.0 + 0.1 * n) for n in range(20)]
+    found = [timeline.make_instant(BASE + n * FRAME, 1.0 + 0.1 * n) for n in range(20)]
     # the link stood for five seconds; of what was sent meanwhile the oldest and the newest come
-    found += [timeline.instant(BASE + 20 * FRAME, 8.0), timeline.instant(BASE + 70 * FRAME, 8.001)]
+    found += [timeline.make_instant(BASE + 20 * FRAME, 8.0), timeline.make_instant(BASE + 70 * FRAME, 8.001)]
     assert steps_of(found)[-2:] == pytest.approx([0.1, 5.0])
-    assert not timeline.faults
+    assert not timeline.fault_counts
 
 
 def test_an_instant_is_the_same_after_it_was_pickled() -> None:
@@ -216,7 +218,7 @@ def arrived(stamps: Sequence[int], late: Sequence[float]) -> List[Instant]:
     timeline, found, arrival_s = Timeline(), [], 0.0
     for number, stamp in enumerate(stamps):
         arrival_s = max(arrival_s + 1e-4, 100.0 + 0.1 * number + late[number])
-        found.append(timeline.instant(stamp, arrival_s))
+        found.append(timeline.make_instant(stamp, arrival_s))
     return found
 
 
@@ -257,9 +259,9 @@ def test_who_stands_still_is_carried_to_every_frame_whatever_the_stamps(
         another = instant.recording != recording
         recording = instant.recording
         if another:
-            flow.forget()
+            flow.clear_frames()
             tracker.reset()
-        follows = flow.see(instant, picture) and not another
+        follows = flow.add_frame(instant, picture) and not another
         loop.arrived(number, instant, 0.0, follows)
         source = found[number - 2]
         if number % 3 == 2 and not loop.outdated(source):

@@ -69,7 +69,7 @@ def test_a_codec_that_is_tried_is_quiet_with_opencv_4_6_to_5(newer: bool, monkey
     older = types.SimpleNamespace(**functions, utils=types.SimpleNamespace())
     of = types.SimpleNamespace(utils=types.SimpleNamespace(logging=logging)) if newer else older
     monkeypatch.setattr(video_module, "cv2", of)
-    with video_module._quiet():
+    with video_module._silence_opencv():
         assert levels[-1] == 0
     assert levels[-1] == 3
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
-from edge_offload.perception.assignment import assign, iou_matrix
+from edge_offload.perception.assignment import assign_pairs, iou_matrix
 from edge_offload.perception.kalman import BoxFilter
-from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig, recognised
+from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig, match_people
 from edge_offload_benchmarks.tracking_metrics import TrackingScore
 from tests.perception.scenes import box_at, noisy, people
 
@@ -238,7 +238,7 @@ def test_predicting_in_steps_is_predicting_at_once(steps: List[float]) -> None:
 
 def test_assignment_leaves_a_bad_pair_alone_rather_than_bend_a_good_one() -> None:
     cost = np.array([[0.1, 0.8], [0.8, np.inf]])
-    pairs, rows, columns = assign(cost, limit=0.9)
+    pairs, rows, columns = assign_pairs(cost, limit=0.9)
     assert pairs == [(0, 0)]
     assert (rows, columns) == ([1], [1])
 
@@ -310,8 +310,8 @@ def test_without_carried_boxes_nothing_is_different() -> None:
 def test_another_network_names_known_people_and_nobody_new() -> None:
     known = Tracker().update(people([box_at(100, 200), box_at(300, 200)]), 0.0)
     found = people([box_at(305, 200), box_at(600, 200)])
-    (person,) = recognised(found, known)
+    (person,) = match_people(found, known)
     assert person.id == known[1].id
     assert person.box.tolist() == pytest.approx(box_at(305, 200).tolist())
     assert (person.coasting, person.velocity.tolist()) == (False, known[1].velocity.tolist())
-    assert recognised(found, []) == recognised(People.empty(), known) == []
+    assert match_people(found, []) == match_people(People.empty(), known) == []

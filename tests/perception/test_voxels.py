@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edge_offload.errors import BadInput
-from edge_offload.models.voxels import FORWARD, VoxelGrid, around
+from edge_offload.models.voxels import FORWARD, VoxelGrid, grid_around
 
 SMALL = VoxelGrid((-1.0, 2.0, -0.5), 0.25, (8, 6, 4))
 
@@ -44,7 +44,7 @@ def test_a_voxel_spans_from_its_lower_faces_to_below_its_upper_ones():
 @pytest.mark.process
 def test_centres_lie_in_their_own_voxels():
     found = np.argwhere(np.ones(SMALL.shape))
-    np.testing.assert_array_equal(SMALL.indices(SMALL.centres(found))[0], found)
+    np.testing.assert_array_equal(SMALL.voxel_indices(SMALL.centres(found))[0], found)
     x, y, z = SMALL.axes()
     assert (x[0], y[0], z[0]) == pytest.approx((-0.875, 2.125, -0.375))
 
@@ -56,12 +56,12 @@ def test_columns_by_place_and_the_nearest_one_for_places_outside():
 
 def test_the_ground_lies_where_a_trained_network_expects_it():
     assert VoxelGrid((0.0, -25.6, -2.0), 0.2, (256, 256, 32)) == FORWARD
-    assert around(1.73, forward=True).origin == pytest.approx(FORWARD.origin)
+    assert grid_around(1.73, forward=True).origin == pytest.approx(FORWARD.origin)
     for height in (0.4, 1.73):
-        grid = around(height)
-        index, _ = grid.indices(np.array([[3.0, 1.0, -height]]))
+        grid = grid_around(height)
+        index, _ = grid.voxel_indices(np.array([[3.0, 1.0, -height]]))
         assert index[0, 2] == 1
-    assert around(0.5, 0.1).extent == pytest.approx((25.6, 25.6, 3.2))
+    assert grid_around(0.5, 0.1).extent == pytest.approx((25.6, 25.6, 3.2))
 
 
 @pytest.mark.parametrize(

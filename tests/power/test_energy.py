@@ -106,7 +106,7 @@ def test_sources_add_up() -> None:
     clock = Clock()
     meter = metered(Wattmeter(clock, lambda _: 10.0), Counter(clock, lambda t: 5 * t), clock=clock)
     assert meter.energy_between(2.0, 4.0).joules == pytest.approx(30.0)
-    assert meter.power().watts == pytest.approx(15.0)
+    assert meter.read_power().watts == pytest.approx(15.0)
     assert meter.name == "wattmeter + counter"
 
 
@@ -129,7 +129,7 @@ def test_a_sensor_that_fails_hands_over_to_the_model_and_comes_back() -> None:
     assert source == "model"
     assert joules == pytest.approx(3 * 4.04)
     assert "unplugged" in meter.problem
-    assert meter.power().source == "model"
+    assert meter.read_power().source == "model"
     assert meter.energy_between(8.0, 9.0).source == "measured", "what was measured stays measured"
     wattmeter.broken = False
     for clock.now in (12.0, 12.2, 12.4):
@@ -198,8 +198,8 @@ def test_the_sampling_thread_samples_and_ends() -> None:
 def test_the_model_at_the_published_powers() -> None:
     clock = Clock()
     timeline = StateTimeline(clock)
-    timeline.add(COMPUTE, 1.0, 3.0)
-    timeline.add(COMMUNICATE, 3.0, 4.0)
+    timeline.add_interval(COMPUTE, 1.0, 3.0)
+    timeline.add_interval(COMMUNICATE, 3.0, 4.0)
     model = StateModel(timeline)
     assert model.energy(1.0, 3.0) == pytest.approx(2 * 13.35)
     assert model.energy(3.0, 4.0) == pytest.approx(4.25)
@@ -208,8 +208,8 @@ def test_the_model_at_the_published_powers() -> None:
 
 def test_what_overlaps_adds_what_it_adds_to_standby() -> None:
     timeline = StateTimeline(Clock())
-    timeline.add(COMPUTE, 0.0, 1.0)
-    timeline.add(COMMUNICATE, 0.0, 1.0)
+    timeline.add_interval(COMPUTE, 0.0, 1.0)
+    timeline.add_interval(COMMUNICATE, 0.0, 1.0)
     assert StateModel(timeline).energy(0.0, 1.0) == pytest.approx(13.35 + 4.25 - 4.04)
 
 
@@ -217,14 +217,14 @@ def test_a_state_held_twice_counts_once_and_an_open_one_counts_to_now() -> None:
     clock = Clock()
     timeline = StateTimeline(clock)
     model = StateModel(timeline)
-    timeline.begin(COMPUTE)
+    timeline.enter_state(COMPUTE)
     clock.now = 1.0
-    with timeline.state(COMPUTE):
+    with timeline.hold_state(COMPUTE):
         clock.now = 2.0
     assert model.watts() == pytest.approx(13.35)
-    timeline.add(COMPUTE, 0.5, 1.5)
+    timeline.add_interval(COMPUTE, 0.5, 1.5)
     assert model.energy(0.0, 2.0) == pytest.approx(2 * 13.35)
-    timeline.end(COMPUTE)
+    timeline.leave_state(COMPUTE)
     clock.now = 3.0
     assert model.watts() == pytest.approx(4.04)
     assert model.energy(0.0, 3.0) == pytest.approx(2 * 13.35 + 4.04)
@@ -237,7 +237,7 @@ busy_lists = st.lists(st.tuples(st.sampled_from([COMPUTE, COMMUNICATE]), interva
 def test_the_model_is_additive_and_between_standby_and_everything(busy: list, cuts: List[float]) -> None:
     timeline = StateTimeline(Clock())
     for state, (start, end) in busy:
-        timeline.add(state, start, end)
+        timeline.add_interval(state, start, end)
     model = StateModel(timeline)
     a, b, c = cuts
     assert model.energy(a, b) + model.energy(b, c) == pytest.approx(model.energy(a, c), abs=1e-9)
@@ -248,9 +248,9 @@ def test_the_model_is_additive_and_between_standby_and_everything(busy: list, cu
 def test_intervals_in_any_order_are_united(spans: list) -> None:
     timeline = StateTimeline(Clock())
     for start, end in spans:
-        timeline.add(COMPUTE, start, end)
+        timeline.add_interval(COMPUTE, start, end)
     covered = sum(any(start <= second < end for start, end in spans) for second in range(20))
-    assert timeline.seconds(0, 20)[COMPUTE] == pytest.approx(covered)
+    assert timeline.busy_seconds(0, 20)[COMPUTE] == pytest.approx(covered)
 
 
 def test_a_report_becomes_states_of_the_right_length() -> None:
@@ -263,12 +263,12 @@ def test_a_report_becomes_states_of_the_right_length() -> None:
         },
     )  # fmt: skip
     timeline.add_report(report, start_s=5.0)
-    held = timeline.seconds(5.0, 5.1)
+    held = timeline.busy_seconds(5.0, 5.1)
     assert held[COMPUTE] == pytest.approx(0.02)
     assert held[COMMUNICATE] == pytest.approx(0.04)
     overlapped = InferenceReport(Mode.SPLIT, total_s=0.05, stages_s={"compute_robot": 0.04, "uplink": 0.04})
     timeline.add_report(overlapped, start_s=6.0)
-    assert sum(timeline.seconds(6.05, 7.0).values()) == 0.0, "nothing spills over the end of the inference"
+    assert sum(timeline.busy_seconds(6.05, 7.0).values()) == 0.0, "nothing spills over the end of the inference"
 
 
 def test_states_beyond_the_history_are_refused_not_guessed() -> None:
@@ -276,10 +276,10 @@ def test_states_beyond_the_history_are_refused_not_guessed() -> None:
     timeline = StateTimeline(clock, history_s=10.0)
     for second in range(100):
         clock.now = float(second)
-        timeline.add(COMPUTE, second - 0.5, second)
-    assert timeline.seconds(90.0, 99.0)[COMPUTE] == pytest.approx(4.5)
+        timeline.add_interval(COMPUTE, second - 0.5, second)
+    assert timeline.busy_seconds(90.0, 99.0)[COMPUTE] == pytest.approx(4.5)
     with pytest.raises(BadInput, match="history_s"):
-        timeline.seconds(5.0, 6.0)
+        timeline.busy_seconds(5.0, 6.0)
 
 
 def test_the_timeline_survives_many_threads() -> None:
@@ -287,25 +287,25 @@ def test_the_timeline_survives_many_threads() -> None:
 
     def work() -> None:
         for _ in range(200):
-            with timeline.state(COMPUTE), timeline.state(COMMUNICATE):
-                timeline.now()
+            with timeline.hold_state(COMPUTE), timeline.hold_state(COMMUNICATE):
+                timeline.active_states()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert timeline.now() == {COMPUTE: False, COMMUNICATE: False}
+    assert timeline.active_states() == {COMPUTE: False, COMMUNICATE: False}
 
 
 def test_misuse_is_refused() -> None:
     timeline = StateTimeline(Clock())
     with pytest.raises(BadInput, match="without having begun"):
-        timeline.end(COMPUTE)
+        timeline.leave_state(COMPUTE)
     with pytest.raises(BadInput, match="unknown state"):
-        timeline.begin("flying")
+        timeline.enter_state("flying")
     with pytest.raises(BadInput, match="before it starts"):
-        timeline.add(COMPUTE, 2.0, 1.0)
+        timeline.add_interval(COMPUTE, 2.0, 1.0)
     with pytest.raises(BadInput, match="below standby"):
         StatePowers(inference=1.0)
 
@@ -314,11 +314,11 @@ def test_without_a_table_what_no_sensor_measures_is_unknown() -> None:
     clock = Clock()
     blind = EnergyMeter([], None, clock=clock)
     assert math.isnan(blind.energy_between(0.0, 1.0).joules)
-    assert blind.energy_between(0.0, 1.0).source == blind.power().source == "unknown"
-    assert math.isnan(blind.power().watts)
+    assert blind.energy_between(0.0, 1.0).source == blind.read_power().source == "unknown"
+    assert math.isnan(blind.read_power().watts)
     measuring = EnergyMeter([Wattmeter(clock, lambda _: 10.0)], None, clock=clock)
     measuring.sample()
-    assert (measuring.power().watts, measuring.power().source) == (10.0, "measured")
+    assert (measuring.read_power().watts, measuring.read_power().source) == (10.0, "measured")
     clock.now += 100.0
     assert measuring.energy_between(1.0, 2.0).source == "unknown", "nobody looked"
 

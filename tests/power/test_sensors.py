@@ -71,7 +71,7 @@ def test_ina3221_without_an_input_rail_sums_the_rails_of_all_chips(tmp_path: pat
     iio_board(tmp_path, [("CV", 100), ("VDDRQ", 200), ("SYS5V", 300)], "1-0041")
     source = Ina3221(tmp_path)
     assert source.watts() == pytest.approx(6.6)
-    assert source.rails()["VDDRQ"] == pytest.approx(0.2)
+    assert source.rail_watts()["VDDRQ"] == pytest.approx(0.2)
 
 
 def test_ina3221_leaves_out_unused_and_disabled_channels(tmp_path: pathlib.Path) -> None:
@@ -129,7 +129,7 @@ def test_rapl_counts_exactly_through_wrap_arounds(
     for step in steps:
         total += step % turn  # read at least once per turn of the counter
         write(directory / "energy_uj", (start + total) % turn)
-        assert zone.microjoules() == total
+        assert zone.read_microjoules() == total
 
 
 def test_rapl_that_only_root_may_read_says_so(tmp_path: pathlib.Path) -> None:
@@ -170,8 +170,8 @@ def test_nvml_sums_the_boards_that_report() -> None:
 
 
 def test_the_load_of_gpus_is_unknown_without_any_and_without_nvml() -> None:
-    assert GpuLoad(fake_nvml([1, None])).share() == pytest.approx(0.5)
-    assert math.isnan(GpuLoad(fake_nvml([])).share())
+    assert GpuLoad(fake_nvml([1, None])).mean_share() == pytest.approx(0.5)
+    assert math.isnan(GpuLoad(fake_nvml([])).mean_share())
     broken = fake_nvml([1])
 
     def init() -> None:
@@ -179,7 +179,7 @@ def test_the_load_of_gpus_is_unknown_without_any_and_without_nvml() -> None:
 
     broken.nvmlInit = init
     load = GpuLoad(broken)
-    assert math.isnan(load.share())
+    assert math.isnan(load.mean_share())
     assert "Driver Not Loaded" in load.absent
     load.close()
 

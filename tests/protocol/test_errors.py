@@ -12,7 +12,7 @@ from edge_offload import errors
 from edge_offload.errors import EdgeOffloadError, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
 from edge_offload.execute.session.limits import Limits
 from edge_offload.ir.trace.segments import CallFailed
-from edge_offload.protocol.messages import answer_to_wire, parse_answer, refusal
+from edge_offload.protocol.messages import answer_to_wire, parse_answer, refusal_to_wire
 
 
 def test_every_error_of_ours_is_a_runtime_error() -> None:
@@ -31,7 +31,7 @@ def test_every_error_of_ours_is_a_runtime_error() -> None:
     ],
 )
 def test_what_the_server_says_is_raised_as_a_device_would(told: EdgeOffloadError, kind: type) -> None:
-    answer = parse_answer(refusal(told))
+    answer = parse_answer(refusal_to_wire(told))
     assert isinstance(answer.error, kind)
     assert str(told) in str(answer.error)
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import ProtocolError
-from edge_offload.protocol.promises import MOST_TURNS, Ask, Report, Turns, words
+from edge_offload.protocol.promises import MOST_TURNS, PromiseReport, PromiseRequest, SlotSchedule, read_text
 
-ASK = Ask(3, 0.05, 1 / 30, True, 100, 0.01, 0.004, 0.002, 0.02, 0.01)
+ASK = PromiseRequest(3, 0.05, 1 / 30, True, 100, 0.01, 0.004, 0.002, 0.02, 0.01)
 PARSERS: Dict[Callable[[Any], Any], Any] = {
-    Ask.parse: ASK.to_wire(),
-    Report.parse: Report(7, 0.01).to_wire(),
-    Turns.parse: Turns(4, ((7, 0.1), (9, 0.2))).to_wire(),
+    PromiseRequest.parse: ASK.to_wire(),
+    PromiseReport.parse: PromiseReport(7, 0.01).to_wire(),
+    SlotSchedule.parse: SlotSchedule(4, ((7, 0.1), (9, 0.2))).to_wire(),
 }
 NUMBERS = st.one_of(st.integers(), st.floats(), st.none(), st.booleans(), st.text(max_size=5), st.lists(st.integers()))
 
@@ -30,8 +30,8 @@ def travelled(body: Any) -> Any:
 
 @given(st.integers(-(2**40), 2**40), st.floats(0, 1), st.floats(0, 10), st.floats(0, 1))
 def test_reports_travel(frame: int, slope: float, up: float, error: float) -> None:
-    report = Report(frame, slope, error, up, 0.5, 0.01, error, slope)
-    assert Report.parse(travelled(report.to_wire())) == report
+    report = PromiseReport(frame, slope, error, up, 0.5, 0.01, error, slope)
+    assert PromiseReport.parse(travelled(report.to_wire())) == report
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.floats(0, 0.5)), max_size=60), st.integers(0, 2**40))
@@ -40,12 +40,12 @@ def test_turns_travel(steps: Any, number: int) -> None:
     for more, later in steps:
         frame, begin = frame + more, begin + later
         turns.append((frame, begin))
-    told = Turns(number, tuple(turns))
-    assert Turns.parse(travelled(told.to_wire())) == told
+    told = SlotSchedule(number, tuple(turns))
+    assert SlotSchedule.parse(travelled(told.to_wire())) == told
 
 
 def test_a_request_travels() -> None:
-    assert Ask.parse(travelled(ASK.to_wire())) == ASK
+    assert PromiseRequest.parse(travelled(ASK.to_wire())) == ASK
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -90,7 +90,7 @@ def test_rubbish_is_a_protocol_error(parse: Any) -> None:
 )  # fmt: skip
 def test_a_request_out_of_bounds_names_what(key: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=key):
-        Ask.parse({**ASK.to_wire(), key: value})
+        PromiseRequest.parse({**ASK.to_wire(), key: value})
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_request_out_of_bounds_names_what(key: str, value: Any) -> None:
 )  # fmt: skip
 def test_turns_that_cannot_be(turns: Any) -> None:
     with pytest.raises(ProtocolError):
-        Turns.parse({"number": 1, "turns": turns})
+        SlotSchedule.parse({"number": 1, "turns": turns})
 
 
 def test_reasons_are_short_text() -> None:
-    assert words({"reason": "x" * 10**6}) == "x" * 500
-    assert words({"reason": 7}) == words(None) == ""
+    assert read_text({"reason": "x" * 10**6}) == "x" * 500
+    assert read_text({"reason": 7}) == read_text(None) == ""

@@ -11,7 +11,7 @@ import torch
 from edge_offload.errors import ProtocolError, RemoteError
 from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession, Step
-from edge_offload.protocol.messages import Message, parse_answer
+from edge_offload.protocol.messages import DeviceMessage, parse_answer
 
 ALLOC, DOWNLOAD = "edge::alloc", "edge::download"
 
@@ -28,7 +28,9 @@ FILL = "aten::fill_.Scalar"
 
 
 def run(session: DeviceSession, entries: List[tuple], segments: List[tuple], steps: List[Step], first: int = 0):
-    message = Message(entries=entries, segments=segments, steps=steps, first_entry=first, speculative_from=len(steps))
+    message = DeviceMessage(
+        entries=entries, segments=segments, steps=steps, first_entry=first, speculative_from=len(steps)
+    )
     return parse_answer(serve(session, message.to_wire()))
 
 

@@ -12,8 +12,8 @@ from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession, Limits
 from edge_offload.ir.trace.segments import Step
 from edge_offload.ir.trace.trace_graph import TraceStep
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.messages import Message, parse_answer
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.messages import DeviceMessage, parse_answer
 from edge_offload.protocol.remote import Remote, SessionLost
 from edge_offload.replay.exchange import Exchange
 
@@ -26,12 +26,12 @@ class OneSession(Remote):
         self.session = DeviceSession(torch.device("cpu"), Limits())
         self.damage: List[str] = []
 
-    def submit(self, buffers: Sequence[Any], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Any], reusable: bool = False) -> PendingAnswer:
         facts = msgpack.unpackb(bytes(buffers[0]), strict_map_key=False)
         for field in self.damage:
             facts[field] = "damaged"
-        answer = Arriving()
-        answer.complete(parse_answer(serve(self.session, [msgpack.packb(facts), *buffers[1:]])))
+        answer = PendingAnswer()
+        answer.complete_answer(parse_answer(serve(self.session, [msgpack.packb(facts), *buffers[1:]])))
         return answer
 
 
@@ -40,7 +40,7 @@ class NothingNew:
 
     count = 0
 
-    def complete(self, message: Message) -> None:
+    def complete(self, message: DeviceMessage) -> None:
         pass
 
 
@@ -51,18 +51,20 @@ STEP = TraceStep(0, (), (), (), (), b"", (), False)
 def test_a_refused_message_that_nobody_waits_for_ends_the_session(damaged: str) -> None:
     remote = OneSession()
     exchange = Exchange(remote, NothingNew(), 5.0)  # type: ignore[arg-type]
-    exchange.wait(exchange.submit(Message()))
+    exchange.wait(exchange.submit(DeviceMessage()))
     remote.damage = [damaged]
-    exchange.submit(Message(nodes=[(0, STEP)]))
+    exchange.submit(DeviceMessage(nodes=[(0, STEP)]))
     remote.damage = []
     with pytest.raises(SessionLost, match="malformed"):
-        exchange.wait(exchange.submit(Message()))
+        exchange.wait(exchange.submit(DeviceMessage()))
     assert isinstance(exchange.failure, SessionLost)
 
 
 def test_a_step_that_fails_does_not_end_the_session() -> None:
     exchange = Exchange(OneSession(), NothingNew(), 5.0)  # type: ignore[arg-type]
-    answer = exchange.wait(exchange.submit(Message(steps=[Step(7, 0, (), (), b"", [], False)], speculative_from=1)))
+    answer = exchange.wait(
+        exchange.submit(DeviceMessage(steps=[Step(7, 0, (), (), b"", [], False)], speculative_from=1))
+    )
     assert answer.error is not None
-    exchange.wait(exchange.submit(Message()))
+    exchange.wait(exchange.submit(DeviceMessage()))
     assert exchange.failure is None

@@ -8,8 +8,8 @@ import pytest
 
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.mode import Mode
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.messages import Answer, Message, parse_message
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.messages import Answer, DeviceMessage, parse_message
 from edge_offload.protocol.remote import Remote
 from edge_offload.replay.flushed import READ
 from edge_offload.replay.recorder import Recorder
@@ -22,12 +22,12 @@ class Listening(Remote):
 
     def __init__(self) -> None:
         super().__init__()
-        self.got: List[Message] = []
+        self.got: List[DeviceMessage] = []
 
-    def submit(self, buffers: Sequence[Any], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Any], reusable: bool = False) -> PendingAnswer:
         self.got.append(parse_message(buffers))
-        answer = Arriving()
-        answer.complete(Answer([]))
+        answer = PendingAnswer()
+        answer.complete_answer(Answer([]))
         return answer
 
 
@@ -35,11 +35,11 @@ class PutsOff(Strategy):
     """Has something to run before the device forgets its calls."""
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
-        self.dispatcher.exchange.submit(Message())
+        self.dispatcher.exchange.submit(DeviceMessage())
         return Outcome()
 
     def settle(self) -> None:
-        self.dispatcher.exchange.submit(Message())
+        self.dispatcher.exchange.submit(DeviceMessage())
 
 
 @pytest.mark.parametrize("generation", [0, 1])

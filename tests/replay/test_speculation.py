@@ -10,7 +10,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
-from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.flushed import DYNAMIC
 from edge_offload.replay.prediction.step_models import StepPlan
@@ -67,7 +67,7 @@ def test_a_step_is_the_same_only_in_everything() -> None:
 
 def test_integers_follow_from_what_ran_before() -> None:
     signatures: Any = FormsByHand()
-    ahead = Speculation([plan()], [[]], [(None, 0)], [], Arriving(), last=(9,))
+    ahead = Speculation([plan()], [[]], [(None, 0)], [], PendingAnswer(), last=(9,))
     described = Outcome(results=[["t", [0, 0, 6, 0, [24]]]], described={1: [["t", [0, 0, 6, 0, [3]]]]})
     ahead.take_in(Answer([Outcome()], ran=[(0, 30, described)]), signatures)
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6))]
@@ -87,7 +87,7 @@ def test_what_a_call_returns_is_told_again_only_when_its_sizes_differ() -> None:
 
 
 def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
-    ahead = Speculation([plan()], [[(None, 0)]], [(None, 0)], [], Arriving())
+    ahead = Speculation([plan()], [[(None, 0)]], [(None, 0)], [], PendingAnswer())
     ahead.future.so_far.ran.append((0, 30, Outcome()))
     ahead.take_in(ahead.future.so_far, FormsByHand())  # type: ignore[arg-type]
     assert ahead.ran == []
@@ -96,6 +96,6 @@ def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
 
 
 def test_a_server_that_ran_what_it_was_not_asked_to_is_refused() -> None:
-    ahead = Speculation([], [], [], [], Arriving())
+    ahead = Speculation([], [], [], [], PendingAnswer())
     with pytest.raises(ProtocolError, match="not asked"):
         ahead.take_in(Answer([], ran=[(0, 1, Outcome())]), FormsByHand())  # type: ignore[arg-type]

@@ -96,10 +96,12 @@ class Regress(unittest.TestCase):
     def test_honest_node_passes_and_each_fault_goes_red(self):
         from edge_offload.perception import regression
 
-        golden = regression.load(GOLDEN)
-        found = regression.differences(golden, self.outcome("none:none"))
+        golden = regression.load_golden(GOLDEN)
+        found = regression.find_differences(golden, self.outcome("none:none"))
         assert found == [], found
-        found = regression.differences(golden, self.outcome(",".join(f"{i}:{fault}" for i, fault in FAULTS.items())))
+        found = regression.find_differences(
+            golden, self.outcome(",".join(f"{i}:{fault}" for i, fault in FAULTS.items()))
+        )
         for index, fault in FAULTS.items():
             assert any(line.startswith(f"frame {index} ") for line in found), f"fault {fault} went unnoticed: {found}"
         damaged = {line.split()[1] for line in found if "no frame has" not in line}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edge_offload.models.scenes.labels import GROUND, LABELS
-from edge_offload.models.voxels import VoxelGrid, around
+from edge_offload.models.voxels import VoxelGrid, grid_around
 from edge_offload.perception.scene.planning import OCCUPIED
 from tests.ros.ros_rig import free_port, wait_for, wait_for_readers
 
@@ -115,7 +115,7 @@ def test_a_sweep_becomes_labels_a_slice_and_a_path_around_the_wall(graph, empty)
 
     message = out.grids.messages[-1]
     stamp = message.header.stamp.to_nsec()
-    grid = around(0.5, cells=CELLS)
+    grid = grid_around(0.5, cells=CELLS)
     assert (message.size_x, message.size_y, message.size_z) == grid.shape
     assert (message.origin.x, message.origin.y, message.origin.z) == pytest.approx(grid.origin)
     assert message.voxel_size == pytest.approx(0.2)
@@ -201,7 +201,7 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
 
     last = feed(sweeps, points, 10**9, lambda: ran("server"), "an answer of the server")
     cost = ran("server")[-1]
-    hit = int(around(0.5, cells=CELLS).occupancy(points).sum())
+    hit = int(grid_around(0.5, cells=CELLS).occupancy(points).sum())
     assert 0 < cost.bytes_up < CELLS * CELLS * 32 // 8 + 4000, "bits go up, not bytes"
     assert cost.bytes_up > 0
     assert hit > 1000

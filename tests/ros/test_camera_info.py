@@ -115,11 +115,11 @@ def test_pixels_and_points_belong_together_as_for_image_geometry(drawn):
     camera = camera_of(fitted(info, width, height))
     rays = reference.pixels_to_rays(reference.rectify_points(pixels))
     points = rays * np.linspace(1, 9, len(rays))[:, None]
-    np.testing.assert_allclose(camera.rays(pixels), rays, atol=1e-5)
+    np.testing.assert_allclose(camera.pixel_rays(pixels), rays, atol=1e-5)
     np.testing.assert_allclose(camera.project(points), reference.unrectify(points), atol=1e-6 * max(width, height))
     # image_rect of the same camera
     camera = camera_of(fitted(rectified(info), width, height))
-    np.testing.assert_allclose(camera.rays(pixels), reference.pixels_to_rays(pixels), atol=1e-9)
+    np.testing.assert_allclose(camera.pixel_rays(pixels), reference.pixels_to_rays(pixels), atol=1e-9)
     np.testing.assert_allclose(camera.project(points), reference.project_to_pixels(points), rtol=1e-9)
     if resize == (1.0, 1.0):
         assert published_size(info) == (width, height)
@@ -134,7 +134,7 @@ def test_image_geometry_itself_says_the_same(drawn):
     camera = camera_of(fitted(rectified(info), width, height))
     for pixel in (PIXELS * [width, height])[::6].tolist():
         x, y, z = model.projectPixelTo3dRay(pixel)
-        np.testing.assert_allclose(camera.rays(np.array([pixel]))[0], [x / z, y / z, 1.0], atol=1e-9)
+        np.testing.assert_allclose(camera.pixel_rays(np.array([pixel]))[0], [x / z, y / z, 1.0], atol=1e-9)
     np.testing.assert_allclose(fitted(info, width, height).K, np.asarray(model.intrinsicMatrix()).ravel(), rtol=1e-12)
 
 
@@ -169,7 +169,7 @@ def region(left, top, width, height):
     ],
 )
 def test_one_point_of_the_sensor_is_one_direction_however_much_of_it_is_published(info, width, height, pixel):
-    ray = camera_of(fitted(info, width, height)).rays(np.array([pixel], dtype=float))[0]
+    ray = camera_of(fitted(info, width, height)).pixel_rays(np.array([pixel], dtype=float))[0]
     np.testing.assert_allclose(ray, [0.08, 0.06, 1.0], atol=1e-9)
 
 
@@ -211,7 +211,7 @@ def test_lenses_are_known_by_the_names_that_drivers_give_them(model, coefficient
     cut = coefficients[:4] if as_for == "fisheye" else coefficients
     pixels = PIXELS * [640, 480]
     rays = [
-        camera_of(INFO(distortion_model=name, D=values)).rays(pixels)
+        camera_of(INFO(distortion_model=name, D=values)).pixel_rays(pixels)
         for name, values in ((model, coefficients), (as_for, cut))
     ]
     np.testing.assert_array_equal(*rays)
@@ -238,13 +238,13 @@ def test_a_calibration_that_makes_no_sense_is_refused_in_words(changes, words):
 
 def test_a_rotation_that_a_file_has_rounded_is_one():
     turn = np.round(cv2.Rodrigues(np.array([0.02, -0.01, 0.005]))[0], 4)
-    ray = camera_of(INFO(R=turn.ravel().tolist())).rays(np.array([[320.0, 240.0]]))[0]
+    ray = camera_of(INFO(R=turn.ravel().tolist())).pixel_rays(np.array([[320.0, 240.0]]))[0]
     np.testing.assert_allclose(ray, turn[:, 2] / turn[2, 2], atol=1e-4)
 
 
 def test_rectified_images_take_p_and_have_no_distortion():
     bent = INFO(D=[-0.3, 0.1, 0, 0, 0], P=[400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0])
-    ray = camera_of(rectified(bent)).rays(np.array([[380.0, 240.0]]))[0]
+    ray = camera_of(rectified(bent)).pixel_rays(np.array([[380.0, 240.0]]))[0]
     np.testing.assert_allclose(ray, [0.2, 0.1, 1.0])
     unknown = INFO(P=[0.0] * 12)
     np.testing.assert_allclose(camera_of(rectified(unknown)).matrix.ravel(), K)
@@ -289,7 +289,7 @@ def intake(monkeypatch):
             message = types.SimpleNamespace(header=types.SimpleNamespace(stamp=rospy.Time(second), frame_id="c"))
             frame = intake.Frame(message, 0.0, Instant(10**9, fault="" if placeable else ZERO))
             camera = made.locator(frame, width, height, lambda camera, **_: camera)
-            return None if camera is None else camera.rays(np.array([pixel], dtype=float))[0].tolist()
+            return None if camera is None else camera.pixel_rays(np.array([pixel], dtype=float))[0].tolist()
 
         return made, see, ray, health
 

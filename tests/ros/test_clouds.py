@@ -15,7 +15,7 @@ from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
-from edge_offload.models.voxels import around
+from edge_offload.models.voxels import grid_around
 from edge_offload.nodes.common.convert import cloud_to_points
 
 pytestmark = pytest.mark.ros
@@ -149,4 +149,4 @@ def test_a_field_that_is_named_twice_counts_once():
 def test_a_beam_without_an_echo_is_no_obstacle(place):
     data = np.array([place] * 8, dtype="<f4").tobytes()
     points = cloud_to_points(plain(data, 8, 1, 96))
-    assert not around(0.3).occupancy(points).any()
+    assert not grid_around(0.3).occupancy(points).any()

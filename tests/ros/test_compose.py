@@ -10,7 +10,7 @@ pytest.importorskip("std_msgs.msg", reason="no ROS messages here")
 
 from std_msgs.msg import Header
 
-from edge_offload.dashboard.messages import latency
+from edge_offload.dashboard.messages import convert_latency
 from edge_offload.mode import Mode
 from edge_offload.nodes.inference.compose import latency_message, report_of
 from edge_offload.timing import SHARES, InferenceReport
@@ -25,7 +25,7 @@ def test_a_split_frame_says_in_what_of_its_time_both_sides_computed_and_each_did
     shares = [getattr(message, name) for name in SHARES]
     assert shares == pytest.approx([0.2, 0.5, 0.5])
     assert report_of(message).overlap_s == pytest.approx(0.02)
-    record = latency(message, 1.0)
+    record = convert_latency(message, 1.0)
     assert [record[name] for name in SHARES] == pytest.approx(shares)
 
 
@@ -34,7 +34,7 @@ def test_of_other_modes_it_is_not_a_number(mode):
     message = latency_message(InferenceReport(mode, "net", 0.1, STAGES), Header())
     assert all(math.isnan(getattr(message, name)) for name in SHARES)
     assert math.isnan(report_of(message).overlap_s)
-    record = latency(message, 1.0)
+    record = convert_latency(message, 1.0)
     assert [record[name] for name in SHARES] == [None] * 3, "what JSON can say"
 
 

@@ -64,7 +64,7 @@ from edge_offload.nodes.people.people_messages import Placed, marker_message, pe
 from edge_offload.nodes.scene import scene_messages
 from edge_offload.perception.geometry import Position, Transform
 from edge_offload.perception.locator import Extent
-from edge_offload.perception.scene.planning import Plan
+from edge_offload.perception.scene.planning import GridPath
 from edge_offload.perception.tracking import TrackedPerson
 from edge_offload.power.battery import BatteryReader
 from edge_offload.runtime.carrying import CARRIED, Along
@@ -209,13 +209,13 @@ def image(message):
 
 
 def compressed(message):
-    return [attempt(image_to_bgr, message), attempt(messages.picture, message)]
+    return [attempt(image_to_bgr, message), attempt(messages.picture_bytes, message)]
 
 
 def calibration(message):
     found = [attempt(published_size, message)]
     for info in (message, rectified(message)):
-        found.append(attempt(lambda info: camera_of(fitted(info, 80, 100)).rays(np.array([[5.0, 7.0]])), info))
+        found.append(attempt(lambda info: camera_of(fitted(info, 80, 100)).pixel_rays(np.array([[5.0, 7.0]])), info))
         found.append(attempt(fitted, info, 80, 100))
     return found
 
@@ -242,7 +242,7 @@ def pose(message):
         buffer.set_transform(transform, "test")
     try:
         return attempt(
-            lambda: transform_of(buffer.lookup_transform_core("map", "lidar", rospy.Time(9))).points(np.eye(3))
+            lambda: transform_of(buffer.lookup_transform_core("map", "lidar", rospy.Time(9))).map_points(np.eye(3))
         )
     except tf2_py.TransformException as error:
         return str(error)
@@ -267,7 +267,7 @@ def goal(message):
 
 
 def diagnostics(message):
-    records = messages.Diagnostics().records(message, 1.0)
+    records = messages.DiagnosticChanges().changed_records(message, 1.0)
     from edge_offload.nodes.common.health import TORCHES
     from edge_offload.nodes.monitor.run_recorder import RunRecorder
 
@@ -283,7 +283,7 @@ def latency(message):
     estimator = types.SimpleNamespace(sample=lambda *told: sampled.append(told[1:]), round_trip=lambda *_: None)
     node = types.SimpleNamespace(_lock=threading.Lock(), _client=None, _estimator=estimator, health=Health())
     BandwidthMonitorNode._on_latency(node, message)
-    return attempt(report_of, message), messages.latency(message, 1.0), sampled, node.health.report()
+    return attempt(report_of, message), messages.convert_latency(message, 1.0), sampled, node.health.report()
 
 
 def forecast(message):
@@ -293,13 +293,17 @@ def forecast(message):
 def people(message):
     from edge_offload.nodes.monitor.regress_node import _people
 
-    return messages.people(message, 1.0), _people(message, True)
+    return messages.convert_people(message, 1.0), _people(message, True)
 
 
 def scene(message):
     from edge_offload.nodes.monitor.regress_node import _scene
 
-    return messages.scene(message, 1.0), attempt(_scene, message, True), attempt(scene_messages.labels_of, message)
+    return (
+        messages.convert_scene(message, 1.0),
+        attempt(_scene, message, True),
+        attempt(scene_messages.labels_of, message),
+    )
 
 
 HEADER = Header(seq=7, stamp=rospy.Time(9, 5), frame_id="lidar")
@@ -405,7 +409,7 @@ EXAMPLES = {
         {"mode": "local"},
     ),
     "edge_offload_msgs/Bandwidth": (
-        lambda message: (attempt(reading_of, message), messages.bandwidth(message, 1.0)),
+        lambda message: (attempt(reading_of, message), messages.convert_bandwidth(message, 1.0)),
         [
             Bandwidth(HEADER, "server", True, 1, 100.0, 50.0, 0.25, 0.125, *seconds(0.01, 0.5, 0.001), 5,
                       rospy.Duration(2), "wlan0", -50.0, 1000.0)
@@ -427,10 +431,10 @@ EXAMPLES = {
         {"data": b"\1" + bytes(5), "result.origin": "local", "labels": ["empty", "car", "tree"]},
     ),
     "edge_offload_msgs/Power": (
-        lambda message: messages.power(message, 1.0), [Power(HEADER, "robot", 10.0, 100.0, 1, "INA", 1)], {}
+        lambda message: messages.convert_power(message, 1.0), [Power(HEADER, "robot", 10.0, 100.0, 1, "INA", 1)], {}
     ),
     "edge_offload_msgs/ServerStatus": (
-        lambda message: messages.server(message, 1.0),
+        lambda message: messages.convert_server(message, 1.0),
         [ServerStatus(header=HEADER, address="tcp://server", device="cpu", state=1)],
         {"models.name": [], "promises.robot": []},
     ),
@@ -525,7 +529,7 @@ def status():
     )
     now = types.SimpleNamespace(promises=[promise], **figures)
     server = types.SimpleNamespace(status=lambda: now, robots=lambda: ["patrol"], address="tcp://a", engine="eager")
-    node = types.SimpleNamespace(_server=server, _gpu=types.SimpleNamespace(share=lambda: 0.5))
+    node = types.SimpleNamespace(_server=server, _gpu=types.SimpleNamespace(mean_share=lambda: 0.5))
     return OffloadServerNode._status_message(node, ServerStatus.READY)
 
 
@@ -551,7 +555,7 @@ def published_examples():
     labels = np.full((3, 4, 2), 7, dtype=np.uint8)
     grid = VoxelGrid((-5.0, -6.0, -1.0), 0.1, labels.shape)
     names, colours = [f"kind {number}" for number in range(9)], np.full((9, 3), 100)
-    plan = Plan(np.array([[0, 0], [1, 1], [2, 3]]), 1.0, (2, 3), True)
+    plan = GridPath(np.array([[0, 0], [1, 1], [2, 3]]), 1.0, (2, 3), True)
     pose = Transform.from_quaternion((1, 2, 3), (0.5, 0.5, 0.5, 0.5))
     transform = transform_message(pose, HEADER.stamp, "map", "lidar")
     absent = {Mode.SPLIT: "no plan"}

@@ -245,18 +245,18 @@ def test_the_follower_drives_by_a_pose_that_comes_late_and_by_frames_with_a_slas
     thread = threading.Thread(target=node._on_people, args=(target(1.06, "/map"),), daemon=True)
     thread.start()
     thread.join(0.05)
-    assert node._follower.command().linear == 0.0
+    assert node._follower.compute_command().linear == 0.0
     poses.buffer.set_transform(transform("map", "base_link", 1.1, 0.0), "test")
     poses.notify()
     thread.join(30.0)
-    assert node._follower.command().linear > 0.0
+    assert node._follower.compute_command().linear > 0.0
     assert node.health.report().level == OK
 
 
 def test_the_follower_says_why_it_stands(follower):
     node, _ = follower
     node._on_people(target(0.5, "odom"))
-    assert node._follower.command().linear == 0.0
+    assert node._follower.compute_command().linear == 0.0
     assert "no frame 'odom': tf has these: base_link, map" in node.health.report().message
     node._on_people(target(0.5, known=False))
     assert "2 of the last 2" in node.health.report().message

@@ -158,7 +158,7 @@ def test_a_leading_slash_is_dropped_as_tf_did(target, source, published):
 
 def test_a_frame_is_where_it_is_though_tf_does_not_know_it():
     found = wanted(tf(), target="/base_link", source="base_link").settled()
-    assert found.points(rospy_point()).tolist() == [1.0, 2.0, 3.0]
+    assert found.map_points(rospy_point()).tolist() == [1.0, 2.0, 3.0]
 
 
 def rospy_point():

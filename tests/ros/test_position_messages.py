@@ -46,7 +46,7 @@ def test_objects_say_where_they_are_in_which_frame_and_what_that_comes_from():
     message = objects_message(Header(frame_id="eye"), REPORT, (640, 480), FOUND, ["cup", "dog", "cup"], known)
     cup, dog, far = message.objects
     assert (cup.position_source, cup.position_frame) == (Object.LIDAR, "map")
-    assert [cup.position.x, cup.position.y, cup.position.z] == pytest.approx(pose.points(np.array([0.2, 0.2, 6.0])))
+    assert [cup.position.x, cup.position.y, cup.position.z] == pytest.approx(pose.map_points(np.array([0.2, 0.2, 6.0])))
     assert np.reshape(cup.position_covariance, (3, 3)) == pytest.approx(pose.rotation @ SURE @ pose.rotation.T)
     assert (dog.position_source, dog.position_frame, dog.position.z) == (Object.UNKNOWN, "", 0.0)
     assert far.position_source == Object.GROUND
@@ -93,7 +93,7 @@ def test_detections_in_space_are_told_in_the_words_of_the_field(monkeypatch):
     cup, far = message.detections
     assert (cup.header.frame_id, cup.results[0].id, cup.results[0].score) == ("map", 3, pytest.approx(0.9))
     point = cup.results[0].pose.pose.position
-    assert [point.x, point.y, point.z] == pytest.approx(pose.points(np.array([0.2, 0.2, 6.0])))
+    assert [point.x, point.y, point.z] == pytest.approx(pose.map_points(np.array([0.2, 0.2, 6.0])))
     covariance = np.reshape(cup.results[0].pose.covariance, (6, 6))
     assert covariance[:3, :3] == pytest.approx(pose.rotation @ SURE @ pose.rotation.T)
     assert (np.diag(covariance)[3:] > 3).all(), "nothing is known of how it is turned"
@@ -110,7 +110,7 @@ def test_people_say_what_their_position_comes_from():
     (tracked,) = Tracker().update(people([[300, 200, 340, 300]]), 0.0, (640, 480))
     locator = Locator(CAMERA, optical="eye")
     for source, constant in ((DEPTH, Person.DEPTH), (LIDAR, Person.LIDAR), (GROUND, Person.GROUND)):
-        someone = tracked.at(Position(np.array([0.0, 0.0, 4.0]), SURE, source))
+        someone = tracked.with_position(Position(np.array([0.0, 0.0, 4.0]), SURE, source))
         placed = place([someone], locator, Motion(), 0.0)
         (person,) = people_message(Header(), REPORT, (640, 480), [someone], placed).people
         assert (person.position_source, person.position_frame, person.position.z) == (constant, "eye", 4.0)

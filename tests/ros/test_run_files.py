@@ -45,7 +45,7 @@ def noise(seed: int) -> np.ndarray:
 
 
 def test_a_long_video_keeps_its_newest_parts(tmp_path):
-    parts = VideoParts(tmp_path / "walk.avi", 10.0, part_bytes=1_000_000, keep=3)
+    parts = VideoParts(tmp_path / "walk.avi", 10.0, part_bytes=1_000_000, max_parts=3)
     for frame in range(90):
         parts.write(noise(frame))
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * 1_500_000

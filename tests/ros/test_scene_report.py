@@ -13,7 +13,7 @@ pytest.importorskip("rospy", reason="no ROS here")
 from edge_offload.errors import BadInput
 from edge_offload.execute.tensors import pack
 from edge_offload.models.scenes.labels import GROUND, LABELS
-from edge_offload.models.voxels import VoxelGrid, around
+from edge_offload.models.voxels import VoxelGrid, grid_around
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.perception.scene.planning import find_path, occupancy_slice
 
@@ -45,7 +45,7 @@ def test_the_messages_are_made_again_as_they_were():
 
     from edge_offload.nodes.scene import scene_messages, scene_report
 
-    grid = around(1.73, cells=64)
+    grid = grid_around(1.73, cells=64)
     outputs, meta, (labels, found, plan) = reported(grid)
     assert plan is not None
     header = Header(frame_id="lidar_link")
@@ -60,7 +60,7 @@ def test_the_messages_are_made_again_as_they_were():
 def test_a_sweep_of_a_street_is_reported_in_60_kilobytes():
     from edge_offload.nodes.scene import scene_report
 
-    grid = around(1.73)
+    grid = grid_around(1.73)
     sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, 1.73)))
     labels = grid.occupancy(sweep.points).astype(np.uint8) * 9
     assert labels.sum() > 10_000
@@ -95,7 +95,7 @@ def test_a_report_that_cannot_be_is_refused(spoil, words):
 
     from edge_offload.nodes.scene import scene_report
 
-    outputs, meta, _ = reported(around(1.73, cells=64))
+    outputs, meta, _ = reported(grid_around(1.73, cells=64))
     spoil(outputs, meta)
     with pytest.raises(BadInput, match=words):
         scene_report.messages(outputs, meta, Header(), LABELS)

@@ -33,7 +33,7 @@ def check_network(name: str, plans: int) -> None:
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
     size = SIZES.get(name, 64)
-    module = zoo.build(name, size)
+    module = zoo.build_network(name, size)
     x = zoo.smooth_images(1, size)
     single = from_module(module, (x,))
     double = as_double(single)

@@ -24,7 +24,7 @@ from torch import nn
 from edge_offload.errors import BadInput
 from edge_offload.models.kapao.network import DEFAULT_ANCHORS
 from edge_offload.models.kapao.network import STRIDES as LEVEL_STRIDES
-from edge_offload.models.kapao.readout import Readout
+from edge_offload.models.kapao.readout import KapaoReadout
 from edge_offload.models.kapao.thresholds import PRESETS
 from edge_offload_training.kapao import augment
 from edge_offload_training.kapao.loss import K, Weights, fit_anchors, loss, match, target_rows
@@ -308,7 +308,7 @@ def test_what_training_asks_for_is_what_the_read_out_reads(labelled):
                 points = (target[6:].double().reshape(K, 3)[:, :2] - cell * stride) / sizes[a].double()
                 answer[6 + K :] = logit((points + 2) / 4).flatten()
     limits = dataclasses.replace(PRESETS["video"], iou=0.999)
-    persons, _ = Readout(torch.stack(anchors), limits)(*[m.flatten(1, 2) for m in maps])
+    persons, _ = KapaoReadout(torch.stack(anchors), limits)(*[m.flatten(1, 2) for m in maps])
     boxes, keypoints = labelled
     for number in asked:
         near = (persons[:, :4] - torch.from_numpy(boxes[number])).abs().amax(1) < 0.05

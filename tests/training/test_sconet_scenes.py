@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.models.scenes.labels import IGNORED, VALUE
-from edge_offload.models.scenes.lidar import Lidar, SensorPose, sweep
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, simulate_sweep
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, Spot, scale_of
-from edge_offload.models.scenes.solids import Solid, box
-from edge_offload.models.scenes.world import Ground, Street, World, room
-from edge_offload.models.voxels import around
+from edge_offload.models.scenes.solids import Solid, make_box
+from edge_offload.models.scenes.world import Ground, Street, World, make_room
+from edge_offload.models.voxels import grid_around
 from edge_offload_training.sconet import truth, visibility
-from edge_offload_training.sconet.samples import pair
+from edge_offload_training.sconet.samples import make_pair
 
 EXACT = Lidar(rings=32, columns=720, noise=0.0, dropout=0.0, dropout_far=0.0)
 ROAD, CAR, BUILDING = VALUE["road"], VALUE["car"], VALUE["building"]
@@ -38,15 +38,15 @@ def test_a_ray_enters_a_solid_where_marching_along_it_does(drawn):
     points = directions[:, None, :] * steps[None, :, None]
     inside = solid.depth(points[..., 0], points[..., 1], points[..., 2], 0.0) > 0
     first = np.where(inside.any(axis=1), steps[inside.argmax(axis=1)], np.inf)
-    entry = solid.entry(directions)
+    entry = solid.entry_distance(directions)
     grazing = inside.sum(axis=1) < 4
     np.testing.assert_allclose(entry[~grazing], first[~grazing], atol=0.012)
 
 
 def test_nothing_is_seen_behind_a_wall():
-    wall = box(6.0, 0.0, -1.0, (0.3, 60.0, 8.0), 0.0, BUILDING)
-    world = World(Ground(ROAD), (wall, box(9.0, 1.0, 0.0, (4, 2, 1.5), 0.0, CAR)))
-    points, labels = sweep(world, SensorPose(), EXACT, 0)
+    wall = make_box(6.0, 0.0, -1.0, (0.3, 60.0, 8.0), 0.0, BUILDING)
+    world = World(Ground(ROAD), (wall, make_box(9.0, 1.0, 0.0, (4, 2, 1.5), 0.0, CAR)))
+    points, labels = simulate_sweep(world, SensorPose(), EXACT, 0)
     ahead = np.abs(np.arctan2(points[:, 1], points[:, 0])) < 1.0
     assert points[ahead, 0].max() < 6.2
     assert CAR not in labels
@@ -55,24 +55,24 @@ def test_nothing_is_seen_behind_a_wall():
 
 @pytest.mark.process
 def test_ranges_on_flat_ground_and_on_a_wall_are_the_true_ones():
-    world = World(Ground(ROAD), (box(10.15, 0.0, -1.0, (0.3, 80.0, 8.0), 0.0, BUILDING),))
-    points, labels = sweep(world, SensorPose(), EXACT, 0)
+    world = World(Ground(ROAD), (make_box(10.15, 0.0, -1.0, (0.3, 80.0, 8.0), 0.0, BUILDING),))
+    points, labels = simulate_sweep(world, SensorPose(), EXACT, 0)
     np.testing.assert_allclose(points[labels == ROAD, 2], -EXACT.height, atol=1e-3)
     np.testing.assert_allclose(points[labels == BUILDING, 0], 10.0, atol=1e-3)
 
 
 def test_noise_dropouts_and_leaves_do_what_they_say():
-    wall = box(10.15, 0.0, -2.0, (0.3, 200.0, 8.0), 0.0, BUILDING)
+    wall = make_box(10.15, 0.0, -2.0, (0.3, 200.0, 8.0), 0.0, BUILDING)
     noisy = Lidar(rings=32, columns=720, noise=0.05, dropout=0.3, dropout_far=0.3)
-    exact, _ = sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)
-    points, labels = sweep(World(Ground(ROAD), (wall,)), SensorPose(), noisy, 0)
+    exact, _ = simulate_sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)
+    points, labels = simulate_sweep(World(Ground(ROAD), (wall,)), SensorPose(), noisy, 0)
     assert len(points) / len(exact) == pytest.approx(0.7, abs=0.03)
     spread = points[labels == BUILDING]
     straight = spread[np.abs(spread[:, 1]) < 1.0, 0] - 10.0
     assert straight.std() == pytest.approx(0.05, rel=0.2)
     leaves = Solid(0, (5.0, 0.0, 0.0), (0.5, 4.0, 3.0), 0.0, VALUE["vegetation"], porosity=0.4)
-    _, labels = sweep(World(Ground(ROAD), (leaves, wall)), SensorPose(), EXACT, 0)
-    alone = sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)[1]
+    _, labels = simulate_sweep(World(Ground(ROAD), (leaves, wall)), SensorPose(), EXACT, 0)
+    alone = simulate_sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)[1]
     assert (labels == VALUE["vegetation"]).sum() > 200
     assert (labels == BUILDING).sum() > 0.8 * (alone == BUILDING).sum() - 1500
 
@@ -80,7 +80,7 @@ def test_noise_dropouts_and_leaves_do_what_they_say():
 @pytest.mark.parametrize("held_out", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_a_sweep_hits_is_full_in_the_truth(seed, held_out):
-    made = pair(seed, held_out)
+    made = make_pair(seed, held_out)
     known = made.labels != IGNORED
     hit = (made.occupancy > 0) & known
     assert hit.sum() > 300
@@ -89,10 +89,10 @@ def test_what_a_sweep_hits_is_full_in_the_truth(seed, held_out):
 
 
 def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
-    world = World(Ground(ROAD), (box(8.0, 0.0, 0.0, (4.0, 1.8, 1.5), 0.3, CAR),))
-    grid = around(EXACT.height)
-    labels = truth.labels(world, SensorPose(), EXACT, grid)
-    points, hits = sweep(world, SensorPose(), EXACT, 0)
+    world = World(Ground(ROAD), (make_box(8.0, 0.0, 0.0, (4.0, 1.8, 1.5), 0.3, CAR),))
+    grid = grid_around(EXACT.height)
+    labels = truth.true_labels(world, SensorPose(), EXACT, grid)
+    points, hits = simulate_sweep(world, SensorPose(), EXACT, 0)
     volume = (labels == CAR).sum() * grid.voxel_size**3
     assert volume == pytest.approx(4.0 * 1.8 * 1.5, rel=0.35)
     seen = grid.occupancy(points[hits == CAR])
@@ -103,30 +103,30 @@ def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
 
 def test_the_inside_of_a_house_and_what_is_behind_a_rooms_walls_cannot_be_known():
     house = Solid(0, (12.0, 0.0, 2.0), (4.0, 4.0, 3.0), 0.0, BUILDING, shell=0.5)
-    grid = around(EXACT.height)
-    labels = truth.labels(World(Ground(ROAD), (house,)), SensorPose(), EXACT, grid)
-    middle = grid.indices(np.array([[12.0, 0.0, 0.2]]))[0][0]
+    grid = grid_around(EXACT.height)
+    labels = truth.true_labels(World(Ground(ROAD), (house,)), SensorPose(), EXACT, grid)
+    middle = grid.voxel_indices(np.array([[12.0, 0.0, 0.2]]))[0][0]
     assert labels[tuple(middle)] == IGNORED
-    made = room(3)
-    labels = truth.labels(made, SensorPose(), EXACT, grid)
-    outside = grid.indices(np.array([[made.bounds[2] + 1.0, 0.0, 0.0]]))[0][0]
+    made = make_room(3)
+    labels = truth.true_labels(made, SensorPose(), EXACT, grid)
+    outside = grid.voxel_indices(np.array([[made.bounds[2] + 1.0, 0.0, 0.0]]))[0][0]
     assert labels[tuple(outside)] == IGNORED
 
 
 @pytest.mark.process
 def test_equal_seeds_make_equal_scenes_and_others_differ():
-    one, same, other = pair(4), pair(4), pair(5)
+    one, same, other = make_pair(4), make_pair(4), make_pair(5)
     np.testing.assert_array_equal(one.labels, same.labels)
     np.testing.assert_array_equal(one.points, same.points)
     assert one.points.shape != other.points.shape or (one.points != other.points).any()
-    held = pair(4, held_out=True)
+    held = make_pair(4, held_out=True)
     assert held.labels.shape == one.labels.shape
     assert (held.labels != one.labels).any()
 
 
 def test_a_street_is_the_same_wherever_one_stands_on_it():
     street = Street(7)
-    here, there = street.world(0.0), street.world(40.0)
+    here, there = street.world_around(0.0), street.world_around(40.0)
     common = set(here.solids) & set(there.solids)
     assert len(common) > 0.3 * len(here.solids)
 
@@ -149,22 +149,22 @@ def test_someone_who_walks_is_elsewhere_later():
     assert walker.seen_from(0, 0, 0, 2.0).centre == pytest.approx((5.0, 2.0, 0.9))
     assert walker.seen_from(5.0, 1.0, np.pi / 2, 2.0).centre == pytest.approx((1.0, 0.0, 0.9))
     spot = Spot(0.0, 0.0, 0.0, 1.0, np.random.default_rng(0))
-    assert spot.ball("car", 1, (1, 1, 1)).seen_from(1, 0, 0).centre == (-1.0, 0.0, 1.0)
-    assert spot.post("pole", 0.1, 2.0).raised(1.0).centre[2] == 2.0
+    assert spot.make_ellipsoid("car", 1, (1, 1, 1)).seen_from(1, 0, 0).centre == (-1.0, 0.0, 1.0)
+    assert spot.make_post("pole", 0.1, 2.0).raised_by(1.0).centre[2] == 2.0
 
 
 def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from_further_on_is_not():
-    wall = box(14.0, 8.0, 0.0, (24.0, 0.4, 4.0), 0.0, BUILDING)
-    hidden = box(14.0, 12.0, 0.0, (1.0, 1.0, 1.5), 0.0, CAR)
-    world = World(Ground(ROAD), (wall, hidden, box(6.0, 0.0, 0.0, (0.4, 6.0, 4.0), 0.0, BUILDING)))
-    pose, grid = SensorPose(), around(EXACT.height)
-    here = visibility.visible(world, (pose,), pose, EXACT, grid)
+    wall = make_box(14.0, 8.0, 0.0, (24.0, 0.4, 4.0), 0.0, BUILDING)
+    hidden = make_box(14.0, 12.0, 0.0, (1.0, 1.0, 1.5), 0.0, CAR)
+    world = World(Ground(ROAD), (wall, hidden, make_box(6.0, 0.0, 0.0, (0.4, 6.0, 4.0), 0.0, BUILDING)))
+    pose, grid = SensorPose(), grid_around(EXACT.height)
+    here = visibility.visible_voxels(world, (pose,), pose, EXACT, grid)
     drive = visibility.along_the_street(pose, grid)
     assert len(drive) == 5
-    path = visibility.visible(world, drive, pose, EXACT, grid)
+    path = visibility.visible_voxels(world, drive, pose, EXACT, grid)
 
     def at(seen, x, y, z):
-        return bool(seen[tuple(grid.indices(np.array([[x, y, z - EXACT.height]]))[0][0])])
+        return bool(seen[tuple(grid.voxel_indices(np.array([[x, y, z - EXACT.height]]))[0][0])])
 
     behind_the_near_wall = (9.0, 0.0, 1.0)
     assert not at(here, *behind_the_near_wall)
@@ -177,6 +177,6 @@ def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from
 
 
 def test_a_pair_leaves_out_what_cannot_be_seen_but_nothing_that_was_hit():
-    made = pair(3)
+    made = make_pair(3)
     assert (made.labels[made.occupancy > 0] != IGNORED).all()
     assert 0.05 < (made.labels == IGNORED).mean() < 0.9

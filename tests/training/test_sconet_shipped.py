@@ -7,7 +7,7 @@ from edge_offload.models.sconet.baselines import BASELINES
 from edge_offload.models.sconet.completer import SHIPPED, SceneCompleter
 from edge_offload_training.sconet.evaluation import FIRST_SEED, method_of
 from edge_offload_training.sconet.metrics import Confusion
-from edge_offload_training.sconet.samples import pair
+from edge_offload_training.sconet.samples import make_pair
 
 SCENE = FIRST_SEED + 100
 """Nobody looked at it before the weights were shipped: kinds and sizes of objects that training never shows."""
@@ -25,7 +25,7 @@ def test_the_weights_are_small_and_said_to_be_of_synthetic_scenes(capsys):
 
 
 def test_they_complete_a_held_out_scene_better_than_no_network_does():
-    made = pair(SCENE, held_out=True)
+    made = make_pair(SCENE, held_out=True)
     occupancy, labels = made.occupancy[MIDDLE, MIDDLE].copy(), made.labels[MIDDLE, MIDDLE]
     scores = {}
     for name, method in {**BASELINES, "sconet": method_of(SceneCompleter().module)}.items():

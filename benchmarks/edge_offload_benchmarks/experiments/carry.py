@@ -105,7 +105,7 @@ def _people(args: argparse.Namespace) -> Dict[str, Any]:
         if number < first:
             continue
         now = round(number / video.fps * 1e9)
-        flow.see(now, bgr)
+        flow.add_frame(now, bgr)
         results[number] = tracker.update(estimator.infer(bgr), now / 1e9, (bgr.shape[1], bgr.shape[0]))
         for late in FRAMES:
             source = number - late
@@ -152,11 +152,11 @@ def _as_people(people: Sequence[TrackedPerson]) -> People:
 def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
     import torch
 
-    from edge_offload.models.sconet.baselines import columns
+    from edge_offload.models.sconet.baselines import fill_columns
     from edge_offload.models.sconet.completer import SceneCompleter
     from edge_offload.perception.carry.odometry import SceneCarrier
     from edge_offload_training.sconet.metrics import Confusion
-    from edge_offload_training.sconet.samples import scene
+    from edge_offload_training.sconet.samples import make_scene_pair
 
     completer = SceneCompleter()
     counts: Dict[Tuple[str, int, str], Confusion] = {}
@@ -167,9 +167,9 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
                 for number, (world, pose, lidar, grid) in enumerate(_drive(kind, motion, seed, args.cells)):
                     if number % min(SWEEPS):
                         continue  # scenes are carried at once, not from sweep to sweep
-                    pair = scene(world, pose, lidar, grid, 1000 * seed + number)
+                    pair = make_scene_pair(world, pose, lidar, grid, 1000 * seed + number)
                     carrier = carrier or SceneCarrier(grid)
-                    carrier.see(number * PERIOD_NS, pair.occupancy, _placed(world, pose, lidar))
+                    carrier.add_frame(number * PERIOD_NS, pair.occupancy, _placed(world, pose, lidar))
                     occupancy = torch.from_numpy(pair.occupancy)
                     with torch.inference_mode():
                         labels[number] = completer.interpret(completer.module(occupancy), occupancy)
@@ -181,7 +181,7 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
                             "held": labels[source],
                             "carried": carrier.carry(labels[source], source * PERIOD_NS, number * PERIOD_NS),
                             "fresh": labels[number],
-                            "local": columns(pair.occupancy),
+                            "local": fill_columns(pair.occupancy),
                         }
                         for method, grid_found in grids.items():
                             counts.setdefault((motion, late, method), Confusion()).add(grid_found, pair.labels)
@@ -207,8 +207,8 @@ def _drive(
     import numpy as np
 
     from edge_offload.models.scenes.lidar import Lidar, SensorPose
-    from edge_offload.models.scenes.world import Street, room
-    from edge_offload.models.voxels import around
+    from edge_offload.models.scenes.world import Street, make_room
+    from edge_offload.models.voxels import grid_around
 
     random = np.random.default_rng((seed, 77))
     share, turn = MOTIONS[motion]
@@ -217,12 +217,12 @@ def _drive(
         street = Street(held_out, True)
         x, y = float(random.uniform(-300, 300)), float(random.uniform(-0.4, 0.4)) * street.road
         yaw, speed, lidar = float(random.normal(0, 0.1)), 1.5 * share, Lidar(high=0.1, columns=1200)
-        world = street.world(x)
+        world = street.world_around(x)
     else:
         x, y, yaw, speed = -1.0, 0.0, float(random.uniform(-3, 3)), 0.6 * share
-        world, lidar = room(held_out, True), Lidar(low=-0.35, high=0.3, columns=1200, height=0.6)
+        world, lidar = make_room(held_out, True), Lidar(low=-0.35, high=0.3, columns=1200, height=0.6)
     for number in range(sweeps):
-        yield world, SensorPose(x, y, yaw, 3.0 + 0.1 * number), lidar, around(lidar.height, cells=cells)
+        yield world, SensorPose(x, y, yaw, 3.0 + 0.1 * number), lidar, grid_around(lidar.height, cells=cells)
         x, y = x + 0.1 * speed * float(np.cos(yaw)), y + 0.1 * speed * float(np.sin(yaw))
         yaw += 0.1 * turn
 
@@ -265,7 +265,7 @@ def _people_cost(args: argparse.Namespace) -> Dict[str, Any]:
         fresh = list(people)
         for number in range(begin + (begin > 0), begin + 9):
             began = time.thread_time()
-            flow.see(number * PERIOD_NS, frames[number])
+            flow.add_frame(number * PERIOD_NS, frames[number])
             flow.carry(people, begin * PERIOD_NS, number * PERIOD_NS)
             steps.append(time.thread_time() - began)
         began = time.thread_time()
@@ -280,19 +280,19 @@ def _people_cost(args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _scene_cost(args: argparse.Namespace) -> Dict[str, Any]:
-    from edge_offload.models.scenes.lidar import sweep
-    from edge_offload.models.sconet.baselines import columns
+    from edge_offload.models.scenes.lidar import simulate_sweep
+    from edge_offload.models.sconet.baselines import fill_columns
     from edge_offload.perception.carry.odometry import SceneCarrier
 
     steps, catch_ups, carrier, seen = [], [], None, []
     for number, (world, pose, lidar, grid) in enumerate(_drive("street", "driving", args.first_world, args.cells, 33)):
         carrier = carrier or SceneCarrier(grid)
-        occupancy, place = grid.occupancy(sweep(world, pose, lidar, number)[0]), _placed(world, pose, lidar)
+        occupancy, place = grid.occupancy(simulate_sweep(world, pose, lidar, number)[0]), _placed(world, pose, lidar)
         if number % 8 == 0:
-            labels, source = columns(occupancy), number * PERIOD_NS
+            labels, source = fill_columns(occupancy), number * PERIOD_NS
         seen.append(occupancy)
         began = time.thread_time()
-        carrier.see(number * PERIOD_NS, occupancy, place)
+        carrier.add_frame(number * PERIOD_NS, occupancy, place)
         carrier.carry(labels, source, number * PERIOD_NS)
         steps.append(time.thread_time() - began)
         if number % 8 == 7:
@@ -310,8 +310,8 @@ def _scene_cost(args: argparse.Namespace) -> Dict[str, Any]:
 
 def _held(carrier: Any, number: int, frame: Array) -> int:
     """Bytes in a carrier's ring after one more frame."""
-    carrier.see(number * PERIOD_NS, frame)
-    return int(carrier.bytes_held)
+    carrier.add_frame(number * PERIOD_NS, frame)
+    return int(carrier.retained_bytes)
 
 
 def _times(steps: Sequence[float], catch_ups: Sequence[float]) -> Dict[str, Any]:

@@ -277,7 +277,7 @@ def by_labels(tables: Mapping[int, Any], labels: Mapping[int, Any]) -> List[Dict
 
 def matched(boxes: Array, truth: Any) -> Tuple[int, int, int]:
     """People found, missed, and false boxes; who is partly hidden counts neither way."""
-    from edge_offload.perception.assignment import assign, iou_matrix
+    from edge_offload.perception.assignment import assign_pairs, iou_matrix
 
     if not len(boxes):
         return 0, int((~truth.partial).sum()), 0
@@ -285,7 +285,7 @@ def matched(boxes: Array, truth: Any) -> Tuple[int, int, int]:
         return 0, 0, len(boxes)
     overlaps = iou_matrix(boxes, truth.boxes)
     whole = np.where(truth.partial[None, :], 0.0, overlaps)
-    pairs, free, _ = assign(1.0 - whole, 0.5)
+    pairs, free, _ = assign_pairs(1.0 - whole, 0.5)
     false = sum(1 for box in free if overlaps[box, truth.partial].max(initial=0.0) < 0.5)
     return len(pairs), int((~truth.partial).sum()) - len(pairs), false
 

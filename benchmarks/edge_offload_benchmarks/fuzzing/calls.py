@@ -46,11 +46,11 @@ class DeviceWitness:
         """One computation with fresh numbers; what was wrong with the answer."""
         from edge_offload.errors import EdgeOffloadError
         from edge_offload.ir.trace.segments import Step
-        from edge_offload.protocol.messages import Message
+        from edge_offload.protocol.messages import DeviceMessage
 
         self.checks += 1
         values = [float(self.checks), -0.5, 3.25, 1e-3 * self.checks]
-        message = Message()
+        message = DeviceMessage()
         if not self._defined:
             item = tensor_item([4])
             message.entries = [
@@ -211,7 +211,7 @@ class Caller(Hostile):
 
     def _message(self) -> Tuple[str, Any]:
         from edge_offload.ir.trace.segments import Step
-        from edge_offload.protocol.messages import Message
+        from edge_offload.protocol.messages import DeviceMessage
 
         if self._lost:
             self._open()
@@ -219,7 +219,7 @@ class Caller(Hostile):
             self._reset()
         name, arguments = self._generator.choice(self._schemas)
         key, references = self._key(arguments)
-        message = Message(entries=[entry(name, key)], first_entry=self._entries)
+        message = DeviceMessage(entries=[entry(name, key)], first_entry=self._entries)
         message.segments = [(self._entries, struct.pack(f"<{1 + len(references)}I", self._entries, *references))]
         live = sorted(set(references))
         # canonical number and storage number are the same: those that exist from the beginning
@@ -237,9 +237,9 @@ class Caller(Hostile):
 
     def _define(self) -> None:
         from edge_offload.ir.trace.segments import Step
-        from edge_offload.protocol.messages import Message
+        from edge_offload.protocol.messages import DeviceMessage
 
-        message = Message()
+        message = DeviceMessage()
         for n in range(self.STORAGES):
             message.entries.append(("edge::alloc", b"I" + struct.pack("<q", 64 << (2 * n)), None, 0))
         message.segments = [(0, struct.pack(f"<{self.STORAGES}I", *range(self.STORAGES)))]
@@ -248,10 +248,12 @@ class Caller(Hostile):
         self._entries, self._base = self.STORAGES, 1000
 
     def _reset(self) -> None:
-        from edge_offload.protocol.messages import Message
+        from edge_offload.protocol.messages import DeviceMessage
 
         last = self._base + 16
-        self._send(["edge::alloc"], Message(forget=True, freed=[*range(1, self.STORAGES + 1), *range(1000, last)]))
+        self._send(
+            ["edge::alloc"], DeviceMessage(reset_tables=True, freed=[*range(1, self.STORAGES + 1), *range(1000, last)])
+        )
         self._define()
 
     def _key(self, arguments: Sequence[str]) -> Tuple[bytes, List[int]]:

@@ -16,7 +16,7 @@ import msgpack
 from edge_offload.ir.trace.segments import Step
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, Edge, Patch, TraceGraph, TraceStep
-from edge_offload.protocol.messages import Message
+from edge_offload.protocol.messages import DeviceMessage
 from edge_offload_benchmarks.fuzzing.calls import Hostile, entry, mangle, replaced, tensor_item
 
 #: Numbers that are uploaded, and how many of them calls are defined with.
@@ -153,10 +153,10 @@ class TraceGraphSender(Hostile):
             buffers = tampered(message, draw, "course", "steps") if draw.random() < 0.3 else message.to_wire()
         self._send(self._names, buffers)
 
-    def _definitions(self) -> Message:
+    def _definitions(self) -> DeviceMessage:
         """A new program in place of the one before."""
         draw = self._generator
-        message = Message(forget=True, accepted=0, freed=list(range(1, self._base + STORAGES)))
+        message = DeviceMessage(reset_tables=True, accepted=0, freed=list(range(1, self._base + STORAGES)))
         self._base = 1
         vector = tensor_item([SIZE])
         own = [
@@ -180,10 +180,10 @@ class TraceGraphSender(Hostile):
         ]
         return message
 
-    def _run(self) -> Message:
+    def _run(self) -> DeviceMessage:
         """Fresh numbers, and along the nodes."""
         draw = self._generator
-        message = Message(accepted=draw.choice([0, 0, 0, 0, 1, 2]), freed=list(range(1, self._base)))
+        message = DeviceMessage(accepted=draw.choice([0, 0, 0, 0, 1, 2]), freed=list(range(1, self._base)))
         numbers = [draw.choice([0.0, 0.0, 1.0, -2.5, 1e30]) for _ in range(SIZE)]
         message.steps = [Step(0, self._base, [], [], b"", [struct.pack(f"<{SIZE}f", *numbers)])]
         message.speculative_from = draw.choice([1, 1, 1, 0])
@@ -200,7 +200,7 @@ class TraceGraphSender(Hostile):
         self.ran += len(answer.ran)
 
 
-def tampered(message: Message, draw: random.Random, *fields: str) -> List[bytearray]:
+def tampered(message: DeviceMessage, draw: random.Random, *fields: str) -> List[bytearray]:
     """The buffers of a message with values in one of ``fields`` replaced, or bits of any flipped."""
     facts, *payloads = message.to_wire()
     if draw.random() < 0.85:

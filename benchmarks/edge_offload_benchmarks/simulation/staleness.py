@@ -169,7 +169,7 @@ def _people(stretch: Stretch, say: Say) -> Table:
     for number, people in enumerate(seen):
         for later in range(FAR + 1) if number == 0 else (FAR,):
             if number + later < count:
-                carrier.see(_stamp(number + later), frames[number + later])
+                carrier.add_frame(_stamp(number + later), frames[number + later])
         reach = min(FAR, count - 1 - number)
         carried = [carrier.carry(people, _stamp(number), _stamp(number + later)) for later in range(1, reach + 1)]
         moved.append([np.array([person.box for person in persons]).reshape(-1, 4) for persons in carried])
@@ -239,13 +239,13 @@ def drive(number: int) -> Tuple[float, float, int]:
 
 
 def _scene(stretch: Stretch, say: Say) -> Table:
-    from edge_offload.models.sconet.baselines import columns
+    from edge_offload.models.sconet.baselines import fill_columns
     from edge_offload.models.sconet.completer import SceneCompleter
-    from edge_offload.models.voxels import around
+    from edge_offload.models.voxels import grid_around
     from edge_offload.perception.agreement import scene_drop
     from edge_offload.perception.carry.odometry import SceneCarrier
 
-    count, grid = stretch.count, around(HEIGHT_M, cells=CELLS)
+    count, grid = stretch.count, grid_around(HEIGHT_M, cells=CELLS)
     completer, carrier = SceneCompleter(grid=grid), SceneCarrier(grid)
     hits, labels, truths, poses, seconds, sizes = [], [], [], [], [], []
     for number in range(count):
@@ -263,7 +263,7 @@ def _scene(stretch: Stretch, say: Say) -> Table:
     for number in range(count):
         for later in range(FAR + 1) if number == 0 else (FAR,):
             if number + later < count:
-                carrier.see(_stamp(number + later), hits[number + later], poses[number + later])
+                carrier.add_frame(_stamp(number + later), hits[number + later], poses[number + later])
         for later in range(min(FAR, count - 1 - number) + 1):
             moved = carrier.carry(labels[number], _stamp(number), _stamp(number + later))
             for method, here in (("held", labels[number]), ("carried", moved)):
@@ -271,7 +271,7 @@ def _scene(stretch: Stretch, say: Say) -> Table:
                 ious[method][number, later] = _completion(here, truths[number + later])
         if number % 50 == 0:
             say(f"{stretch.name}: carried from sweep {number} of {count}")
-    local = [columns(occupancy) for occupancy in hits]
+    local = [fill_columns(occupancy) for occupancy in hits]
     arrays = {
         **{f"drop/{method}": drop for method, drop in drops.items()},
         **{f"truth/{method}": iou for method, iou in ious.items()},
@@ -286,7 +286,7 @@ def _scene(stretch: Stretch, say: Say) -> Table:
 def _sweep(stretch: Stretch, number: int, grid: Any) -> Tuple[Array, Array, Any]:
     """Points of a sweep, what the street is like there (IGNORED: nobody could see it), and the sensor's pose."""
     from edge_offload.models.scenes.labels import IGNORED
-    from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, sweep
+    from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, simulate_sweep
     from edge_offload.models.scenes.world import Street
     from edge_offload.perception.geometry import Transform
     from edge_offload_training.sconet import truth, visibility
@@ -295,10 +295,10 @@ def _sweep(stretch: Stretch, number: int, grid: Any) -> Tuple[Array, Array, Any]
     x, yaw, _ = drive(number)
     # whoever walks in the street walks to and fro
     pose = SensorPose(x=x, yaw=yaw, time_s=20 - abs(number / RATE % 40 - 20))
-    world = street.world(x)
-    points, _ = sweep(world, pose, lidar, 10_000 * stretch.number + number)
-    labels = truth.labels(world, pose, lidar, grid)
-    seen = visibility.visible(world, visibility.along_the_street(pose, grid), pose, lidar, grid)
+    world = street.world_around(x)
+    points, _ = simulate_sweep(world, pose, lidar, 10_000 * stretch.number + number)
+    labels = truth.true_labels(world, pose, lidar, grid)
+    seen = visibility.visible_voxels(world, visibility.along_the_street(pose, grid), pose, lidar, grid)
     labels[~seen & (grid.occupancy(points) == 0)] = IGNORED
     up = ground_height(world, pose) + lidar.height
     turned = np.array([[math.cos(yaw), -math.sin(yaw), 0], [math.sin(yaw), math.cos(yaw), 0], [0, 0, 1.0]])

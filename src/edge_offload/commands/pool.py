@@ -257,7 +257,7 @@ def _profile(args: argparse.Namespace) -> int:
     latency_s = dict(known[args.model].latency_s) if args.model in known else {}
     latency_s[args.gpu] = {1: taken}
     profile.save(folder, {**known, args.model: profile.Network(args.model, latency_s, crossing)})
-    label = accelerators.label_of(args.device)
+    label = accelerators.label(args.device)
     found = replace(found, devices={**found.devices, args.gpu: label})
     stages.save_models(folder, {**models, args.model: found})
     print(f"{found.cuts.blocks} blocks of {args.model} on {args.gpu} ({label}): {folder}")

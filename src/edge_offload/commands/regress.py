@@ -62,22 +62,22 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"unknown argument {strange[0]}", remedy="launch arguments look like mode:=server")
     if args.update:
         check_output(args.golden)
-    expected = None if args.update else regression.load(args.golden)
+    expected = None if args.update else regression.load_golden(args.golden)
     actual = step(args)
     if expected is None:
-        print(f"{regression.counts(actual)}, {regression.found(actual)}, model {actual['model']}")
+        print(f"{regression.describe_counts(actual)}, {regression.describe_content(actual)}, model {actual['model']}")
         write_text(args.golden, json.dumps(actual, indent=1) + "\n")
         print(f"wrote {args.golden}")
         return 0
     if args.frames:
         expected = {**expected, "frames": expected["frames"][: args.frames]}
-    found = regression.differences(expected, actual)
+    found = regression.find_differences(expected, actual)
     for line in found[:SHOWN]:
         print(line)
     if len(found) > SHOWN:
         print(f"… and {len(found) - SHOWN} more")
     verdict = f"{len(found)} differences" if found else "the same"
-    print(f"{regression.counts(actual)}, model {expected['model']}: {verdict}")
+    print(f"{regression.describe_counts(actual)}, model {expected['model']}: {verdict}")
     return 1 if found else 0
 
 
@@ -111,7 +111,7 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
                 raise EdgeOffloadError(f"a node cannot {verb}: {cause}")
             sys.stderr.write("\n".join(text.splitlines()[-30:]) + "\n")
             raise EdgeOffloadError("the run wrote no outcome", remedy="its last lines are above")
-        return regression.load(out)
+        return regression.load_golden(out)
 
 
 def _told(command: Sequence[str], environment: Mapping[str, str]) -> str:

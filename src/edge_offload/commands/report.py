@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
     from edge_offload.dashboard.bag import open_run
-    from edge_offload.report.columns import Columns
-    from edge_offload.report.page import render
-    from edge_offload.report.summary import rows, summarise
+    from edge_offload.report.columns import RunColumns
+    from edge_offload.report.page import render_page
+    from edge_offload.report.summary import summarise_run, table_rows
 
     if not args.run_file.is_file():
         raise BadInput(f"no file {args.run_file}", remedy="give the .jsonl file or the bag of a run")
@@ -46,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{output} is the run itself", remedy="name another page by -o")
     check_output(output)
     found, reading = open_run(args.run_file, args.namespace)
-    columns = Columns().add_all(found)
-    record = summarise(columns)
+    columns = RunColumns().add_records(found)
+    record = summarise_run(columns)
     notes = []
     if reading.bad:
         notes.append(f"{reading.bad} lines of the file hold no record and are left out: {reading.first_problem}")
-    _say(rows(record), notes)
+    _say(table_rows(record), notes)
     write_each(
-        lambda: write_text(output, render(columns, record, args.title or args.run_file.name, notes)),
+        lambda: write_text(output, render_page(columns, record, args.title or args.run_file.name, notes)),
         lambda: records.write(args.json, "report", record) if args.json else None,
     )
     print(f"wrote {output}")

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _file(args: argparse.Namespace) -> int:
     from edge_offload.dashboard.bag import open_run
-    from edge_offload.dashboard.terminal import TerminalView, columns
+    from edge_offload.dashboard.terminal import TerminalView, terminal_width
 
     path = pathlib.Path(args.run_file)
     if not path.is_file():
@@ -55,7 +55,7 @@ def _file(args: argparse.Namespace) -> int:
     for record in open_run(path, args.namespace)[0]:
         newest = max(newest, record["t_s"])
         view.put(record)
-    print("\n".join(view.lines(columns())))
+    print("\n".join(view.render_lines(terminal_width())))
     return 0
 
 

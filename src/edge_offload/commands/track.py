@@ -122,7 +122,7 @@ class TrackedVideo:
 @contextlib.contextmanager
 def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[str, Any]) -> Iterator[Run]:
     """What runs the network: this process, with the server where one is named."""
-    from edge_offload.companion.process import choose
+    from edge_offload.companion.process import choose_device
     from edge_offload.mode import Mode
     from edge_offload.models.registry import name_on_wire
     from edge_offload.runtime.module import OffloadedModule
@@ -138,7 +138,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
                 module.link_changed(state, cause)
 
         client = Client(args.server, keys=KeyStore(args.keys) if args.keys else None, on_state=on_state)
-    device, companion = choose(args.device, threads=args.threads)
+    device, companion = choose_device(args.device, threads=args.threads)
     module = OffloadedModule(
         name_on_wire(args.model), estimator.module, client, options=options, device=device,
         robot_slowdown=args.slowdown, companion=companion,
@@ -180,7 +180,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
     """Work through the video, to its end or until Ctrl-C."""
     from edge_offload.perception.geometry import load_camera
     from edge_offload.perception.locator import Locator
-    from edge_offload.perception.overlay import Status, draw
+    from edge_offload.perception.overlay import Status, draw_people
     from edge_offload.perception.pipeline import PeoplePipeline
     from edge_offload.perception.target import TargetSelector
     from edge_offload.perception.video import VideoParts, write_png
@@ -213,7 +213,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
                     result.report.mode, estimator.name, result.report.total_s, result.report.bytes_up,
                     result.report.bytes_down, joules, result.report.fallback_reason,
                 )  # fmt: skip
-                picture = draw(bgr, result.people, status, selector.target_id)
+                picture = draw_people(bgr, result.people, status, selector.target_id)
                 if writer is not None:
                     with work.writing():
                         writer.write(picture)

@@ -1,4 +1,4 @@
-"""The robot's half of a plan in the process beside this one: rows go there and come back, and nothing else does."""
+"""The robot's half of a plan, computed in the executor process: only rows of tensors are passed to and fro."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edge_offload.split.runtime.profile import Profile, timed_copies
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
-class PlaceBeside(Place):
-    """Halves of the network that the process has open.
+class CompanionPlace(Place):
+    """Place whose halves are computed by the executor process.
 
     Args:
-        process: who computes.
-        recorded: networks are records, which the process is given whole; else it traces the model that it has open.
+        process: the executor process.
+        recorded: networks are records, which are sent to the process; else it traces the model that it has open.
     """
 
     def __init__(self, process: ExecutorProcess, recorded: bool = False) -> None:
@@ -32,61 +32,60 @@ class PlaceBeside(Place):
         self._process, self._recorded = process, recorded
         self._numbers: Dict[int, Tuple[ReadyPlan, int, str]] = {}
         self._networks: Dict[str, Network] = {}
-        self._next = itertools.count(1)
+        self._counter = itertools.count(1)
 
     def shared(self, network: Network) -> Mapping[int, torch.Tensor]:
-        """See :class:`Place`: the process has made its own."""
+        """Return nothing: the process has shared tensors of its own."""
         return {}
 
     def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
-        """See :class:`Place`."""
         tell("it is being timed in the executor process")
         identity = sequence_hash(network.program.sequence)
         self._networks[identity] = network
-        self._introduce(identity)
-        facts, _ = self._process.ask("advance", "profile", sequence=identity, repeats=repeats)
+        self._send_network(identity)
+        facts, _ = self._process.request("advance", "profile", sequence=identity, repeats=repeats)
 
-        def there(rows: torch.Tensor) -> None:
-            self._process.ask("take", "copy", [rows])
+        def copy_to_device(rows: torch.Tensor) -> None:
+            self._process.request("take", "copy", [rows])
 
-        def back(nbytes: int) -> None:
-            self._process.ask("fetch", "copy", nbytes=nbytes)
+        def copy_from_device(nbytes: int) -> None:
+            self._process.request("fetch", "copy", nbytes=nbytes)
 
-        return replace(Profile.from_record(facts["profile"]), copies=timed_copies(there, back))
+        return replace(Profile.from_record(facts["profile"]), copies=timed_copies(copy_to_device, copy_from_device))
 
     def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
-        """See :class:`Place`."""
+        """Start an inference with ``ready`` in the process, which receives the plan on first use."""
         assert side is Side.ROBOT
-        _, number, identity = self._numbers.get(id(ready)) or self._number(ready, located)
-        run = next(self._next)
-        begun: Dict[str, Any] = {"number": number, "sequence": identity, "run": run}
-        if not self._process.ask("advance", "begin", **begun)[0]["known"]:
-            told: Dict[str, Any] = {"number": number, "sequence": identity, "text": ready.plan.to_json()}
-            if not self._process.ask("advance", "plan", **told)[0]["known"]:  # it was started again
-                self._introduce(identity)
-                self._process.ask("advance", "plan", **told)
-            self._process.ask("advance", "begin", **begun)
-        return HalfBeside(self._process, located, run)
+        _, number, identity = self._numbers.get(id(ready)) or self._assign_number(ready, located)
+        run = next(self._counter)
+        start_facts: Dict[str, Any] = {"number": number, "sequence": identity, "run": run}
+        if not self._process.request("advance", "begin", **start_facts)[0]["known"]:
+            plan_facts: Dict[str, Any] = {"number": number, "sequence": identity, "text": ready.plan.to_json()}
+            if not self._process.request("advance", "plan", **plan_facts)[0]["known"]:  # the process was restarted
+                self._send_network(identity)
+                self._process.request("advance", "plan", **plan_facts)
+            self._process.request("advance", "begin", **start_facts)
+        return CompanionHalf(self._process, located, run)
 
-    def _introduce(self, identity: str) -> None:
+    def _send_network(self, identity: str) -> None:
         network = self._networks[identity]
         if not self._recorded:
-            self._process.ask("advance", "trace", network.inputs, sequence=identity)
+            self._process.request("advance", "trace", network.inputs, sequence=identity)
             return
         constants = network.program.constants
         encoded = torch.frombuffer(bytearray(wire.encode(network.program.sequence)), dtype=torch.uint8)
-        told: Dict[str, Any] = {"sequence": identity, "name": network.name, "digests": list(constants)}
-        self._process.ask("advance", "record", [encoded, *network.inputs, *constants.values()], **told)
+        record_facts: Dict[str, Any] = {"sequence": identity, "name": network.name, "digests": list(constants)}
+        self._process.request("advance", "record", [encoded, *network.inputs, *constants.values()], **record_facts)
 
-    def _number(self, ready: ReadyPlan, located: LocalityMap) -> Tuple[ReadyPlan, int, str]:
+    def _assign_number(self, ready: ReadyPlan, located: LocalityMap) -> Tuple[ReadyPlan, int, str]:
         if len(self._numbers) > 1024:
             self._numbers.clear()
-        found = self._numbers[id(ready)] = (ready, next(self._next), sequence_hash(located.sequence))
-        return found
+        entry = self._numbers[id(ready)] = (ready, next(self._counter), sequence_hash(located.sequence))
+        return entry
 
 
-class HalfBeside(PieceHalf):
-    """See :class:`PieceHalf`: the values of one inference are in the process."""
+class CompanionHalf(PieceHalf):
+    """Half of one inference, whose values are in the executor process."""
 
     def __init__(self, process: ExecutorProcess, located: LocalityMap, run: int) -> None:
         super().__init__(located, {}, {})
@@ -94,26 +93,23 @@ class HalfBeside(PieceHalf):
         self._seconds: Optional[float] = None
 
     def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """See :class:`PieceHalf`."""
-        self._process.ask("take", "take", [tensor], run=self._run, number=number, low=low)
+        self._process.request("take", "take", [tensor], run=self._run, number=number, low=low)
 
     def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
-        """See :class:`PieceHalf`: the process knows the plan's blocks."""
-        self._process.ask("advance", "advance", run=self._run)
+        """Compute the next block; the process reads ``steps`` and ``unused`` from its copy of the plan."""
+        self._process.request("advance", "advance", run=self._run)
 
     def catch_up(self) -> None:
-        """See :class:`PieceHalf`."""
-        facts, _ = self._process.ask("advance", "catch_up", run=self._run)
+        facts, _ = self._process.request("advance", "catch_up", run=self._run)
         self._seconds = facts["seconds"]
 
     def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
-        """See :class:`PieceHalf`."""
-        facts, (rows,) = self._process.ask(
+        facts, (rows,) = self._process.request(
             "fetch", "fetch", run=self._run, number=number, low=low, high=high, blocks=blocks
         )
         self._seconds = facts["seconds"]
         return rows
 
     def seconds(self) -> Optional[float]:
-        """See :class:`PieceHalf`."""
+        """Return the seconds computed, as of the last :meth:`fetch` or :meth:`catch_up`."""
         return self._seconds

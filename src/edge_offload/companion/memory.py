@@ -1,7 +1,7 @@
-"""Tensors in memory that two processes share, and questions about them: nothing else is copied between the two.
+"""Requests between two processes, with tensors in memory that both share.
 
-A lane is a socket pair for headers and two anonymous regions for tensors. One question is under way on a lane at a
-time, so that a region is written when nobody reads it. Regions have no name: who inherits one has it.
+A channel is a socket pair for headers and two anonymous regions for tensors. One request is in flight on a channel at
+a time, so that no region is written while the peer reads it. Regions have no name: only inherited ones are shared.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from edge_offload.memory import flat_bytes
 from edge_offload.protocol.channel import Channel
 
 ALIGNMENT = 64
-LEAST_BYTES = 1 << 20
 MAX_BYTES = 4 << 30
-"""Of the tensors of one question or answer."""
+"""Limit of the tensors of one request or response."""
 
-#: What one process may raise in the other, by name.
-KNOWN: Dict[str, Type[EdgeOffloadError]] = {
+#: Errors that one process may raise in the other, by name.
+TRANSFERABLE_ERRORS: Dict[str, Type[EdgeOffloadError]] = {
     kind.__name__: kind
     for kind in (errors.BadInput, errors.OutOfMemory, errors.DeviceLost, errors.Unsupported, errors.Refused)
 }
@@ -34,11 +33,11 @@ Tensors = Sequence[torch.Tensor]
 Answer = Tuple[Dict[str, Any], Tensors]
 
 
-class Region:
-    """Memory that one process writes and the other reads; it grows.
+class SharedRegion:
+    """Growing anonymous memory that one process writes and the other reads.
 
     Args:
-        fd: of the memory; None for a region of its own.
+        fd: of inherited memory; None: allocate a new region.
     """
 
     def __init__(self, fd: Optional[int] = None) -> None:
@@ -50,106 +49,106 @@ class Region:
         self._size = 0
 
     def close(self) -> None:
-        """Give it back; tensors that lie in it hold on to it."""
+        """Close the descriptor; the memory lives as long as tensors in it do."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
     def write(self, tensors: Tensors) -> List[Dict[str, Any]]:
-        """Put the tensors, which are the host's, where the other process finds them by what is returned.
+        """Write host tensors to the region and return the descriptions with which the peer reads them.
 
         Raises:
-            BadInput: they are too large together.
+            BadInput: together they exceed :data:`MAX_BYTES`.
         """
-        placed, end = [], 0
+        starts, end = [], 0
         for tensor in tensors:
-            placed.append(end)
+            starts.append(end)
             end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         if end > MAX_BYTES:
             raise errors.BadInput(f"tensors of {end >> 20} MiB in one question; {MAX_BYTES >> 20} MiB are the most")
         if end > self._size:
-            os.ftruncate(self.fd, max(end, 2 * self._size, LEAST_BYTES))
-            self._look()
-        for tensor, start in zip(tensors, placed):
+            os.ftruncate(self.fd, max(end, 2 * self._size, 1 << 20))
+            self._remap()
+        for tensor, start in zip(tensors, starts):
             if tensor.nbytes:
                 assert self._map is not None
-                there = torch.frombuffer(self._map, dtype=torch.uint8, count=tensor.nbytes, offset=start)
-                there.copy_(flat_bytes(tensor.contiguous()))
-        return [{**TensorSpec.of(tensor).to_dict(), "at": start} for tensor, start in zip(tensors, placed)]
+                target = torch.frombuffer(self._map, dtype=torch.uint8, count=tensor.nbytes, offset=start)
+                target.copy_(flat_bytes(tensor.contiguous()))
+        return [{**TensorSpec.of(tensor).to_dict(), "at": start} for tensor, start in zip(tensors, starts)]
 
     def read(self, described: Any, copy: bool) -> List[torch.Tensor]:
-        """The tensors; ``copy``: in memory of their own, else as they lie until the next question.
+        """Return the described tensors: copies with ``copy``, else views that are valid until the next request.
 
         Raises:
-            ProtocolError: no description, or of something outside the region.
+            ProtocolError: malformed, or a tensor lies outside the region.
         """
         if not isinstance(described, list) or len(described) > MAX_TENSORS:
-            raise ProtocolError(f"a question carries a list of at most {MAX_TENSORS} tensors")
-        found = []
+            raise ProtocolError(f"a request carries a list of at most {MAX_TENSORS} tensors")
+        result = []
         for item in described:
             spec, start = TensorSpec.parse(item), item.get("at")
             if type(start) is not int or start < 0 or start % ALIGNMENT or spec.nbytes > MAX_BYTES:
                 raise ProtocolError("a tensor is nowhere in the region")
             if start + spec.nbytes > self._size:
-                self._look()
+                self._remap()
             if start + spec.nbytes > self._size:
                 raise ProtocolError("a tensor is beyond the end of the region")
-            whole = spec.zeros() if not spec.nbytes else None
-            if whole is None:
+            tensor = spec.zeros() if not spec.nbytes else None
+            if tensor is None:
                 assert self._map is not None
                 raw = torch.frombuffer(self._map, dtype=torch.uint8, count=spec.nbytes, offset=start)
-                whole = raw.view(spec.torch_dtype).reshape(spec.shape)
-            found.append(whole.clone() if copy else whole)
-        return found
+                tensor = raw.view(spec.torch_dtype).reshape(spec.shape)
+            result.append(tensor.clone() if copy else tensor)
+        return result
 
-    def _look(self) -> None:
+    def _remap(self) -> None:
         self._size = os.fstat(self.fd).st_size
         self._map = mmap.mmap(self.fd, self._size) if self._size else None  # tensors hold on to the one before
 
 
-class Lane:
-    """One end of a lane.
+class TensorChannel:
+    """One end of a request channel between two processes.
 
     Args:
-        channel: for headers.
+        headers: channel for headers.
         out, back: regions that this end writes and reads.
     """
 
-    def __init__(self, channel: Channel, out: Region, back: Region) -> None:
-        self.channel, self.out, self.back = channel, out, back
-        self._turn = threading.Lock()
-        self._asked = 0
+    def __init__(self, headers: Channel, out: SharedRegion, back: SharedRegion) -> None:
+        self.headers, self.out, self.back = headers, out, back
+        self._exclusive = threading.Lock()
+        self._request_number = 0
 
-    def ask(self, what: str, tensors: Tensors = (), **facts: Any) -> Tuple[Dict[str, Any], List[torch.Tensor]]:
-        """What the other end answers: facts, and tensors in memory of their own.
+    def request(self, operation: str, tensors: Tensors = (), **facts: Any) -> Tuple[Dict[str, Any], List[torch.Tensor]]:
+        """Send a request and return the response's facts and copies of its tensors.
 
         Raises:
-            LinkLost: it is gone.
-            EdgeOffloadError: it said no; or it failed (RemoteError).
+            LinkLost: the other process has ended.
+            EdgeOffloadError: it refused the request, or failed (RemoteError).
         """
-        with self._turn:
-            self._asked += 1
-            question = {"number": self._asked, "what": what, "facts": facts, "tensors": self.out.write(tensors)}
-            self.channel.send(question)
-            header, _ = self.channel.receive()
-            while header.get("number") != self._asked:  # of a question whose asker was interrupted
-                header, _ = self.channel.receive()
+        with self._exclusive:
+            self._request_number += 1
+            described = self.out.write(tensors)
+            self.headers.send({"number": self._request_number, "what": operation, "facts": facts, "tensors": described})
+            header, _ = self.headers.receive()
+            while header.get("number") != self._request_number:  # response to a request whose caller was interrupted
+                header, _ = self.headers.receive()
             failed = header.get("failed")
             if failed is not None:
                 kind, cause, remedy = (str(part) for part in failed)
-                raise KNOWN.get(kind, RemoteError)(cause, remedy)
+                raise TRANSFERABLE_ERRORS.get(kind, RemoteError)(cause, remedy)
             return dict(header["facts"]), self.back.read(header["tensors"], copy=True)
 
-    def serve(self, handlers: Dict[str, Callable[..., Answer]]) -> None:
-        """Answer until the other end is gone (LinkLost)."""
+    def serve_requests(self, handlers: Dict[str, Callable[..., Answer]]) -> None:
+        """Answer requests until the other process closes the channel (LinkLost)."""
         while True:
-            header, _ = self.channel.receive()
+            header, _ = self.headers.receive()
             try:
-                given = self.back.read(header.get("tensors"), copy=False)
-                facts, tensors = handlers[header["what"]](given, **header["facts"])
-                told = {"facts": facts, "tensors": self.out.write(tensors)}
+                inputs = self.back.read(header.get("tensors"), copy=False)
+                facts, tensors = handlers[header["what"]](inputs, **header["facts"])
+                response = {"facts": facts, "tensors": self.out.write(tensors)}
             except EdgeOffloadError as error:
-                told = {"failed": [type(error).__name__, error.cause, error.remedy]}
+                response = {"failed": [type(error).__name__, error.cause, error.remedy]}
             except Exception as error:
-                told = {"failed": ["", f"{type(error).__name__}: {error}", ""]}
-            self.channel.send({**told, "number": header.get("number")})
+                response = {"failed": ["", f"{type(error).__name__}: {error}", ""]}
+            self.headers.send({**response, "number": header.get("number")})

@@ -1,4 +1,4 @@
-"""A network that the process beside this one computes: what :class:`ModuleExecutor` is for one of its own."""
+"""Executor of a network that the executor process computes, with this process's CPU as the fallback."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 
 
-class ModuleBeside(ModuleExecutor):
-    """Runs a module in the process beside this one; what it fails to, this process computes on its CPU, and says so.
+class CompanionModule(ModuleExecutor):
+    """Runs a module in the executor process; where that fails, on this process's CPU, with the reason as a note.
 
     Args:
-        module: this process's own copy; put in eval mode.
-        process: who computes. It builds the model by name, and must come to the same weights.
+        module: this process's copy, for the fallback; put in eval mode.
+        process: the executor process. It builds the model by name and must get the same weights.
         name, options: of the model in the registry, or ``package.module:factory``.
-        engine: what computes there.
+        engine: engine of the executor process.
     """
 
     def __init__(
@@ -36,86 +36,80 @@ class ModuleBeside(ModuleExecutor):
         self.where = f"{self.device}, in a process beside this one"
         state = registry.state_hash(self.module)
         self._model: Dict[str, Any] = {"name": name, "options": dict(options), "state_hash": state}
-        self._engine_asked = engine
+        self._requested_engine = engine
         self._failed = ""
         self._pause_s = PAUSE_S
         self._closed = threading.Event()
         self._facts: Dict[str, Any] = {}
         try:
-            self._open()
+            self._open_model()
         except EdgeOffloadError as error:
-            self._say(error)
+            self._record_failure(error)
 
-    def _open(self) -> None:
-        self._facts, _ = self.process.ask("module", "open", engine=self._engine_asked, **self._model)
+    def _open_model(self) -> None:
+        self._facts, _ = self.process.request("module", "open", engine=self._requested_engine, **self._model)
         self._failed = ""
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
-        """See :class:`ModuleExecutor`: one inference, here if it cannot be there."""
-        why = self._failed
-        if not why:
-            began = time.monotonic()
+        fallback_reason = self._failed
+        if not fallback_reason:
+            started_at = time.monotonic()
             try:
-                facts, outputs = self.process.ask("module", "run", [canonical_input(tensor) for tensor in inputs])
-                return Execution(tuple(outputs), time.monotonic() - began, facts["engine"], facts["note"])
+                facts, outputs = self.process.request("module", "run", [canonical_input(tensor) for tensor in inputs])
+                return Execution(tuple(outputs), time.monotonic() - started_at, facts["engine"], facts["note"])
             except LinkLost as error:
-                why = self._say(error)
-                threading.Thread(target=self._start_again, name="edge-offload-executor", daemon=True).start()
+                fallback_reason = self._record_failure(error)
+                threading.Thread(target=self._restart_process, name="edge-offload-executor", daemon=True).start()
             except EdgeOffloadError as error:
-                why = self._words(error)
+                fallback_reason = self._describe_failure(error)
         execution = self._run(inputs, self.module, torch.device("cpu"))
-        return Execution(execution.outputs, execution.compute_s, execution.engine, why)
+        return Execution(execution.outputs, execution.compute_s, execution.engine, fallback_reason)
 
-    def _start_again(self) -> None:
-        """The process has ended: start another, after a pause that grows."""
+    def _restart_process(self) -> None:
+        """Start the process again after it has ended, with exponential back-off."""
         while not self._closed.wait(self._pause_s):
             self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
             self.process.close()
             try:
                 self.process.start()
-                self._open()
+                self._open_model()
             except EdgeOffloadError as error:
-                self._say(error)
+                self._record_failure(error)
             else:
                 break
         if self._closed.is_set():
             self.process.close()
 
-    def _say(self, error: EdgeOffloadError) -> str:
-        self._failed = self._words(error)
+    def _record_failure(self, error: EdgeOffloadError) -> str:
+        self._failed = self._describe_failure(error)
         return self._failed
 
-    def _words(self, error: EdgeOffloadError) -> str:
+    def _describe_failure(self, error: EdgeOffloadError) -> str:
         return f"computed on the CPU in place of {self.device}: {error}"
 
     def fingerprint(self) -> Dict[str, Any]:
-        """See :class:`ModuleExecutor`."""
         return {**self.process.fingerprint, **self.engine_facts()}
 
     @property
     def engine(self) -> str:
-        """See :class:`ModuleExecutor`."""
         return str(self._facts.get("engine", EAGER))
 
     def engine_facts(self) -> Dict[str, str]:
-        """See :class:`ModuleExecutor`."""
         return dict(self._facts.get("engine_facts", {}))
 
     def engine_state(self) -> Tuple[str, bool]:
-        """See :class:`ModuleExecutor`."""
         if self._failed:
             return self._failed, True
         try:
-            facts, _ = self.process.ask("module", "state")
+            facts, _ = self.process.request("module", "state")
         except EdgeOffloadError as error:
             return str(error), True
         return str(facts["words"]), bool(facts["wrong"])
 
     def engine_ready(self, timeout_s: float) -> bool:
-        """See :class:`ModuleExecutor`."""
         if self._failed:
             return True
-        facts, _ = self.process.ask("module", "ready", timeout_s=timeout_s)
+        facts, _ = self.process.request("module", "ready", timeout_s=timeout_s)
         return bool(facts["ready"])
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Starting the executor process and asking it; when there is one at all.
+"""The executor process: starting it, sending it requests, and deciding whether a program needs one.
 
-Without the virtual device a program owns its GPU itself. With it torch's CUDA is not there in the program's process:
-one process beside it owns the GPU, and whatever engines are to compute.
+Without the virtual device a program owns its GPU itself. With it, torch's CUDA is unusable in the program's process.
+The executor process then owns the GPU and runs the engines.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.companion.memory import Lane, Region
+from edge_offload.companion.memory import SharedRegion, TensorChannel
 from edge_offload.errors import LinkLost
 from edge_offload.execute import devices, heap
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.native import torch_facts
 from edge_offload.protocol.channel import Channel
 
-START_S = 240.0
-#: What is asked beside each other, in a thread each of the process.
-LANES = ("module", "take", "advance", "fetch")
+#: Channels whose requests run concurrently, each in a thread of the process.
+CHANNELS = ("module", "take", "advance", "fetch")
 
 
 class ExecutorProcess:
-    """A process beside this one that computes networks and halves of plans. Thread-safe.
+    """Process that computes networks and halves of plans for its parent. Thread-safe.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:n``.
-        threads: torch's threads there; 0 leaves them.
+        threads: torch's threads in the process; 0: torch's default.
 
     Attributes:
-        device: what it computes on.
-        fingerprint: of that.
+        device: the device that it computes on.
+        fingerprint: of that device.
 
     Raises:
         LinkLost: it did not start.
@@ -43,52 +42,52 @@ class ExecutorProcess:
     """
 
     def __init__(self, device: str, threads: int = 0) -> None:
-        self._asked = ["--device", device, "--threads", str(threads)]
+        self._arguments = ["--device", device, "--threads", str(threads)]
         self.start()
 
     def start(self) -> None:
-        """Start it, the first time or again; blocks for seconds.
+        """Start the process, for the first time or again; blocks for seconds.
 
         Raises:
-            LinkLost, BadInput, Unsupported: as above.
+            LinkLost, BadInput, Unsupported: as of the class.
         """
-        lanes: Dict[str, Lane] = {}
-        sockets, theirs = [], []
-        for name in LANES:
-            ours, other = socket.socketpair()
-            out, back = Region(), Region()
-            lanes[name] = Lane(Channel(ours), out, back)
-            ours.settimeout(START_S)
-            sockets.append((ours, other))
-            theirs += [other.fileno(), out.fd, back.fd]
-        command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, theirs)]
+        channels: Dict[str, TensorChannel] = {}
+        sockets, child_fds = [], []
+        for name in CHANNELS:
+            end, child_end = socket.socketpair()
+            out, back = SharedRegion(), SharedRegion()
+            channels[name] = TensorChannel(Channel(end), out, back)
+            end.settimeout(240.0)  # imports of torch and CUDA's start, on a busy board
+            sockets.append((end, child_end))
+            child_fds += [child_end.fileno(), out.fd, back.fd]
+        command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, child_fds)]
         self._process = subprocess.Popen(
-            [*command, *self._asked], pass_fds=theirs, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
+            [*command, *self._arguments], pass_fds=child_fds, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
         )
-        for _, other in sockets:
-            other.close()
-        self._lanes = lanes
+        for _, child_end in sockets:
+            child_end.close()
+        self._channels = channels
         try:
-            facts, _ = self.ask("module", "device")
+            facts, _ = self.request("module", "device")
         except BaseException:
             self.close()
             raise
-        for ours, _ in sockets:
-            ours.settimeout(None)
+        for end, _ in sockets:
+            end.settimeout(None)
         self.device = torch.device(facts["device"])
         self.fingerprint: Dict[str, Any] = facts["fingerprint"]
 
-    def ask(
-        self, lane: str, what: str, tensors: Sequence[torch.Tensor] = (), **facts: Any
+    def request(
+        self, channel: str, operation: str, tensors: Sequence[torch.Tensor] = (), **facts: Any
     ) -> Tuple[Dict[str, Any], List[torch.Tensor]]:
-        """See :meth:`Lane.ask`.
+        """Send a request on ``channel`` (see :meth:`TensorChannel.request`).
 
         Raises:
-            LinkLost: it has ended.
-            EdgeOffloadError: what it raised.
+            LinkLost: the process has ended.
+            EdgeOffloadError: the process raised it.
         """
         try:
-            return self._lanes[lane].ask(what, tensors, **facts)
+            return self._channels[channel].request(operation, tensors, **facts)
         except LinkLost:
             code = self._process.poll()
             ended = "" if code is None else f", exit code {code}"
@@ -96,15 +95,15 @@ class ExecutorProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._process.pid
 
     def close(self) -> None:
-        """End it."""
-        for lane in self._lanes.values():
-            lane.channel.close()
-            lane.out.close()
-            lane.back.close()
+        """End the process."""
+        for channel in self._channels.values():
+            channel.headers.close()
+            channel.out.close()
+            channel.back.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -112,13 +111,16 @@ class ExecutorProcess:
             self._process.wait()
 
 
-def choose(device: str, engine: str = EAGER, threads: int = 0) -> Tuple[torch.device, Optional[ExecutorProcess]]:
-    """Where a program computes by itself, and the process that does it, if it is not the program's own.
+def choose_device(device: str, engine: str = EAGER, threads: int = 0) -> Tuple[torch.device, Optional[ExecutorProcess]]:
+    """Choose the device for a program's local compute, and start an executor process where one is needed.
 
     Args:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:n``. Under the virtual device ``auto`` asks such a process.
-        engine: what computes; under the virtual device another than torch computes there, too.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:n``. Under the virtual device ``auto`` means the process's choice.
+        engine: under the virtual device, every engine but torch runs in the process.
         threads: of the process.
+
+    Returns:
+        The device and the process; None: the program computes by itself.
 
     Raises:
         BadInput, Unsupported: no such device here.

@@ -1,6 +1,6 @@
-"""What the executor process does: ``python -m edge_offload.companion.worker FD FD FD ... --device cuda``.
+"""Main program of the executor process: ``python -m edge_offload.companion.worker FD FD FD ... --device cuda``.
 
-It serves the program that started it, over the sockets and the memory that it inherited, until that hangs up.
+It serves its parent over inherited sockets and memory, until the parent closes them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
-from edge_offload.companion.memory import Answer, Lane, Region, Tensors
-from edge_offload.companion.process import LANES
+from edge_offload.companion.memory import Answer, SharedRegion, TensorChannel, Tensors
+from edge_offload.companion.process import CHANNELS
 from edge_offload.errors import LinkLost, Refused
 from edge_offload.execute import devices, heap
 from edge_offload.execute.fingerprint import fingerprint
@@ -33,24 +33,24 @@ from edge_offload.split.runtime.tables import MAX_PLANS, ReadyPlan, ready
 from edge_offload.split.runtime.tracing import located_along, trace
 
 
-class Networks:
-    """The network that is computed here."""
+class ModelHandler:
+    """Handlers of requests about the model that is open."""
 
     def __init__(self, device: str) -> None:
-        self._asked = device
+        self._requested_device = device
         self._executor: Optional[ModuleExecutor] = None
         self.name = ""
 
     @property
     def device(self) -> torch.device:
-        """What computes."""
-        return devices.pick(self._asked)
+        """Device that computes."""
+        return devices.pick(self._requested_device)
 
-    def tell_device(self, _: Tensors) -> Answer:
+    def describe_device(self, _: Tensors) -> Answer:
         """``{}`` → ``{device, fingerprint}``."""
         return {"device": str(self.device), "fingerprint": fingerprint(devices.settle(self.device))}, ()
 
-    def open(self, _: Tensors, name: str, options: Dict[str, Any], state_hash: str, engine: str) -> Answer:
+    def open_model(self, _: Tensors, name: str, options: Dict[str, Any], state_hash: str, engine: str) -> Answer:
         """``{name, options, state_hash, engine}`` → ``{engine, engine_facts}``: build a model."""
         module = registry.build_module(name, **options)
         if registry.state_hash(module) != state_hash:
@@ -61,7 +61,11 @@ class Networks:
 
     @property
     def executor(self) -> ModuleExecutor:
-        """Of the model that is open."""
+        """Executor of the open model.
+
+        Raises:
+            Refused: none is open.
+        """
         if self._executor is None:
             raise Refused("no model is open here")
         return self._executor
@@ -71,22 +75,22 @@ class Networks:
         execution = self.executor.run(inputs)
         return {"engine": execution.engine, "note": execution.note}, execution.outputs
 
-    def state(self, _: Tensors) -> Answer:
+    def engine_state(self, _: Tensors) -> Answer:
         """``{}`` → ``{words, wrong}``."""
-        words, wrong = self.executor.engine_state()
-        return {"words": words, "wrong": wrong}, ()
+        text, wrong = self.executor.engine_state()
+        return {"words": text, "wrong": wrong}, ()
 
-    def ready(self, _: Tensors, timeout_s: float) -> Answer:
+    def engine_ready(self, _: Tensors, timeout_s: float) -> Answer:
         """``{timeout_s}`` → ``{ready}``."""
         return {"ready": self.executor.engine_ready(timeout_s)}, ()
 
 
-class Halves:
-    """The robot's half of plans for the network that is open; one inference at a time."""
+class PlanHandler:
+    """Handlers of requests about the robot's half of plans for the open model; one inference at a time."""
 
-    def __init__(self, networks: Networks) -> None:
-        self._networks = networks
-        self._place = place_of(networks.device)
+    def __init__(self, models: ModelHandler) -> None:
+        self._models = models
+        self._place = place_of(models.device)
         self._traced: Dict[str, Network] = {}
         self._shared: Dict[str, Any] = {}
         self._plans: Dict[int, ReadyPlan] = {}
@@ -94,33 +98,33 @@ class Halves:
         self._ready: Optional[ReadyPlan] = None
         self._blocks = self._run = 0
 
-    def profile(self, _: Tensors, sequence: str, repeats: int) -> Answer:
-        """``{sequence, repeats}`` → ``{profile}``: time a network that was traced here."""
+    def profile_network(self, _: Tensors, sequence: str, repeats: int) -> Answer:
+        """``{sequence, repeats}`` → ``{profile}``: time a network traced in this process."""
         return {"profile": self._place.measure(self._traced[sequence], repeats).to_record()}, ()
 
-    def copy_there(self, tensors: Tensors) -> Answer:
-        """Rows, to be copied to the device and no more."""
+    def copy_to_device(self, tensors: Tensors) -> Answer:
+        """Copy rows to the device and drop them, for timing."""
         if isinstance(self._place, GpuPlace):
             self._place.take(tensors[0])
         return {}, ()
 
-    def copy_back(self, _: Tensors, nbytes: int) -> Answer:
-        """``{nbytes}`` → so many from the device."""
+    def copy_from_device(self, _: Tensors, nbytes: int) -> Answer:
+        """``{nbytes}`` → that many bytes copied from the device, for timing."""
         return {}, [
             self._place.give(nbytes) if isinstance(self._place, GpuPlace) else torch.zeros(nbytes, dtype=torch.uint8)
         ]
 
-    def trace(self, examples: Tensors, sequence: str) -> Answer:
+    def trace_model(self, examples: Tensors, sequence: str) -> Answer:
         """``{sequence}`` and inputs: trace the model, with the same result as the program."""
         examples = [tensor.clone() for tensor in examples]
-        network = trace(self._networks.name, self._networks.executor.module, examples)
+        network = trace(self._models.name, self._models.executor.module, examples)
         if sequence_hash(network.program.sequence) != sequence:
             raise Refused("the model is traced differently in the executor process")
         self._traced[sequence], self._shared[sequence] = network, self._place.shared(network)
         return {}, ()
 
-    def record(self, tensors: Tensors, sequence: str, name: str, digests: List[str]) -> Answer:
-        """``{sequence, name, digests}``; the sequence, its inputs and its constants: an inference that was recorded."""
+    def add_record(self, tensors: Tensors, sequence: str, name: str, digests: List[str]) -> Answer:
+        """``{sequence, name, digests}`` with the sequence, its inputs and constants: add a recorded network."""
         encoded, *rest = [tensor.clone() for tensor in tensors]
         inputs, constants = rest[: len(rest) - len(digests)], rest[len(rest) - len(digests) :]
         program = TracedProgram(wire.decode(encoded.numpy().tobytes()), dict(zip(digests, constants)))
@@ -128,8 +132,8 @@ class Halves:
         self._traced[sequence], self._shared[sequence] = network, self._place.shared(network)
         return {}, ()
 
-    def plan(self, _: Tensors, number: int, sequence: str, text: str) -> Answer:
-        """``{number, sequence, text}`` → ``{known}``: a plan, to be begun by its number."""
+    def add_plan(self, _: Tensors, number: int, sequence: str, text: str) -> Answer:
+        """``{number, sequence, text}`` → ``{known}``: add a plan; false where the network is not traced here."""
         if sequence not in self._traced:
             return {"known": False}, ()
         if len(self._plans) >= 4 * MAX_PLANS:
@@ -137,8 +141,8 @@ class Halves:
         self._plans[number] = ready(Plan.from_json(text), self._traced[sequence].located, sequence)
         return {"known": True}, ()
 
-    def begin(self, _: Tensors, number: int, sequence: str, run: int) -> Answer:
-        """``{number, sequence, run}`` → ``{known}``: an inference; it takes the place of the one before."""
+    def begin_inference(self, _: Tensors, number: int, sequence: str, run: int) -> Answer:
+        """``{number, sequence, run}`` → ``{known}``: start an inference in place of the previous one."""
         self._ready = self._plans.get(number)
         if self._ready is None:
             return {"known": False}, ()
@@ -147,25 +151,25 @@ class Halves:
         self._run = run
         return {"known": True}, ()
 
-    def half(self, run: int) -> PieceHalf:
-        """Of the inference that is under way.
+    def current_half(self, run: int) -> PieceHalf:
+        """Return the half of the current inference.
 
         Raises:
-            Refused: that is another one.
+            Refused: the current inference is not ``run``.
         """
         half = self._half
         if half is None or run != self._run:
             raise Refused("another inference is under way in the executor process")
         return half
 
-    def take(self, tensors: Tensors, run: int, number: int, low: int) -> Answer:
-        """``{run, number, low}`` and rows."""
-        self.half(run).take(number, low, tensors[0])
+    def take_rows(self, tensors: Tensors, run: int, number: int, low: int) -> Answer:
+        """``{run, number, low}`` and rows: take them in."""
+        self.current_half(run).take(number, low, tensors[0])
         return {}, ()
 
-    def advance(self, _: Tensors, run: int) -> Answer:
-        """``{run}``: the next block."""
-        half = self.half(run)
+    def advance_block(self, _: Tensors, run: int) -> Answer:
+        """``{run}``: compute the next block."""
+        half = self.current_half(run)
         assert self._ready is not None
         mine = self._ready.sides[Side.ROBOT]
         block = mine.blocks[self._blocks]
@@ -176,46 +180,47 @@ class Halves:
         return {}, ()
 
     def catch_up(self, _: Tensors, run: int) -> Answer:
-        """``{run}`` → ``{seconds}``."""
-        half = self.half(run)
+        """``{run}`` → ``{seconds}``: wait for the device."""
+        half = self.current_half(run)
         half.catch_up()
         return {"seconds": half.seconds()}, ()
 
-    def fetch(self, _: Tensors, run: int, number: int, low: int, high: int, blocks: int) -> Answer:
+    def fetch_rows(self, _: Tensors, run: int, number: int, low: int, high: int, blocks: int) -> Answer:
         """``{run, number, low, high, blocks}`` → ``{seconds}`` and rows."""
-        half = self.half(run)
+        half = self.current_half(run)
         with torch.no_grad():
             rows = half.fetch(number, low, high, blocks)
         return {"seconds": half.seconds()}, [rows]
 
 
-def serve(lanes: Dict[str, Lane], device: str) -> None:
-    """Answer on every lane until the program hangs up."""
-    networks = Networks(device)
-    handlers: Dict[str, Dict[str, Any]] = {name: {} for name in LANES}
+def serve_channels(channels: Dict[str, TensorChannel], device: str) -> None:
+    """Answer requests on every channel until the parent closes them."""
+    models = ModelHandler(device)
+    handlers: Dict[str, Dict[str, Any]] = {name: {} for name in CHANNELS}
     handlers["module"] = {
-        "device": networks.tell_device, "open": networks.open, "run": networks.run, "state": networks.state,
-        "ready": networks.ready,
+        "device": models.describe_device, "open": models.open_model, "run": models.run, "state": models.engine_state,
+        "ready": models.engine_ready,
     }  # fmt: skip
     try:
-        halves = Halves(networks)
-    except Exception:  # asking for the device says why
+        plans = PlanHandler(models)
+    except Exception:  # the request for the device reports the cause
         pass
     else:
-        handlers["take"] = {"take": halves.take, "copy": halves.copy_there}
+        handlers["take"] = {"take": plans.take_rows, "copy": plans.copy_to_device}
         handlers["advance"] = {
-            "trace": halves.trace, "record": halves.record, "profile": halves.profile, "plan": halves.plan,
-            "begin": halves.begin, "advance": halves.advance, "catch_up": halves.catch_up,
+            "trace": plans.trace_model, "record": plans.add_record, "profile": plans.profile_network,
+            "plan": plans.add_plan, "begin": plans.begin_inference, "advance": plans.advance_block,
+            "catch_up": plans.catch_up,
         }  # fmt: skip
-        handlers["fetch"] = {"fetch": halves.fetch, "copy": halves.copy_back}
+        handlers["fetch"] = {"fetch": plans.fetch_rows, "copy": plans.copy_from_device}
 
-    def work(name: str) -> None:
+    def serve_channel(name: str) -> None:
         try:
-            lanes[name].serve(handlers[name])
+            channels[name].serve_requests(handlers[name])
         except LinkLost:
             os._exit(0)
 
-    threads = [threading.Thread(target=work, args=(name,), name=f"edge-offload-{name}") for name in LANES]
+    threads = [threading.Thread(target=serve_channel, args=(name,), name=f"edge-offload-{name}") for name in CHANNELS]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -229,14 +234,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:n")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
     heap.keep_freed()
     if args.threads:
         torch.set_num_threads(args.threads)
-    lanes = {}
-    for name, fd, theirs, ours in zip(LANES, args.fds[::3], args.fds[1::3], args.fds[2::3]):
-        lanes[name] = Lane(Channel(socket.socket(fileno=fd)), Region(ours), Region(theirs))
-    serve(lanes, args.device)
+    channels = {}
+    for name, fd, inbound, outbound in zip(CHANNELS, args.fds[::3], args.fds[1::3], args.fds[2::3]):
+        channels[name] = TensorChannel(Channel(socket.socket(fileno=fd)), SharedRegion(outbound), SharedRegion(inbound))
+    serve_channels(channels, args.device)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Who may see the dashboard: which address it listens on, which Host it answers to, and the token.
+"""Access control of the dashboard: listening address, accepted Host headers, token and sessions.
 
-On loopback the machine's users see it without more. Any other address needs a token, which a browser gives once and
-then holds a session cookie. The Host header is checked always: else a web page elsewhere could rebind its own name to
-127.0.0.1 and read the pictures through the visitor's browser.
+On loopback no token is needed. Any other address needs one, which a browser exchanges for a session cookie. The Host
+header is always checked: else a foreign web page could rebind its name to 127.0.0.1 and read the pictures through the
+visitor's browser.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from edge_offload.errors import BadInput
 
 TOKEN_VARIABLE = "EDGE_OFFLOAD_DASHBOARD_TOKEN"
 MIN_TOKEN = 16
-MAX_SESSIONS = 64
 
 HEADERS: Dict[str, str] = {
-    # everything comes from this server, nothing is inline, nobody frames the page or learns where it is
+    # everything comes from this server, nothing is inline, no page frames this one or learns its address
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -34,11 +33,11 @@ HEADERS: Dict[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Sent with every answer."""
+"""Headers of every response."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``, the address to listen on."""
+    """Return whether the listening address ``host`` is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -48,10 +47,10 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: str = "", environment: Optional[Mapping[str, str]] = None) -> str:
-    """The token in a file, or in the environment variable; empty when there is neither.
+    """Read the token from a file or the environment variable; empty where neither is given.
 
     Raises:
-        BadInput: the file cannot be read, or what it holds is too short to be a secret.
+        BadInput: the file cannot be read, or the token is too short.
     """
     environment = os.environ if environment is None else environment
     token = environment.get(TOKEN_VARIABLE, "").strip()
@@ -62,7 +61,7 @@ def read_token(path: str = "", environment: Optional[Mapping[str, str]] = None) 
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"cannot read the token in {path}: {error}") from error
     if (path or token) and len(token) < MIN_TOKEN:
-        # its length is all that is said of a secret
+        # an error shows no more of a secret than its length
         raise BadInput(
             f"the token in {where} has {len(token)} characters, it needs {MIN_TOKEN}",
             remedy="make one: python3 -c 'import secrets; print(secrets.token_urlsafe())'",
@@ -71,15 +70,15 @@ def read_token(path: str = "", environment: Optional[Mapping[str, str]] = None) 
 
 
 class Access:
-    """Decides on requests.
+    """Admits or rejects requests.
 
     Args:
-        host: the address to listen on.
-        token: what a visitor must know; empty: nothing.
-        names: host names by which visitors may call this machine, besides its own and IP addresses.
+        host: the listening address.
+        token: secret of the visitors; empty: none.
+        names: further host names of this machine.
 
     Raises:
-        BadInput: others could reach ``host``, and there is no token.
+        BadInput: other machines reach ``host``, and there is no token.
     """
 
     def __init__(self, host: str, token: str = "", names: Iterable[str] = ()) -> None:
@@ -92,17 +91,17 @@ class Access:
         self._token = token
         self._names: Set[str] = {"localhost", *(name.lower() for name in names)}
         if self._open_to_all:
-            own = socket.gethostname().lower()
-            self._names |= {own, f"{own.split('.')[0]}.local", host.lower()}
+            hostname = socket.gethostname().lower()
+            self._names |= {hostname, f"{hostname.split('.')[0]}.local", host.lower()}
         self._sessions: OrderedDict[str, None] = OrderedDict()
 
     @property
     def needs_token(self) -> bool:
-        """Whether a visitor has to know the token."""
+        """True where visitors need the token."""
         return bool(self._token)
 
-    def host_allowed(self, header: str) -> bool:
-        """Whether a request whose Host is ``header`` is meant for this machine."""
+    def is_host_allowed(self, header: str) -> bool:
+        """Return whether the Host ``header`` names this machine."""
         name = header.strip().lower()
         if name.startswith("["):
             name = name[1:].partition("]")[0]
@@ -114,21 +113,21 @@ class Access:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # a number is not a name that could be rebound
+        # an IP address cannot be rebound
         return self._open_to_all or address.is_loopback
 
-    def enter(self, token: str) -> Optional[str]:
-        """A new session for someone who knows the token; None for anyone else."""
+    def open_session(self, token: str) -> Optional[str]:
+        """Return a new session's id if the token is right, else None; the oldest sessions above 64 end."""
         if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
             return None
         session = secrets.token_urlsafe(32)
         self._sessions[session] = None
-        while len(self._sessions) > MAX_SESSIONS:
+        while len(self._sessions) > 64:
             self._sessions.popitem(last=False)
         return session
 
-    def admitted(self, session: Optional[str], authorization: str = "") -> bool:
-        """Whether a request with this session cookie, or ``Authorization: Bearer TOKEN``, may see anything."""
+    def is_admitted(self, session: Optional[str], authorization: str = "") -> bool:
+        """Return whether the session cookie, or ``Authorization: Bearer TOKEN``, admits a request."""
         if not self._token:
             return True
         if session is not None and session in self._sessions:

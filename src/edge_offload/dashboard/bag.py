@@ -1,4 +1,4 @@
-"""Records of a run out of a bag file. Needs ROS's rosbag; the messages' definitions are in the bag itself."""
+"""Records of a run from a bag file. Needs ROS's rosbag; the bag contains the message definitions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 
 
 def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: str = "") -> Iterator[Record]:
-    """Records of the messages in a bag, in the order in which they were received.
+    """Yield the records of the messages in a bag, in the order of their receipt.
 
-    Topics are known by how their name ends and by their type: the robot may run in a namespace. ``namespace`` picks
-    one robot of several.
+    Topics are recognised by the end of their name and by their type, because the robot may run in a namespace.
+    ``namespace`` selects one robot of several.
 
     Raises:
         BadInput: the file is no bag, or holds no topic of edge_offload.
@@ -31,11 +31,11 @@ def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: s
         raise BadInput(f"no bag file {path}")
     try:
         with rosbag.Bag(str(path)) as bag:
-            found = bag.get_type_and_topic_info().topics
-            wanted = _choose({name: info.msg_type for name, info in found.items()}, namespace, path)
-            changes = messages.Diagnostics()
-            for topic, message, received in bag.read_messages(topics=list(wanted)):
-                yield from _records(wanted[topic], message, received.to_sec(), changes, reading)
+            recorded = bag.get_type_and_topic_info().topics
+            kinds = _choose_topics({name: info.msg_type for name, info in recorded.items()}, namespace, path)
+            changes = messages.DiagnosticChanges()
+            for topic, message, received in bag.read_messages(topics=list(kinds)):
+                yield from _convert_message(kinds[topic], message, received.to_sec(), changes, reading)
     except (rosbag.ROSBagException, OSError, ValueError) as error:
         if isinstance(error, EdgeOffloadError):
             raise
@@ -45,12 +45,16 @@ def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: s
         raise BadInput(f"{path} holds no message of a run")
 
 
-def _choose(types: Dict[str, str], namespace: str, path: pathlib.Path) -> Dict[str, str]:
-    """Kind of record by name of topic, for the topics of one robot."""
+def _choose_topics(types: Dict[str, str], namespace: str, path: pathlib.Path) -> Dict[str, str]:
+    """Map the topics of one robot to their kind of record.
+
+    Raises:
+        BadInput: there are none, or those of several robots.
+    """
     chosen: Dict[str, str] = {}
     within = f"/{namespace.strip('/')}/" if namespace.strip("/") else "/"
     for name, message_type in sorted(types.items()):
-        kind = _kind(name, message_type)
+        kind = _record_kind(name, message_type)
         if not kind or (kind != "diagnostic" and not f"/{name.lstrip('/')}".startswith(within)):
             continue
         if kind != "diagnostic" and kind in chosen.values():
@@ -64,34 +68,35 @@ def _choose(types: Dict[str, str], namespace: str, path: pathlib.Path) -> Dict[s
     return chosen
 
 
-def _kind(name: str, message_type: str) -> str:
+def _record_kind(name: str, message_type: str) -> str:
     if name == messages.DIAGNOSTICS_TOPIC and message_type == "diagnostic_msgs/DiagnosticArray":
         return "diagnostic"
     for kind, topic in messages.TOPICS.items():
         tail = f"/{topic.name}"
         # server/offload/latency is the same frame again, seen by the server
-        again = name.endswith(f"/server{tail}")
-        if f"/{name.lstrip('/')}".endswith(tail) and not again and message_type == f"{topic.package}/{topic.message}":
+        matches = f"/{name.lstrip('/')}".endswith(tail) and not name.endswith(f"/server{tail}")
+        if matches and message_type == f"{topic.package}/{topic.message}":
             return kind
     return ""
 
 
-def _records(
-    kind: str, message: object, t_s: float, changes: messages.Diagnostics, reading: Reading
+def _convert_message(
+    kind: str, message: object, t_s: float, changes: messages.DiagnosticChanges, reading: Reading
 ) -> Iterator[Record]:
     if kind == "diagnostic":
-        found = changes.records(message, t_s)
+        converted = changes.changed_records(message, t_s)
     else:
         record = messages.TOPICS[kind].convert(message, t_s)
-        found = [] if record is None else [record]
+        converted = [] if record is None else [record]
         if record is None:
-            reading.note(messages.TOPICS[kind].name, BadInput("a message names a mode that this version does not know"))
-    reading.good += len(found)
-    yield from found
+            error = BadInput("a message names a mode that this version does not know")
+            reading.count_bad_line(messages.TOPICS[kind].name, error)
+    reading.good += len(converted)
+    yield from converted
 
 
 def is_bag(path: pathlib.Path) -> bool:
-    """Whether the file says that it is a bag, by its first bytes."""
+    """Return whether the file starts as a bag does."""
     try:
         with path.open("rb") as stream:
             return stream.read(8) == b"#ROSBAG "
@@ -100,7 +105,7 @@ def is_bag(path: pathlib.Path) -> bool:
 
 
 def open_run(path: pathlib.Path, namespace: str = "") -> Tuple[Iterator[Record], Reading]:
-    """Records of a run from a file of either kind, and how reading them goes."""
+    """Open a bag or a JSON-lines file: its records, and the progress of reading."""
     from edge_offload.dashboard.stream import read
 
     reading = Reading()

@@ -1,7 +1,7 @@
-"""What is kept of a run while it is watched: the recent records of every kind, and the newest picture. Thread-safe.
+"""Recent records of every kind, and the newest picture, of a run that browsers watch. Thread-safe.
 
-Every reader has a cursor of its own into the same rings, so a reader that is slow costs no memory: it skips what has
-been overwritten meanwhile, and is told how much that was.
+Each reader has a cursor into the same rings, so that a slow reader costs no memory. It skips overwritten records and
+gets their number.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CAPACITY = {
     "server": 1500,
     "diagnostic": 500,
 }
-"""Records kept per kind: ten minutes at the usual rates."""
+"""Records retained per kind: ten minutes at the usual rates."""
 
 EVENTS = 500
-"""Events kept."""
+"""Events retained."""
 
 
-class Ring:
-    """The last ``capacity`` items, and how many there ever were."""
+class RecordRing:
+    """The last ``capacity`` items, numbered from the first ever appended."""
 
     def __init__(self, capacity: int) -> None:
         self._items: Deque[Any] = deque(maxlen=capacity)
@@ -39,16 +39,16 @@ class Ring:
 
     @property
     def first(self) -> int:
-        """Number of the oldest item that is kept."""
+        """Number of the oldest retained item."""
         return self.total - len(self._items)
 
     def append(self, item: Any) -> None:
-        """Add one; the oldest gives way."""
+        """Append an item and drop the oldest one if full."""
         self._items.append(item)
         self.total += 1
 
-    def since(self, position: int, limit: int) -> Tuple[List[Any], int, int]:
-        """Items from number ``position`` on, at most ``limit``: they, the number after the last, how many are lost."""
+    def items_since(self, position: int, limit: int) -> Tuple[List[Any], int, int]:
+        """Return up to ``limit`` items from number ``position``, the next position, and the number of lost items."""
         first = self.first
         start = max(position, first)
         stop = min(start + limit, self.total)
@@ -56,22 +56,22 @@ class Ring:
         return items, stop, start - position if position < start else 0
 
 
-class Picture(NamedTuple):
-    """The newest picture: its number, when it came (s since 1970), and a JPEG or PNG file."""
+class StampedPicture(NamedTuple):
+    """A picture: its number, time of receipt (s since 1970), and JPEG or PNG file."""
 
     number: int
     t_s: float
     data: bytes
 
 
-class Batch(NamedTuple):
-    """What is new to one reader.
+class ReaderUpdate(NamedTuple):
+    """New records for one reader.
 
     Attributes:
         records: by kind, oldest first.
         events: oldest first.
-        skipped: records that were overwritten before this reader came for them.
-        more: whether there is more to fetch at once.
+        skipped: number of records that were overwritten before this reader read them.
+        more: there are more records than the limit.
     """
 
     records: Dict[str, List[Record]]
@@ -81,7 +81,7 @@ class Batch(NamedTuple):
 
 
 class Cursor:
-    """Where one reader is. Made by :meth:`History.cursor`."""
+    """Position of one reader, from :meth:`History.open_cursor`."""
 
     def __init__(self, epoch: int, positions: Dict[str, int]) -> None:
         self.epoch = epoch
@@ -89,76 +89,76 @@ class Cursor:
 
 
 class History:
-    """See the module. ``put`` is for the source, the rest for readers."""
+    """Recent records, events and the newest picture. The source writes them, readers have cursors."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epoch = 0
-        self._empty()
+        self._reset_rings()
 
-    def _empty(self) -> None:
-        self._rings = {kind: Ring(capacity) for kind, capacity in CAPACITY.items()}
-        self._rings["event"] = Ring(EVENTS)
+    def _reset_rings(self) -> None:
+        self._rings = {kind: RecordRing(capacity) for kind, capacity in CAPACITY.items()}
+        self._rings["event"] = RecordRing(EVENTS)
         self._digest = Digest()
-        self._picture: Optional[Picture] = None
+        self._picture: Optional[StampedPicture] = None
 
     def put(self, record: Record) -> None:
-        """One more record, in the order in which they came."""
+        """Append a record and its events."""
         with self._lock:
             self._rings[record["kind"]].append(record)
-            for event in self._digest.events(record):
+            for event in self._digest.digest_record(record):
                 self._rings["event"].append(event)
 
-    def note(self, event: Event) -> None:
-        """An event that no record tells of."""
+    def add_event(self, event: Event) -> None:
+        """Append an event that follows from no record."""
         with self._lock:
             self._rings["event"].append(event)
 
-    def show(self, data: bytes, t_s: float) -> None:
-        """The newest picture, a JPEG or PNG file."""
+    def set_picture(self, data: bytes, t_s: float) -> None:
+        """Replace the newest picture by a JPEG or PNG file."""
         with self._lock:
             number = 1 if self._picture is None else self._picture.number + 1
-            self._picture = Picture(number, t_s, data)
+            self._picture = StampedPicture(number, t_s, data)
 
     def clear(self) -> None:
-        """Forget everything: the source begins anew, and its times may go back."""
+        """Remove everything, because the source restarts and its times may go back."""
         with self._lock:
             self._epoch += 1
-            self._empty()
+            self._reset_rings()
 
     @property
-    def picture(self) -> Optional[Picture]:
+    def picture(self) -> Optional[StampedPicture]:
         """The newest picture."""
         with self._lock:
             return self._picture
 
-    def counts(self) -> Dict[str, int]:
-        """How many records of every kind there ever were."""
+    def count_records(self) -> Dict[str, int]:
+        """Return the number of records ever appended, by kind."""
         with self._lock:
             return {kind: ring.total for kind, ring in self._rings.items()}
 
-    def cursor(self) -> Cursor:
-        """A reader that has seen nothing yet; what was overwritten before it came is not called skipped."""
+    def open_cursor(self) -> Cursor:
+        """Return a cursor at the oldest retained records, which counts earlier ones not as skipped."""
         with self._lock:
-            return self._fresh()
+            return self._start_cursor()
 
-    def _fresh(self) -> Cursor:
+    def _start_cursor(self) -> Cursor:
         return Cursor(self._epoch, {kind: ring.first for kind, ring in self._rings.items()})
 
-    def read(self, cursor: Cursor, limit: int = 2000) -> Tuple[Batch, bool]:
-        """What is new to a reader, at most ``limit`` of every kind; and whether everything before it is void."""
+    def read(self, cursor: Cursor, limit: int = 2000) -> Tuple[ReaderUpdate, bool]:
+        """Return what is new to a reader, at most ``limit`` per kind, and whether the history was cleared before."""
         with self._lock:
-            anew = cursor.epoch != self._epoch
-            if anew:
-                fresh = self._fresh()
+            restarted = cursor.epoch != self._epoch
+            if restarted:
+                fresh = self._start_cursor()
                 cursor.epoch, cursor.positions = fresh.epoch, fresh.positions
             records: Dict[str, List[Any]] = {}
             skipped, more = 0, False
             for kind, ring in self._rings.items():
-                items, cursor.positions[kind], lost = ring.since(cursor.positions[kind], limit)
+                items, cursor.positions[kind], lost = ring.items_since(cursor.positions[kind], limit)
                 skipped += lost
                 more = more or cursor.positions[kind] < ring.total
                 if items:
                     records[kind] = items
             events = records.pop("event", [])
-            return Batch(records, events, skipped, more), anew
+            return ReaderUpdate(records, events, skipped, more), restarted

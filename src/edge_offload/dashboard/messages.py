@@ -1,4 +1,4 @@
-"""Records of ROS messages. Messages are known by their attributes alone, so that a bag can be read without rospy."""
+"""Conversion of ROS messages to records, by their attributes alone, so that bags can be read without rospy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edge_offload.mode import TABLE
 from edge_offload.timing import SHARES, STAGES
 
 MAX_TEXT = 500
-"""Characters of a free text that are kept."""
+"""Most characters of a free text."""
 
 MAX_FRAME_BYTES = 4 << 20
-"""Size of a picture that is still shown."""
+"""Largest picture that is shown."""
 
-_MODES = {mode.value for mode in TABLE}
+_MODES = {convert_mode.value for convert_mode in TABLE}
 _ENERGY = {0: "unknown", 1: "measured", 2: "model"}
 _STATES = {0: "unknown", 1: "standby", 2: "communication", 3: "inference"}
 _SOURCES = {0: "none", 1: "passive", 2: "active"}
@@ -23,126 +23,126 @@ _SERVER_STATES = {1: "ready", 2: "stopping"}
 _LEVELS = ("ok", "warn", "error", "stale")
 
 
-def _number(value: float, low: float = 0.0) -> float:
-    """What JSON can say: a message may hold NaN, or a negative duration when a clock was stepped."""
+def _to_finite(value: float, low: float = 0.0) -> float:
+    """Return a finite value of at least ``low``: messages may hold NaN, or negative durations after a clock step."""
     return max(low, float(value)) if math.isfinite(value) else low
 
 
-def _seconds(value: Any) -> float:
-    return _number(value.to_sec())
+def _to_seconds(value: Any) -> float:
+    return _to_finite(value.to_sec())
 
 
-def _share(value: float) -> Optional[float]:
-    """A share, or None where it is not known."""
-    return min(_number(value), 1.0) if math.isfinite(value) else None
+def _to_share(value: float) -> Optional[float]:
+    """Return a share from 0 to 1; None: unknown."""
+    return min(_to_finite(value), 1.0) if math.isfinite(value) else None
 
 
-def _text(value: str) -> str:
+def _shorten_text(value: str) -> str:
     return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
 
 
-def latency(message: Any, t_s: float) -> Optional[Record]:
-    """Of Latency. None when it names a mode that this version does not know."""
+def convert_latency(message: Any, t_s: float) -> Optional[Record]:
+    """Convert Latency; None where it names an unknown mode."""
     if message.mode not in _MODES:
         return None
     return {
         "kind": "latency",
         "t_s": t_s,
         "stamp_s": message.header.stamp.to_sec(),
-        **({"camera": _text(message.camera)} if getattr(message, "camera", "") else {}),
-        "model": _text(message.model),
+        **({"camera": _shorten_text(message.camera)} if getattr(message, "camera", "") else {}),
+        "model": _shorten_text(message.model),
         "mode": message.mode,
-        "engine": _text(message.engine),
-        "fallback_reason": _text(message.fallback_reason),
-        "error": _text(message.error),
-        "total_s": _seconds(message.total),
-        "stages_s": {stage: _seconds(getattr(message, stage)) for stage in STAGES},
+        "engine": _shorten_text(message.engine),
+        "fallback_reason": _shorten_text(message.fallback_reason),
+        "error": _shorten_text(message.error),
+        "total_s": _to_seconds(message.total),
+        "stages_s": {stage: _to_seconds(getattr(message, stage)) for stage in STAGES},
         "bytes_up": message.bytes_up,
         "bytes_down": message.bytes_down,
         "round_trips": message.round_trips,
-        **{name: _share(getattr(message, name, math.nan)) for name in SHARES},
+        **{name: _to_share(getattr(message, name, math.nan)) for name in SHARES},
         "connected": bool(message.connected),
-        "round_trip_s": _seconds(message.link_round_trip),
-        "deadline_s": _seconds(message.deadline),
+        "round_trip_s": _to_seconds(message.link_round_trip),
+        "deadline_s": _to_seconds(message.deadline),
         "deadline_met": bool(message.deadline_met),
-        "robot_slowdown": _number(message.emulated_slowdown),
-        "energy_j": _number(message.energy) if math.isfinite(message.energy) else None,
+        "robot_slowdown": _to_finite(message.emulated_slowdown),
+        "energy_j": _to_finite(message.energy) if math.isfinite(message.energy) else None,
         "energy_source": _ENERGY.get(message.energy_source, "unknown"),
     }
 
 
-def people(message: Any, t_s: float) -> Optional[Record]:
-    """Of PersonArray."""
-    return {"kind": "people", "t_s": t_s, "people": len(message.people), **_origin(message)}
+def convert_people(message: Any, t_s: float) -> Optional[Record]:
+    """Convert PersonArray."""
+    return {"kind": "people", "t_s": t_s, "people": len(message.people), **_result_origin(message)}
 
 
-def scene(message: Any, t_s: float) -> Optional[Record]:
-    """Of SemanticGrid."""
-    return {"kind": "scene", "t_s": t_s, **_origin(message)}
+def convert_scene(message: Any, t_s: float) -> Optional[Record]:
+    """Convert SemanticGrid."""
+    return {"kind": "scene", "t_s": t_s, **_result_origin(message)}
 
 
-def _origin(message: Any) -> Record:
-    """Where a result comes from, unless it is fresh; messages of earlier versions do not say it."""
+def _result_origin(message: Any) -> Record:
+    """Return the origin of a result that is not fresh; messages of earlier versions lack it."""
     origin = getattr(getattr(message, "result", None), "origin", "")
     return {"origin": origin} if origin in ("carried", "local", "none") else {}
 
 
 def mode(message: Any, t_s: float) -> Optional[Record]:
-    """Of OffloadMode. None when it names a mode that this version does not know."""
+    """Convert OffloadMode; None where it names an unknown mode."""
     if message.mode not in _MODES:
         return None
     return {
         "kind": "mode",
         "t_s": t_s,
         "mode": message.mode,
-        "policy": _text(message.policy),
-        "reason": _text(message.reason),
+        "policy": _shorten_text(message.policy),
+        "reason": _shorten_text(message.reason),
     }
 
 
-def bandwidth(message: Any, t_s: float) -> Optional[Record]:
-    """Of Bandwidth."""
+def convert_bandwidth(message: Any, t_s: float) -> Optional[Record]:
+    """Convert Bandwidth."""
     return {
         "kind": "bandwidth",
         "t_s": t_s,
-        "peer": _text(message.peer),
+        "peer": _shorten_text(message.peer),
         "connected": bool(message.connected),
         "source": _SOURCES.get(message.source, "none"),
-        "uplink_bytes_per_s": _number(message.uplink),
-        "downlink_bytes_per_s": _number(message.downlink),
-        "round_trip_s": _seconds(message.round_trip),
-        "age_s": _seconds(message.age),
+        "uplink_bytes_per_s": _to_finite(message.uplink),
+        "downlink_bytes_per_s": _to_finite(message.downlink),
+        "round_trip_s": _to_seconds(message.round_trip),
+        "age_s": _to_seconds(message.age),
         "samples": message.samples,
     }
 
 
-def power(message: Any, t_s: float) -> Optional[Record]:
-    """Of Power; None where nobody knows what the machine draws."""
+def convert_power(message: Any, t_s: float) -> Optional[Record]:
+    """Convert Power; None where the watts are unknown."""
     if not math.isfinite(message.watts):
         return None
     return {
         "kind": "power",
         "t_s": t_s,
-        "host": _text(message.host),
-        "watts": _number(message.watts),
-        "joules": _number(message.joules),
+        "host": _shorten_text(message.host),
+        "watts": _to_finite(message.watts),
+        "joules": _to_finite(message.joules),
         "source": _ENERGY.get(message.source, "unknown"),
-        "sensor": _text(message.sensor),
+        "sensor": _shorten_text(message.sensor),
         "state": _STATES.get(message.state, "unknown"),
     }
 
 
-def server(message: Any, t_s: float) -> Optional[Record]:
-    """Of ServerStatus."""
+def convert_server(message: Any, t_s: float) -> Optional[Record]:
+    """Convert ServerStatus."""
     return {
         "kind": "server",
         "t_s": t_s,
-        "address": _text(message.address),
-        "device": _text(message.device),
+        "address": _shorten_text(message.address),
+        "device": _shorten_text(message.device),
         "state": _SERVER_STATES.get(message.state, "unknown"),
         "robots": message.robots,
         "queue_length": message.queue_length,
-        "load": _number(message.load),
+        "load": _to_finite(message.load),
         "memory_bytes": message.memory,
         "inferences": message.inferences,
         "refused": message.refused,
@@ -150,37 +150,37 @@ def server(message: Any, t_s: float) -> Optional[Record]:
     }
 
 
-class Diagnostics:
-    """Records of DiagnosticArray: what changed, and of texts that change all the time at most one in ``pause_s``."""
+class DiagnosticChanges:
+    """Records of changes in DiagnosticArray; of a text that changes constantly, at most one per ``pause_s`` seconds."""
 
     MAX_NAMES = 256
 
     def __init__(self, pause_s: float = 5.0) -> None:
         self._pause_s = pause_s
-        self._said: Dict[str, Tuple[str, str, float]] = {}
+        self._reported: Dict[str, Tuple[str, str, float]] = {}
 
-    def records(self, message: Any, t_s: float) -> List[Record]:
-        """What is new in ``message``."""
-        found = []
+    def changed_records(self, message: Any, t_s: float) -> List[Record]:
+        """Return the records of what changed in ``message``."""
+        changes = []
         for status in message.status:
             # a byte in Python 2 messages, a number in Python 3 ones
             number = status.level if isinstance(status.level, int) else ord(status.level)
             level = _LEVELS[number] if 0 <= number < len(_LEVELS) else "stale"
-            name, text = _text(status.name), _text(status.message)
-            said_level, said_text, said_at = self._said.get(name, ("", "", -math.inf))
-            battery = next((_text(item.value) for item in status.values if item.key == "battery"), "")
-            whole = f"{text} {battery}"
-            same = said_level == level and (said_text == whole or 0 <= t_s - said_at < self._pause_s)
-            if same or (name not in self._said and len(self._said) >= self.MAX_NAMES):
+            name, text = _shorten_text(status.name), _shorten_text(status.message)
+            last_level, last_text, reported_at = self._reported.get(name, ("", "", -math.inf))
+            battery = next((_shorten_text(item.value) for item in status.values if item.key == "battery"), "")
+            content = f"{text} {battery}"
+            same = last_level == level and (last_text == content or 0 <= t_s - reported_at < self._pause_s)
+            if same or (name not in self._reported and len(self._reported) >= self.MAX_NAMES):
                 continue
-            self._said[name] = (level, whole, t_s)
+            self._reported[name] = (level, content, t_s)
             record = {"kind": "diagnostic", "t_s": t_s, "name": name, "level": level, "message": text}
-            found.append({**record, "battery": battery} if battery else record)
-        return found
+            changes.append({**record, "battery": battery} if battery else record)
+        return changes
 
 
 class Topic(NamedTuple):
-    """Where a kind of record comes from.
+    """Source of a kind of record.
 
     Attributes:
         name: relative topic name (absolute for /diagnostics).
@@ -195,22 +195,22 @@ class Topic(NamedTuple):
 
 
 TOPICS: Dict[str, Topic] = {
-    "latency": Topic("offload/latency", "edge_offload_msgs", "Latency", latency),
-    "people": Topic("kapao/people", "edge_offload_msgs", "PersonArray", people),
-    "scene": Topic("agrnav/semantic_grid", "edge_offload_msgs", "SemanticGrid", scene),
+    "latency": Topic("offload/latency", "edge_offload_msgs", "Latency", convert_latency),
+    "people": Topic("kapao/people", "edge_offload_msgs", "PersonArray", convert_people),
+    "scene": Topic("agrnav/semantic_grid", "edge_offload_msgs", "SemanticGrid", convert_scene),
     "mode": Topic("offload/mode", "edge_offload_msgs", "OffloadMode", mode),
-    "bandwidth": Topic("offload/bandwidth", "edge_offload_msgs", "Bandwidth", bandwidth),
-    "power": Topic("offload/power", "edge_offload_msgs", "Power", power),
-    "server": Topic("server/status", "edge_offload_msgs", "ServerStatus", server),
+    "bandwidth": Topic("offload/bandwidth", "edge_offload_msgs", "Bandwidth", convert_bandwidth),
+    "power": Topic("offload/power", "edge_offload_msgs", "Power", convert_power),
+    "server": Topic("server/status", "edge_offload_msgs", "ServerStatus", convert_server),
 }
-"""Topics by the kind of record that their messages become, /diagnostics and the pictures apart."""
+"""Topics by kind of record, without /diagnostics and the pictures."""
 
 DIAGNOSTICS_TOPIC = "/diagnostics"
 FRAME_TOPIC = "kapao/overlay/compressed"
 
 
-def picture(message: Any) -> Optional[bytes]:
-    """The JPEG or PNG file in a CompressedImage, or None. Its format string varies, so the bytes decide."""
+def picture_bytes(message: Any) -> Optional[bytes]:
+    """Return the JPEG or PNG file in a CompressedImage, else None. Format strings vary, so its first bytes decide."""
     data = bytes(message.data)
-    known = data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
-    return data if known and len(data) <= MAX_FRAME_BYTES else None
+    supported = data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
+    return data if supported and len(data) <= MAX_FRAME_BYTES else None

@@ -1,7 +1,7 @@
-"""The web server of the dashboard: one page, its few files, and a WebSocket per browser that is told what is new.
+"""Web server of the dashboard: one page, its files, and a WebSocket per browser for new records.
 
-Every browser is served by a loop of its own which writes, waits until the browser has taken it, and only then looks
-for what is new since: a slow browser gets fewer pictures and larger batches, and holds up nobody.
+Each browser has a loop that sends, waits until the browser has received it, and then reads what is new. A slow browser
+gets fewer pictures and larger batches, and delays no other.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ import tornado.websocket
 
 from edge_offload.dashboard.access import HEADERS, Access
 from edge_offload.dashboard.history import History
-from edge_offload.dashboard.source import Source
+from edge_offload.dashboard.source import RecordSource
 from edge_offload.errors import BadInput, EdgeOffloadError
 
 STATIC = pathlib.Path(__file__).parent / "static"
 DEFAULT_PORT = 8765
 MAX_VIEWERS = 32
-MAX_BODY = 4096
 
 log = logging.getLogger("edge_offload.dashboard")
 
 
 class _Guarded(tornado.web.RequestHandler):
-    """Checks the Host, then the session; every answer carries the headers that keep other pages out."""
+    """Handler that checks the Host, then the session, and sends the security headers."""
 
     access: Access
-    open_to_strangers = False
+    public = False
 
     def initialize(self, app: DashboardServer) -> None:
         self.app = app
@@ -48,15 +47,15 @@ class _Guarded(tornado.web.RequestHandler):
             self.set_header(name, value)
 
     def prepare(self) -> Any:
-        if not self.access.host_allowed(self.request.host or ""):
+        if not self.access.is_host_allowed(self.request.host or ""):
             raise tornado.web.HTTPError(421, reason="This dashboard does not go by that host name")
-        if self.open_to_strangers:
+        if self.public:
             return
         session = self.get_cookie(self.app.cookie)
-        if not self.access.admitted(session, self.request.headers.get("Authorization", "")):
-            self._turn_away()
+        if not self.access.is_admitted(session, self.request.headers.get("Authorization", "")):
+            self._reject_visitor()
 
-    def _turn_away(self) -> None:
+    def _reject_visitor(self) -> None:
         raise tornado.web.HTTPError(401, reason="The token is needed: open the page")
 
     def write_error(self, status_code: int, **_: Any) -> None:
@@ -69,7 +68,7 @@ def _plain_error(handler: tornado.web.RequestHandler, status_code: int) -> None:
 
 
 class _Page(_Guarded):
-    def _turn_away(self) -> None:
+    def _reject_visitor(self) -> None:
         self.redirect("/login")
 
     def get(self) -> None:
@@ -78,7 +77,7 @@ class _Page(_Guarded):
 
 
 class _Login(_Guarded):
-    open_to_strangers = True
+    public = True
     _waiting = 0
 
     def get(self) -> None:
@@ -88,9 +87,9 @@ class _Login(_Guarded):
         self.finish(page.replace(b"<!-- answer -->", answer) if self.get_query_argument("wrong", "") else page)
 
     async def post(self) -> None:
-        session = self.access.enter(self.get_body_argument("token", ""))
+        session = self.access.open_session(self.get_body_argument("token", ""))
         if session is None:
-            # guessing is slow, whoever guesses
+            # slows the guessing of tokens, by all visitors together
             if _Login._waiting >= 8:
                 raise tornado.web.HTTPError(429, reason="Too many tries")
             _Login._waiting += 1
@@ -105,7 +104,7 @@ class _Login(_Guarded):
 
 
 class _File(tornado.web.StaticFileHandler):
-    """The page's own files: they are public, the Host is checked all the same."""
+    """The page's own files: public, but the Host is checked."""
 
     def initialize(self, app: DashboardServer) -> None:  # type: ignore[override]
         super().initialize(str(STATIC))
@@ -120,12 +119,12 @@ class _File(tornado.web.StaticFileHandler):
         _plain_error(self, status_code)
 
     def prepare(self) -> None:
-        if not self.app.access.host_allowed(self.request.host or ""):
+        if not self.app.access.is_host_allowed(self.request.host or ""):
             raise tornado.web.HTTPError(421, reason="This dashboard does not go by that host name")
 
 
 class _Stream(tornado.websocket.WebSocketHandler):
-    """What is new, to one browser."""
+    """Stream of new records and pictures to one browser."""
 
     def initialize(self, app: DashboardServer) -> None:
         self.app = app
@@ -133,41 +132,41 @@ class _Stream(tornado.websocket.WebSocketHandler):
 
     def prepare(self) -> None:
         access = self.app.access
-        if not access.host_allowed(self.request.host or ""):
+        if not access.is_host_allowed(self.request.host or ""):
             raise tornado.web.HTTPError(421, reason="This dashboard does not go by that host name")
-        if not access.admitted(self.get_cookie(self.app.cookie), self.request.headers.get("Authorization", "")):
+        if not access.is_admitted(self.get_cookie(self.app.cookie), self.request.headers.get("Authorization", "")):
             raise tornado.web.HTTPError(401, reason="The token is needed: open the page")
 
     # check_origin is Tornado's own: the Origin has to name the Host that was just checked
 
     def open(self, *_: str, **__: str) -> None:
-        if not self.app.enter(self):
+        if not self.app.add_viewer(self):
             self.close(1013, f"{MAX_VIEWERS} browsers look already")
             return
         self.set_nodelay(True)
-        self._loop = asyncio.ensure_future(self._push())
+        self._loop = asyncio.ensure_future(self._push_updates())
 
     def on_message(self, message: Any) -> None:
-        """Browsers say nothing."""
+        """Ignore it: browsers send nothing."""
 
     def on_close(self) -> None:
         if self._loop is not None:
             self._loop.cancel()
-        self.app.leave(self)
+        self.app.remove_viewer(self)
 
-    async def _push(self) -> None:
+    async def _push_updates(self) -> None:
         history, shown = self.app.history, 0
-        cursor = history.cursor()
+        cursor = history.open_cursor()
         try:
-            await self.write_message(_text({"title": self.app.source.title, "reset": True}))
+            await self.write_message(_encode_json({"title": self.app.source.title, "reset": True}))
             while True:
-                batch, anew = history.read(cursor)
-                # returns when the browser has room again: a slow one is asked less often
+                batch, restarted = history.read(cursor)
+                # returns when the browser has room again: a slow one gets fewer, larger updates
                 await self.write_message(
-                    _text(
+                    _encode_json(
                         {
                             "status": self.app.source.status(),
-                            "reset": anew,
+                            "reset": restarted,
                             "records": batch.records,
                             "events": batch.events,
                             "skipped": batch.skipped,
@@ -175,7 +174,7 @@ class _Stream(tornado.websocket.WebSocketHandler):
                     )
                 )
                 picture = history.picture
-                if anew:
+                if restarted:
                     shown = 0
                 if picture is not None and picture.number != shown:
                     shown = picture.number
@@ -188,7 +187,7 @@ class _Stream(tornado.websocket.WebSocketHandler):
             return
 
 
-def _text(message: Dict[str, Any]) -> str:
+def _encode_json(message: Dict[str, Any]) -> str:
     return json.dumps(message, separators=(",", ":"), allow_nan=False)
 
 
@@ -196,20 +195,19 @@ class DashboardServer:
     """Serves the dashboard from a thread of its own.
 
     Args:
-        history, source: what is shown.
-        access: who may see it.
-        host, port: where to listen; port 0: any free.
-        period_s: time between two looks for something new.
-        send_buffer: bytes of the sockets' send buffers; None: the system's.
+        history, source: records to show, and their source.
+        access: access control; by default that of ``host`` without a token.
+        host, port: listening address; port 0: any free one.
+        period_s: seconds between two updates of a browser.
 
     Attributes:
-        url: where it is, once started.
+        url: address of the page, once started.
     """
 
     def __init__(
         self,
         history: History,
-        source: Source,
+        source: RecordSource,
         access: Optional[Access] = None,
         host: str = "127.0.0.1",
         port: int = DEFAULT_PORT,
@@ -226,13 +224,13 @@ class DashboardServer:
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._problem: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="dashboard", daemon=True)
 
     def start(self) -> DashboardServer:
         """Listen.
 
         Raises:
-            BadInput: the address cannot be listened on.
+            BadInput: the address is in use or not available.
         """
         self._thread.start()
         self._started.wait()
@@ -253,34 +251,34 @@ class DashboardServer:
 
     @property
     def viewers(self) -> int:
-        """Browsers that look now."""
+        """Number of connected browsers."""
         return len(self._viewers)
 
-    def enter(self, viewer: _Stream) -> bool:
-        """A browser begins to look; whether there is room for it. Called in the server's thread, as ``leave`` is."""
+    def add_viewer(self, viewer: _Stream) -> bool:
+        """Add a browser unless :data:`MAX_VIEWERS` are connected; call it in the server's thread."""
         if len(self._viewers) >= MAX_VIEWERS:
             return False
         self._viewers.add(viewer)
-        self._tell_source()
+        self._notify_source()
         return True
 
-    def leave(self, viewer: _Stream) -> None:
-        """A browser is gone."""
+    def remove_viewer(self, viewer: _Stream) -> None:
+        """Remove a browser; call it in the server's thread."""
         if viewer in self._viewers:
             self._viewers.discard(viewer)
-            self._tell_source()
+            self._notify_source()
 
-    def _tell_source(self) -> None:
+    def _notify_source(self) -> None:
         try:
-            self.source.watched(len(self._viewers))
+            self.source.set_viewers(len(self._viewers))
         except Exception:
-            # a source that cannot be told must not cost the browser its page
+            # a failing source must not cost the browser its page
             log.exception("the source of the dashboard failed")
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            server = self._loop.run_until_complete(self._listen())
+            server = self._loop.run_until_complete(self._open_server())
         except BaseException as error:
             self._problem = error
             self._started.set()
@@ -290,10 +288,10 @@ class DashboardServer:
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(self._shut(server))
+            self._loop.run_until_complete(self._shut_down(server))
             self._loop.close()
 
-    async def _listen(self) -> tornado.httpserver.HTTPServer:
+    async def _open_server(self) -> tornado.httpserver.HTTPServer:
         sockets = tornado.netutil.bind_sockets(self._port, self._host)
         port = sockets[0].getsockname()[1]
         # cookies are shared by all ports of a host
@@ -315,18 +313,18 @@ class DashboardServer:
             websocket_max_message_size=1024,
         )
         server = tornado.httpserver.HTTPServer(
-            application, max_body_size=MAX_BODY, max_header_size=16 << 10, idle_connection_timeout=60, body_timeout=10
+            application, max_body_size=4096, max_header_size=16 << 10, idle_connection_timeout=60, body_timeout=10
         )
         server.add_sockets(sockets)
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"http://{shown}:{port}/"
         return server
 
-    async def _shut(self, server: tornado.httpserver.HTTPServer) -> None:
+    async def _shut_down(self, server: tornado.httpserver.HTTPServer) -> None:
         server.stop()
         for viewer in list(self._viewers):
             viewer.close(1001, "the dashboard ends")
-        # what is closed abruptly would be a lost link to the browser, not an end
+        # after an abrupt end the browser would report a lost link
         await asyncio.sleep(0.05)
         await server.close_all_connections()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -342,6 +340,6 @@ class _Missing(_Guarded):
 
 
 def _log_request(handler: tornado.web.RequestHandler) -> None:
-    # neither addresses nor cookies belong in a robot's log; failures do
+    # addresses and cookies do not belong in a robot's log; failures do
     if handler.get_status() >= 500:
         log.error("%s %s: %d", handler.request.method, handler.request.path, handler.get_status())

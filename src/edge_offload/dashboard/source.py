@@ -1,4 +1,4 @@
-"""Where a dashboard's records come from: what it says of itself, and a file or stream that is played into a history."""
+"""Sources of a dashboard's records: their interface, and the player of a file or stream."""
 
 from __future__ import annotations
 
@@ -11,40 +11,37 @@ from edge_offload.dashboard.history import History
 from edge_offload.dashboard.stream import Reading, Record
 from edge_offload.errors import EdgeOffloadError
 
-MAX_PAUSE_S = 10.0
-"""A pause in a file is waited for no longer than this."""
 
-
-class Source(abc.ABC):
-    """What the page's head shows about the data.
+class RecordSource(abc.ABC):
+    """Source of records, described in the page's head.
 
     Attributes:
-        title: what is shown: the robot, or the file.
+        title: name of the robot or file.
     """
 
     title: str = ""
 
     @abc.abstractmethod
     def status(self) -> Dict[str, Any]:
-        """What the page says of the source.
+        """Return the source's state for the page.
 
-        ``state`` (live, waiting, lost, playing, ended, failed), ``text`` (in words), ``now_s`` (the time that is now on
-        the records' clock, s since 1970, or None) and ``waits_for`` (what brings each kind of record).
+        ``state`` (live, waiting, lost, playing, ended, failed), ``text`` (for people), ``now_s`` (current time of the
+        records' clock, s since 1970, or None) and ``waits_for`` (topic of each kind of record).
         """
 
-    def watched(self, viewers: int) -> None:  # noqa: B027 (most sources do not care)
-        """How many browsers look now: pictures need not be fetched for nobody."""
+    def set_viewers(self, viewers: int) -> None:  # noqa: B027 (most sources do not care)
+        """Set the number of browsers; without any, pictures need not be fetched."""
 
 
-class Player(Source):
+class Player(RecordSource):
     """Plays records into a history, in a thread of its own.
 
     Args:
-        title: what is played.
-        open_records: gives the records anew, and how reading them goes.
-        history: where they go.
-        speed: 1 as they came, 2 twice as fast, ...; 0 as fast as they can be read.
-        loop: begin anew at the end.
+        title: name of the file or stream.
+        open_records: opens the records from their start, with the progress of reading.
+        history: receives the records.
+        speed: 1: as recorded, 2: twice as fast, ...; 0: as fast as they can be read. Pauses last at most 10 s.
+        loop: restart at the end.
     """
 
     def __init__(
@@ -65,10 +62,10 @@ class Player(Source):
         self._newest_s: Optional[float] = None
         self._newest_at = 0.0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="player", daemon=True)
+        self._thread = threading.Thread(target=self._play_repeatedly, name="player", daemon=True)
 
     def start(self) -> None:
-        """Begin to play."""
+        """Start to play."""
         self._thread.start()
 
     def close(self) -> None:
@@ -78,50 +75,51 @@ class Player(Source):
             self._thread.join(2.0)
 
     def pause(self, seconds: float) -> bool:
-        """Wait; whether to go on."""
+        """Wait, and return whether to continue."""
         return not self._stop.wait(seconds)
 
     def status(self) -> Dict[str, Any]:
-        """See :class:`Source`."""
+        """Return the player's state (see :class:`RecordSource`)."""
         with self._lock:
             now = self._newest_s
             if now is not None and self._state == "playing":
-                # the clock runs on between two records
+                # the clock continues between two records
                 now += (time.monotonic() - self._newest_at) * (self._speed or 1.0)
             return {"state": self._state, "text": self._text, "now_s": now, "waits_for": {}}
 
-    def _run(self) -> None:
+    def _play_repeatedly(self) -> None:
         while not self._stop.is_set():
             try:
-                reading = self._play()
+                reading = self._play_once()
             except EdgeOffloadError as error:
-                self._say("failed", str(error))
+                self._set_state("failed", str(error))
                 return
             if not self._loop:
-                self._say("ended", f"{reading.bad} lines left out ({reading.first_problem})" if reading.bad else "")
+                text = f"{reading.bad} lines left out ({reading.first_problem})" if reading.bad else ""
+                self._set_state("ended", text)
                 return
             if not self.pause(1.0):
                 return
             self._history.clear()
 
-    def _play(self) -> Reading:
+    def _play_once(self) -> Reading:
         records, reading = self._open(self)
         due, before = time.monotonic(), None
         for record in records:
             if before is not None and self._speed:
-                due += min(max(0.0, record["t_s"] - before), MAX_PAUSE_S) / self._speed
+                due += min(max(0.0, record["t_s"] - before), 10.0) / self._speed
             if self._stop.is_set() or (self._speed and not self.pause(max(0.0, due - time.monotonic()))):
                 break
             before = record["t_s"]
             self._history.put(record)
-            self._note(before)
+            self._set_position(before)
         return reading
 
-    def _note(self, t_s: float) -> None:
+    def _set_position(self, t_s: float) -> None:
         with self._lock:
             self._newest_s, self._newest_at = t_s, time.monotonic()
             self._state, self._text = "playing", "" if self._speed in (0.0, 1.0) else f"{self._speed:g} times as fast"
 
-    def _say(self, state: str, text: str) -> None:
+    def _set_state(self, state: str, text: str) -> None:
         with self._lock:
             self._state, self._text = state, text

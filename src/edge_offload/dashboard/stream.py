@@ -1,8 +1,7 @@
-"""Records of a run as JSON lines: what they are, writing them, reading them back.
+"""Records of a run as JSON lines: their format, writing and reading.
 
-A record is a dictionary with ``kind``, ``t_s`` (when it was received, seconds since 1970) and the keys that the
-definition ``run_<kind>`` of the schema lists. Keys that the schema does not know are let through: a newer writer may
-say more.
+A record is a dictionary with ``kind``, ``t_s`` (time of receipt, seconds since 1970) and the keys of the schema's
+definition ``run_<kind>``. Unknown keys are accepted, because a newer writer may add some.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from edge_offload import records
 from edge_offload.errors import BadInput
 
 KINDS = ("about", "latency", "people", "scene", "mode", "bandwidth", "power", "server", "diagnostic")
-"""Every kind of record; the schema has a definition ``run_<kind>`` of each."""
+"""Kinds of records; the schema has a definition ``run_<kind>`` of each."""
 
 MAX_LINE = 64 << 10
-"""Characters that one line may have."""
+"""Most characters of a line."""
 
 Record = Dict[str, Any]
 
 
 class Checker:
-    """Checks records against the schema. Made once, used for many."""
+    """Checker of records against the schema; costly to make, so used for many."""
 
     def __init__(self) -> None:
         import jsonschema
@@ -37,11 +36,11 @@ class Checker:
             for kind in KINDS
         }
 
-    def check(self, record: Any) -> Record:
-        """``record``, if it is one.
+    def check_record(self, record: Any) -> Record:
+        """Return ``record`` if it fits the schema.
 
         Raises:
-            BadInput: it is not; the message names the key.
+            BadInput: it does not; the message names the key.
         """
         if not isinstance(record, dict) or record.get("kind") not in KINDS:
             remedy = f"a record is an object whose 'kind' is one of {', '.join(KINDS)}"
@@ -52,26 +51,26 @@ class Checker:
         return record
 
     def parse(self, line: str) -> Record:
-        """The record in one line of JSON.
+        """Parse one line of JSON.
 
         Raises:
-            BadInput: there is none.
+            BadInput: it is no record.
         """
         if len(line) > MAX_LINE:
             raise BadInput(f"a line of {len(line)} characters is no record")
         try:
-            # the limits of JSON itself: Python would read NaN and numbers that overflow, which no browser takes
-            decoded = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+            # JSON's own limits: Python also reads NaN and numbers that overflow, which browsers reject
+            decoded = json.loads(line, parse_constant=_reject_constant, parse_float=_parse_finite)
         except (ValueError, RecursionError) as error:
             raise BadInput(f"a line is not JSON ({error})") from error
-        return self.check(decoded)
+        return self.check_record(decoded)
 
 
-def _refuse(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large")
@@ -79,74 +78,74 @@ def _finite(text: str) -> float:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    """``record`` as one line of JSON, without the line's end."""
+    """Encode ``record`` as one line of JSON, without a newline."""
     return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass
 class Reading:
-    """How reading went so far.
+    """Progress of reading.
 
     Attributes:
-        good: records read.
-        bad: lines that held none.
-        first_problem: what was wrong with the first of those; empty when none was.
+        good: number of records.
+        bad: number of lines that are no record.
+        first_problem: error of the first such line; empty: none.
     """
 
     good: int = 0
     bad: int = 0
     first_problem: str = ""
 
-    def note(self, where: str, error: BadInput) -> None:
-        """One more bad line."""
+    def count_bad_line(self, where: str, error: BadInput) -> None:
+        """Count a line that is no record."""
         self.bad += 1
         if not self.first_problem:
             self.first_problem = f"{where}: {error.cause}"
 
 
 def read_lines(stream: IO[str], reading: Reading, more: Callable[[], bool] = lambda: False) -> Iterator[Record]:
-    """Records from a text stream, one per line. Lines that hold none are counted in ``reading`` and left out.
+    """Yield the records of a text stream, one per line; other lines are counted and skipped.
 
     Args:
-        stream: the lines; never more than :data:`MAX_LINE` characters are held.
-        reading: brought up to date while records are taken.
-        more: called at the end of the stream; waits, and says whether to look for more (a file that grows).
+        stream: the lines, of which at most :data:`MAX_LINE` characters are buffered.
+        reading: updated while records are read.
+        more: called at the end of the stream; waits, and returns whether to read on (a growing file).
     """
     checker = Checker()
-    for number, line in enumerate(_lines(stream, more), 1):
+    for number, line in enumerate(_split_lines(stream, more), 1):
         if not line.strip():
             continue
         try:
             record = checker.parse(line.strip())
         except BadInput as error:
-            reading.note(f"line {number}", error)
+            reading.count_bad_line(f"line {number}", error)
         else:
             reading.good += 1
             yield record
 
 
-def _lines(stream: IO[str], more: Callable[[], bool]) -> Iterator[str]:
-    held = ""
+def _split_lines(stream: IO[str], more: Callable[[], bool]) -> Iterator[str]:
+    partial = ""
     while True:
         text = stream.readline(MAX_LINE)
-        # the last line may still be in the making
+        # the last line may be incomplete
         if not text and more():
             continue
-        # of a line that is too long no more is held than shows that it is
-        held = (held + text)[: MAX_LINE + 1]
+        # of a line that is too long, one character above the limit is enough to reject it
+        partial = (partial + text)[: MAX_LINE + 1]
         if text.endswith("\n") or not text:
-            if held:
-                yield held
-            held = ""
+            if partial:
+                yield partial
+            partial = ""
         if not text:
             return
 
 
 def read(path: pathlib.Path, reading: Optional[Reading] = None) -> Iterator[Record]:
-    """Records of a file of JSON lines.
+    """Yield the records of a file of JSON lines.
 
     Raises:
-        BadInput: the file cannot be read, or holds no record at all.
+        BadInput: the file cannot be read, or has no record.
     """
     reading = Reading() if reading is None else reading
     try:
@@ -160,41 +159,41 @@ def read(path: pathlib.Path, reading: Optional[Reading] = None) -> Iterator[Reco
 
 
 MAX_BYTES = 512 << 20
-"""What a file of records holds at most, unless said otherwise."""
+"""Default limit of a file of records."""
 
 
 class Writer:
-    """Writes records as JSON lines, up to a size; thread-unsafe on purpose: give it to one thread or lock it.
+    """Writer of records as JSON lines, up to a size. Not thread-safe.
 
     Args:
-        path: the file, replaced if it is there.
-        max_bytes: nothing is written beyond this; the file stays readable.
+        path: the file; an existing one is replaced.
+        max_bytes: limit of the file; later records are dropped.
     """
 
     def __init__(self, path: pathlib.Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
-        self._left = max_bytes
+        self._remaining_bytes = max_bytes
         self.full = False
         self._stream = path.open("w", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record; nothing once the file is full.
+        """Append a record unless the file is full.
 
         Raises:
-            OSError: the disk is full, or gone.
+            OSError: the disk is full or removed.
         """
         line = dumps(record) + "\n"
-        self.full = self.full or len(line) > self._left
+        self.full = self.full or len(line) > self._remaining_bytes
         if self.full or self._stream.closed:
             return
-        self._left -= len(line)
+        self._remaining_bytes -= len(line)
         self._stream.write(line)
 
     def flush(self) -> None:
-        """Give what was written to the operating system."""
+        """Flush the buffer to the operating system."""
         if not self._stream.closed:
             self._stream.flush()
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the file."""
         self._stream.close()

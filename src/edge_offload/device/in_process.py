@@ -14,7 +14,7 @@ from edge_offload.errors import Unsupported
 from edge_offload.execute.devices import facts
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.mode import Mode
-from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.remote import Remote
 from edge_offload.replay.exchange import Counters
 
@@ -26,7 +26,7 @@ class NoRemote(Remote):
         super().__init__()
         self.facts = facts(torch.device("cpu"))
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
         """Nothing is ever sent.
 
         Raises:

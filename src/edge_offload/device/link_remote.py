@@ -22,8 +22,8 @@ from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, OnPart, Reply
 from edge_offload.protocol import payloads
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, cut, digest, look_up
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, NamedBlobs, digest, find_missing, split_blobs
 from edge_offload.protocol.messages import Answer, parse_answer
 from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, STAGE, Remote, SessionLost
 
@@ -46,7 +46,7 @@ class _Sent:
     coded: List[payloads.Coded]
     keep: bool
     give_up_s: float
-    answer: Arriving = field(default_factory=Arriving)
+    answer: PendingAnswer = field(default_factory=PendingAnswer)
     attempt: int = 0
     parts: int = 0
 
@@ -124,7 +124,7 @@ class LinkRemote(Remote):
         self.session = os.urandom(16)
         self.refused = refused or {}
         self.facts = known_facts(client.welcome.get("gpu"))
-        self.comes_back = resume_s > 0.0
+        self.renewable = resume_s > 0.0
         self._owns_client = owns_client
         self._on_weights = on_weights
         self._lock = threading.Lock()
@@ -146,7 +146,7 @@ class LinkRemote(Remote):
         """Messages whose answer is not complete."""
         return len(self._unanswered)
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
         background.give_way()  # a model that is learnt here in the background
         with self._lock:
@@ -154,10 +154,10 @@ class LinkRemote(Remote):
                 raise self._lost
             began_s = time.monotonic()
             uplink = self.client.estimator.current.uplink or None
-            coded, plain = ([], list(buffers)) if keep else payloads.encode(buffers, self.codec, uplink)
+            coded, plain = ([], list(buffers)) if reusable else payloads.encode(buffers, self.codec, uplink)
             self.spent.encode_s += time.monotonic() - began_s
             self.messages += 1
-            sent = _Sent(self.messages, plain, coded, keep, time.monotonic() + self.timeout_s)
+            sent = _Sent(self.messages, plain, coded, reusable, time.monotonic() + self.timeout_s)
             self._unanswered[sent.number] = sent
             if not self._resuming:
                 try:
@@ -171,7 +171,7 @@ class LinkRemote(Remote):
         self.client.let_go(LET_GO_S)
         return sent.answer
 
-    def is_back(self) -> bool:
+    def can_renew(self) -> bool:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
         return self._lost is not None and self.client.state is LinkState.READY
 
@@ -206,20 +206,20 @@ class LinkRemote(Remote):
         named: List[bytes] = []
         offered: List[bytes] = []
         for index, buffer in enumerate(sent.buffers):
-            if isinstance(buffer, Named):
+            if isinstance(buffer, NamedBlobs):
                 parts.append([buffer.nbytes, list(buffer.names)])
                 named += buffer.names
                 continue
             view = memoryview(buffer).cast("B")
             if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
-                pieces = cut(view)
+                pieces = split_blobs(view)
                 digests = [digest(piece) for piece in pieces]
                 parts.append([view.nbytes, digests])
                 offered += digests
                 blobs += pieces
             elif view.nbytes > MAX_BLOB_BYTES:
                 parts.append([view.nbytes, None])
-                for number, piece in enumerate(cut(view)):
+                for number, piece in enumerate(split_blobs(view)):
                     where = {"index": index, "offset": number * MAX_BLOB_BYTES, "total": view.nbytes}
                     self._ask(STAGE, sent, where, [piece])
             else:
@@ -227,7 +227,7 @@ class LinkRemote(Remote):
                 direct.append(view)
         if blobs:
             self._offer(sent, blobs, offered)
-        if any(missing for _, missing in look_up(named, lambda names: self._have(sent, names))):
+        if any(missing for _, missing in find_missing(named, lambda names: self._have(sent, names))):
             raise ProtocolError("weights that were on the server's disk are not there any more")
         body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
         downlink = self.client.estimator.current.downlink
@@ -247,7 +247,7 @@ class LinkRemote(Remote):
         """Send those blobs that the server does not have."""
         weights = self.weights
         weights.began_s = weights.began_s or time.monotonic()
-        for asked, missing in look_up(names, lambda names: self._have(sent, names)):
+        for asked, missing in find_missing(names, lambda names: self._have(sent, names)):
             for index in asked:
                 if index in missing:
                     self._ask(PUT, sent, {"name": names[index]}, [blobs[index]])
@@ -306,7 +306,7 @@ class LinkRemote(Remote):
             return
         sent.parts += 1
         self.parts += 1
-        sent.answer.add(answer)
+        sent.answer.add_part(answer)
 
     def _decoded(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
         began_s = time.monotonic()
@@ -338,7 +338,7 @@ class LinkRemote(Remote):
         try:
             if reply.body.get("parts", 0) != sent.parts:
                 raise ProtocolError("a part of an answer is missing")
-            sent.answer.complete(self._decoded(reply.body, reply.buffers))
+            sent.answer.complete_answer(self._decoded(reply.body, reply.buffers))
         except EdgeOffloadError as malformed:
             sent.answer.set_exception(malformed)
 

@@ -14,7 +14,7 @@ from edge_offload.execute import heap
 from edge_offload.execute.session.note import Note, wait_until_ready
 from edge_offload.execute.session.serve import serve
 from edge_offload.ir.trace.calls import Buffer
-from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.channel import Channel
 from edge_offload.protocol.messages import Answer, parse_answer
 from edge_offload.protocol.remote import Remote
@@ -38,20 +38,20 @@ class InProcessRemote(Remote):
         super().__init__()
         self.session = session
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
         self.messages += 1
         self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
-        answer = Arriving()
+        answer = PendingAnswer()
 
         def received(replies: List[Buffer]) -> Answer:
             self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
             return parse_answer(replies)
 
         def ahead(part: List[Buffer]) -> None:
-            answer.add(received(part))
+            answer.add_part(received(part))
 
-        answer.complete(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
+        answer.complete_answer(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
         return answer
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class WorkerRemote(Remote):
             theirs.close()
         self._channel = Channel(ours)
         self._lock = threading.Lock()
-        self._waiting: Dict[int, Arriving] = {}
+        self._waiting: Dict[int, PendingAnswer] = {}
         self._lost: Optional[Exception] = None
         ours.settimeout(start_timeout_s)
         try:
@@ -96,9 +96,9 @@ class WorkerRemote(Remote):
         self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
         self._thread.start()
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
-        answer = Arriving()
+        answer = PendingAnswer()
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -117,7 +117,7 @@ class WorkerRemote(Remote):
                 with self._lock:
                     ahead = "part" in header
                     waiting = self._waiting[header["id"]] if ahead else self._waiting.pop(header["id"])
-                (waiting.add if ahead else waiting.complete)(answer)
+                (waiting.add_part if ahead else waiting.complete_answer)(answer)
         except (LinkLost, ProtocolError) as error:
             reason = LinkLost(f"{error}{self._note.epitaph(self.process)}")
             with self._lock:

@@ -1,6 +1,6 @@
 """A robot that was promised a bound on what sharing the server may cost it: which of its frames go there, and when.
 
-The server says which frames are its turns (:class:`~edge_offload.protocol.promises.Turns`); the frame goes whose
+The server says which frames are its turns (:class:`~edge_offload.protocol.promises.SlotSchedule`); the frame goes whose
 capture is nearest. Frames are numbered by time, so that one that the camera has dropped shifts none of the others.
 Without a word from the server for :data:`.REPEAT_S` the robot is on its own again. Pure: time comes in as an argument,
 monotonic seconds.
@@ -20,15 +20,14 @@ from edge_offload.manager.policy import Decision, Situation
 from edge_offload.manager.tuning import ENOUGH, FRAMES, GIVE_UP_S, NOTABLE, RECENT_S, REPEAT_S
 from edge_offload.mode import Mode
 from edge_offload.protocol.promises import (
+    INTERVAL_RANGE_S,
     LEAST_BOUND,
-    LEAST_INTERVAL_S,
-    MOST_INTERVAL_S,
     MOST_SLOPE,
     MOST_WAY_S,
     SETTLE_S,
-    Ask,
-    Report,
-    Turns,
+    PromiseReport,
+    PromiseRequest,
+    SlotSchedule,
 )
 
 #: What networks lose with age before a robot has measured it: tasks of which nothing is known, and mean curves of
@@ -140,7 +139,7 @@ class PromisePolicy:
 
     # ------------------------------------------------------------------ asking
 
-    def make_request(self, now: float, handle: int) -> Optional[Ask]:
+    def make_request(self, now: float, handle: int) -> Optional[PromiseRequest]:
         """Return the request to send now, if any; :meth:`admitted` or :meth:`ended` takes the answer.
 
         Args:
@@ -151,13 +150,14 @@ class PromisePolicy:
         if self._agreement.made and abs(interval_s / self._clock.interval_s - 1) > NOTABLE:
             self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", retry_s=0.0)
         due = not self._agreement.made and not self._agreement.requested and now >= self._agreement.retry_at_s
-        if not due or not LEAST_INTERVAL_S <= interval_s <= MOST_INTERVAL_S:
+        low, high = INTERVAL_RANGE_S
+        if not due or not low <= interval_s <= high:
             return None
         self._agreement.requested = True
         age = min(self._clock.set_base(now), MOST_WAY_S)
         self._turns.clear()
         self._plan = -1
-        return Ask(handle, self.bound, interval_s, self.batched, 0, age, *self._estimates(now))
+        return PromiseRequest(handle, self.bound, interval_s, self.batched, 0, age, *self._estimates(now))
 
     def admitted(self, now: float, note: str = "") -> None:
         """The server has made the promise; ``note``: why its batches are no larger."""
@@ -170,15 +170,15 @@ class PromisePolicy:
 
     # ------------------------------------------------------------------ following
 
-    def follow_turns(self, now: float, turns: Turns) -> None:
+    def follow_turns(self, now: float, turns: SlotSchedule) -> None:
         """The server has told its turns. Those of an older plan, or of another time, are not followed."""
         if not self._agreement.made or turns.number <= self._plan:
             self.outdated += self._agreement.made
             return
         frame_now = self._clock.number_of(now)
         # those further away are of another time
-        ahead = [frame for frame, _ in turns.turns if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
-        self.outdated += len(ahead) < len(turns.turns)
+        ahead = [frame for frame, _ in turns.slots if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
+        self.outdated += len(ahead) < len(turns.slots)
         self._plan, self._followed_s = turns.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
         self._turns = deque(frame for frame in ahead if frame > newest)
@@ -209,10 +209,10 @@ class PromisePolicy:
             self._sent.popitem(last=False)
         return True
 
-    def report(self, now: float, captured: float) -> Optional[Report]:
+    def report(self, now: float, captured: float) -> Optional[PromiseReport]:
         """Return the report that goes with the frame ``captured`` then; None: it is no turn."""
         frame = self._sent.get(captured)
-        return None if frame is None else Report(frame, *self._estimates(now))
+        return None if frame is None else PromiseReport(frame, *self._estimates(now))
 
     # ------------------------------------------------------------------ what is known
 

@@ -1,4 +1,4 @@
-"""What every network of a camera looks like from outside: prepare, module, interpret. And those that find people."""
+"""Interface of networks of cameras: prepare, module, interpret; and of those that find people."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from edge_offload.models.people import People
 class PeopleModule(nn.Module):
     """The part of an estimator that runs on a device: a dense network and its read-out.
 
-    It is an ordinary module: nothing in it knows where it runs. ``network`` has static shapes and maps uint8
-    [3, H, W] RGB to a tuple of dense float maps; that is the part worth tracing, exporting or splitting. Where it has a
-    method ``batch``, that maps [b, 3, H, W] to maps [b, …].
-    ``readout`` turns those maps into a few small tensors (decoding, top-k or non-maximum suppression), whose length
-    may depend on the data.
+    It is an ordinary module, independent of the device. ``network`` has static shapes and maps uint8 [3, H, W] RGB to
+    a tuple of dense float maps; this part is traced, exported or split. A method ``batch``, if present, maps
+    [b, 3, H, W] to maps [b, …]. ``readout`` maps these to a few small tensors (decoding, top-k or non-maximum
+    suppression), whose length may depend on the data.
     """
 
     def __init__(self, network: nn.Module, readout: nn.Module) -> None:
@@ -43,8 +42,8 @@ class PeopleModule(nn.Module):
 class Estimator(abc.ABC):
     """Finds something in an image: host-side preparation, a device module, host-side interpretation.
 
-    ``interpret(module(prepare(bgr)))`` is one inference. The three steps are apart so that the middle one can run
-    anywhere.
+    ``interpret(module(prepare(bgr)))`` is one inference. The three steps are separate, so that the middle one can run
+    on another device or machine.
 
     Attributes:
         name: of the model.
@@ -58,7 +57,7 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
-        """The input of ``module`` for a uint8 [h, w, 3] BGR image, and what ``interpret`` needs to know of it.
+        """Make the input of ``module`` from a uint8 [h, w, 3] BGR image, and its placement for ``interpret``.
 
         Raises:
             BadInput: not a non-empty uint8 colour image.
@@ -66,7 +65,7 @@ class Estimator(abc.ABC):
 
     @abc.abstractmethod
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Any) -> Any:
-        """What was found, in pixels of the original image.
+        """Return the detections in pixels of the original image.
 
         Raises:
             BadInput: the outputs do not have the shapes that ``module`` produces.
@@ -80,7 +79,7 @@ class PersonEstimator(Estimator):
         name: the model's name in the registry.
         module: plain PyTorch, in eval mode; uint8 [3, H, W] RGB in, a tuple of small tensors out.
         trained: whether the weights come from training. If not (random weights for latency, split and parity
-            work), ``interpret`` finds nobody: random numbers are never presented as people.
+            work), ``interpret`` returns nobody, so that random numbers never look like people.
         size: long side of the network's input, pixels.
         stride: both sides of the network's input are multiples of this, pixels.
     """
@@ -103,7 +102,7 @@ class PersonEstimator(Estimator):
         return letterbox(bgr, self.size, self.stride, self.pad_value)
 
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """People in pixels of the original image, from the outputs of ``module``; nobody if not ``trained``.
+        """Decode the outputs of ``module`` to people in pixels of the original image; nobody if not ``trained``.
 
         Raises:
             BadInput: the outputs do not have the shapes that ``module`` produces.
@@ -112,10 +111,10 @@ class PersonEstimator(Estimator):
 
     @abc.abstractmethod
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """Like ``interpret``, whatever the weights. For parity checks; never show it to a user as detection."""
+        """Decode the outputs even of untrained weights, for parity checks; they are no detections."""
 
     def infer(self, bgr: Array) -> People:
-        """All three steps here and now."""
+        """Run all three steps in this process."""
         image, placement = self.prepare(bgr)
         device = next(itertools.chain(self.module.parameters(), self.module.buffers())).device
         with torch.inference_mode():

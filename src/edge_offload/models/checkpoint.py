@@ -1,4 +1,4 @@
-"""Weights and checkpoints in safetensors files: nothing in them executes, and nothing else is read."""
+"""Weights and checkpoints in safetensors files, which contain no code; other formats are rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 
 def read(path: pathlib.Path) -> Tuple[Dict[str, torch.Tensor], Dict[str, str]]:
-    """All tensors and the metadata of a safetensors file.
+    """Read all tensors and the metadata of a safetensors file.
 
     Raises:
         BadInput: no such file, too large, a pickled checkpoint, or damaged.

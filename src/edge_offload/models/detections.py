@@ -1,4 +1,4 @@
-"""Objects found in one image: boxes, scores and labels, as arrays with checked shapes."""
+"""Objects in one image: boxes, scores and labels, as arrays with checked shapes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Detections:
     mask: Optional[Array] = None
 
     def __post_init__(self) -> None:
-        self.boxes = _array("boxes", self.boxes, np.float32)
-        self.scores = _array("scores", self.scores, np.float32)
-        self.classes = _array("classes", self.classes, np.int64)
+        self.boxes = _to_array("boxes", self.boxes, np.float32)
+        self.scores = _to_array("scores", self.scores, np.float32)
+        self.classes = _to_array("classes", self.classes, np.int64)
         n = len(self.scores) if self.scores.ndim == 1 else -1
         for name, shape in (("boxes", (n, 4)), ("scores", (n,)), ("classes", (n,))):
             array = getattr(self, name)
@@ -54,17 +54,17 @@ class Detections:
 
     @classmethod
     def empty(cls) -> Detections:
-        """Nothing."""
+        """Make detections without objects."""
         return cls(np.zeros((0, 4)), np.zeros(0), np.zeros(0))
 
     def __len__(self) -> int:
         return len(self.scores)
 
-    def fit(self, size: Tuple[int, int], labels: int) -> None:
-        """Check that they belong to an image of this ``size`` (width, height) and to so many labels.
+    def check_fit(self, size: Tuple[int, int], labels: int) -> None:
+        """Check them against an image's ``size`` (width, height) and the number of labels.
 
         Raises:
-            BadInput: they do not.
+            BadInput: they do not fit.
         """
         if len(self) and labels and self.classes.max() >= labels:
             raise BadInput(f"detections: class {self.classes.max()} of {labels} labels")
@@ -73,7 +73,7 @@ class Detections:
                            f"{size[0]}x{size[1]}")  # fmt: skip
 
 
-def _array(name: str, value: Array, kind: type) -> Array:
+def _to_array(name: str, value: Array, kind: type) -> Array:
     try:
         return np.ascontiguousarray(value, dtype=kind)
     except (TypeError, ValueError) as error:

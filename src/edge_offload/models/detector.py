@@ -1,4 +1,4 @@
-"""Detectors and segmenters of the user's own: any module, with a small class that prepares and interprets."""
+"""User-defined detectors and segmenters: any module, with a small class that prepares and interprets."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from edge_offload.models.onnxfile.estimators import OnnxModule
 
 
 class Detector(Estimator):
-    """Finds objects in an image. A subclass says ``labels`` and makes detections of what the module returns.
+    """Finds objects in an image. A subclass sets ``labels`` and converts the module's outputs to detections.
 
     Args:
         name: of the model.
-        module: plain PyTorch: what :meth:`prepare` returns in, tensors out.
+        module: plain PyTorch, from the result of :meth:`prepare` to tensors.
 
     Attributes:
-        labels: names of the classes; empty: classes are told by their numbers.
+        labels: names of the classes; empty: their numbers are shown.
         size: long side of the network's input, pixels.
         stride: both sides of the network's input are multiples of this, pixels.
         pad_value: grey value of the padding.
@@ -45,13 +45,13 @@ class Detector(Estimator):
             parameter.requires_grad_(False)
 
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
-        """Make the network's input of a uint8 [h, w, 3] BGR image; here its letterbox, uint8 [3, H, W] RGB.
+        """Make the network's input from a uint8 [h, w, 3] BGR image; here its letterbox, uint8 [3, H, W] RGB.
 
-        It may be called for the next image before, or beside, :meth:`interpret` for this one: what belongs to an image
-        is returned, not kept.
+        It may be called for the next image before or while :meth:`interpret` runs for this one. State of an image is
+        therefore returned, not stored.
 
         Returns:
-            The input, and whatever :meth:`interpret` needs to know of how it was made.
+            The input, and its placement for :meth:`interpret`.
 
         Raises:
             BadInput: not a non-empty uint8 colour image.
@@ -60,33 +60,33 @@ class Detector(Estimator):
 
     @abc.abstractmethod
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Any) -> Detections:
-        """Objects in pixels of the original image.
+        """Return the objects in pixels of the original image.
 
         Args:
             outputs: of the module, on the CPU.
-            placement: as :meth:`prepare` returned it: by default a
+            placement: returned by :meth:`prepare`: by default a
                 :class:`~edge_offload.models.letterbox.Letterbox`, whose ``boxes_to_image`` maps boxes back.
         """
 
     def label(self, number: int) -> str:
-        """Name of a class."""
+        """Return the name of a class."""
         return str(self.labels[number]) if number < len(self.labels) else str(number)
 
 
 class Boxes(Detector):
-    """For networks that return what torchvision's and most exported detectors do: boxes, scores, classes.
+    """Detector of networks that return boxes, scores and classes, as torchvision's and most exported ones do.
 
     The module returns float [n, 4] boxes (x1 y1 x2 y2 in pixels of its input), float [n] scores and integer [n]
-    classes, in this order; what scores less than :attr:`least_score` is left out.
+    classes, in this order. Scores below :attr:`least_score` are dropped.
     """
 
     least_score: ClassVar[float] = 0.25
 
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> Detections:
-        """See :class:`Detector`.
+        """Return the confident objects.
 
         Raises:
-            BadInput: the outputs are others.
+            BadInput: the module does not return three tensors.
         """
         if len(outputs) != 3:
             raise BadInput(
@@ -95,13 +95,13 @@ class Boxes(Detector):
                 "an ONNX file are decoded by themselves",
             )
         boxes, scores, classes = (output.numpy() for output in outputs)
-        # NaN is kept, so that it is told
-        kept = ~(scores < self.least_score)
-        return Detections(placement.boxes_to_image(boxes[kept]), scores[kept], classes[kept])
+        # NaN passes, so that it is reported
+        confident = ~(scores < self.least_score)
+        return Detections(placement.boxes_to_image(boxes[confident]), scores[confident], classes[confident])
 
 
-class Decoded(Detector):
-    """For networks from ONNX files, whose outputs are decoded where they are computed."""
+class OnnxDetector(Detector):
+    """Detector of networks from ONNX files, whose module decodes its outputs."""
 
     def __init__(self, name: str, module: OnnxModule) -> None:
         super().__init__(name, module)
@@ -109,11 +109,9 @@ class Decoded(Detector):
         self.labels = module.labels
 
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
-        """See :class:`Detector`."""
-        return self._module.place(bgr)
+        return self._module.place_image(bgr)
 
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> Detections:
-        """See :class:`Detector`."""
         boxes, scores, classes = (output.numpy() for output in outputs[:3])
         mask = placement.mask_to_image(outputs[3].numpy()) if self._module.plan.masks else None
         return Detections(placement.boxes_to_image(boxes), scores, classes, mask)
@@ -126,19 +124,19 @@ def build_detector(name: str, detector: str = "", options: Optional[Mapping[str,
         name: ``package.module:factory`` of an ``nn.Module`` or of a whole :class:`Detector`, or the path of a
             TorchScript or ONNX file.
         detector: ``package.module:Class``, a :class:`Detector` that is made of the module; by default :class:`Boxes`,
-            or the decoder of an ONNX file. With a class an ONNX file is given with option ``decoder`` "none".
+            or the decoder of an ONNX file. A class for an ONNX file needs the option ``decoder`` "none".
         options: of the factory; ``weights`` is a safetensors file that is loaded into what it makes.
 
     Raises:
         BadInput: there is no such model or class, or its weights do not fit.
     """
-    built = registry.build(name, options or {})
+    built = registry.build_model(name, options or {})
     if isinstance(built, Detector):
         return built
     if not isinstance(built, nn.Module):
         raise BadInput(f"model {name!r} is a {type(built).__name__}, not a detector", "kapao_node runs it")
-    usual = Decoded if isinstance(built, OnnxModule) else Boxes
-    kind: Any = registry.own_factory(detector) if detector else usual
+    usual = OnnxDetector if isinstance(built, OnnxModule) else Boxes
+    kind: Any = registry.user_factory(detector) if detector else usual
     if not (isinstance(kind, type) and issubclass(kind, Detector)):
         raise BadInput(f"{detector!r} is no class of detectors", f"derive it from {Detector.__module__}.Detector")
     try:

@@ -1,4 +1,4 @@
-"""What the registry says of one model."""
+"""Registry entry of a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Scalar = Union[bool, int, float, str]
 
 @dataclass(frozen=True)
 class Entry:
-    """Facts on one model, and how to build it.
+    """Description and factory of a model.
 
     Attributes:
-        name: what a user writes.
+        name: its name in commands and parameters.
         kind: ``people`` (a :class:`PersonEstimator`), ``scene`` (a plain module from occupancy to labels), or
             ``classifier`` (a plain module on float [n, 3, h, w]).
         summary: one line.
@@ -26,10 +26,10 @@ class Entry:
         licence: of the weights.
         build: makes the model from the options, all of them given.
         options: names of the scalar options with their defaults; nothing else is accepted.
-        path_options: the options that name local files. A server must not take these from a peer.
-        fetch: puts the weights into the cache and returns their path; None where there is nothing to fetch.
-        cached: where ``fetch`` puts them.
-        shipped: file of the weights that come with edge_offload; None where none do.
+        path_options: the options that name local files. A server must not accept these from a peer.
+        fetch: downloads the weights into the cache and returns their path; None: nothing to fetch.
+        cached: returns that path without a download.
+        shipped: file of weights that come with edge_offload; None: there are none.
         weights_bytes: size of the cached file, 0 if there is none.
         download_bytes: what ``fetch`` transfers, 0 if nothing.
         sha256: checksum of the tensors in the cached file (:func:`edge_offload.cache.tensors_hash`).

@@ -13,12 +13,12 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_SIDE = 8192
-"""Longest image side accepted, in pixels: a corrupt header must not make us allocate gigabytes."""
+"""Longest accepted image side, in pixels: a corrupt header must not allocate gigabytes."""
 
 
 @dataclass(frozen=True)
 class Letterbox:
-    """How an image was placed into the network's input.
+    """Placement of an image in the network's input.
 
     Attributes:
         scale_x, scale_y: input pixels per image pixel; they differ by rounding to whole pixels only.
@@ -46,7 +46,7 @@ class Letterbox:
         return points.astype(np.float32)
 
     def mask_to_image(self, mask: Array) -> Array:
-        """The uint8 [h, w] mask of the original image, of one of the network's input [H, W]; nearest pixels."""
+        """Map a uint8 mask of the network's input [H, W] to the original image [h, w], by nearest pixels."""
         width, height = round(self.image_width * self.scale_x), round(self.image_height * self.scale_y)
         inner = np.ascontiguousarray(mask[self.top : self.top + height, self.left : self.left + width])
         if inner.shape == (self.image_height, self.image_width):
@@ -74,37 +74,41 @@ def letterbox(bgr: Array, size: int, stride: int, pad: int = 114) -> Tuple[torch
     Raises:
         BadInput: the image is not a non-empty uint8 colour image, or a size makes no sense.
     """
-    _check(bgr)
+    _check_image(bgr)
     if size % stride or not stride <= size <= MAX_SIDE:
         raise BadInput(f"input size {size} is not a multiple of {stride} between {stride} and {MAX_SIDE}")
     scale = size / max(bgr.shape[:2])
     inner = (max(1, round(bgr.shape[1] * scale)), max(1, round(bgr.shape[0] * scale)))
     width, height = (-(-side // stride) * stride for side in inner)
-    return _place(bgr, inner, width, height, pad)
+    return _place_image(bgr, inner, width, height, pad)
 
 
-def fit(bgr: Array, width: int, height: int, stretch: bool = False, pad: int = 114) -> Tuple[torch.Tensor, Letterbox]:
+def fit_image(
+    bgr: Array, width: int, height: int, stretch: bool = False, pad: int = 114
+) -> Tuple[torch.Tensor, Letterbox]:
     """Scale ``bgr`` into an input of exactly ``width`` by ``height`` pixels and convert it to RGB.
 
     With ``stretch`` it fills the input whatever its aspect; else it is padded with ``pad``. Returns and errors as of
     :func:`letterbox`.
     """
-    _check(bgr)
+    _check_image(bgr)
     scale = min(height / bgr.shape[0], width / bgr.shape[1])
     inner = (max(1, round(bgr.shape[1] * scale)), max(1, round(bgr.shape[0] * scale)))
-    return _place(bgr, (width, height) if stretch else inner, width, height, pad)
+    return _place_image(bgr, (width, height) if stretch else inner, width, height, pad)
 
 
-def _check(bgr: Array) -> None:
+def _check_image(bgr: Array) -> None:
     if not isinstance(bgr, np.ndarray) or bgr.dtype != np.uint8 or bgr.ndim != 3 or bgr.shape[2] != 3:
-        found = f"{bgr.dtype} {bgr.shape}" if isinstance(bgr, np.ndarray) else type(bgr).__name__
-        raise BadInput(f"expected a uint8 [h, w, 3] BGR image, got {found}", remedy="convert the image to bgr8")
+        received = f"{bgr.dtype} {bgr.shape}" if isinstance(bgr, np.ndarray) else type(bgr).__name__
+        raise BadInput(f"expected a uint8 [h, w, 3] BGR image, got {received}", remedy="convert the image to bgr8")
     if not 0 < min(bgr.shape[:2]) <= max(bgr.shape[:2]) <= MAX_SIDE:
         raise BadInput(f"image of {bgr.shape[1]}x{bgr.shape[0]} pixels", remedy=f"sides must be 1 to {MAX_SIDE}")
 
 
-def _place(bgr: Array, inner: Tuple[int, int], width: int, height: int, pad: int) -> Tuple[torch.Tensor, Letterbox]:
-    """``bgr`` scaled to ``inner`` (width, height) in the middle of an input of ``width`` by ``height`` pixels."""
+def _place_image(
+    bgr: Array, inner: Tuple[int, int], width: int, height: int, pad: int
+) -> Tuple[torch.Tensor, Letterbox]:
+    """Scale ``bgr`` to ``inner`` (width, height) in the middle of an input of ``width`` by ``height`` pixels."""
     image_height, image_width = bgr.shape[:2]
     if inner != (image_width, image_height):
         bgr = cv2.resize(bgr, inner, interpolation=cv2.INTER_LINEAR)

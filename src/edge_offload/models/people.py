@@ -1,4 +1,4 @@
-"""People found in one image: boxes, scores and COCO keypoints, as arrays with checked shapes."""
+"""People in one image: boxes, scores and COCO keypoints, as arrays with checked shapes."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class People:
 
     @classmethod
     def empty(cls) -> People:
-        """Nobody."""
+        """Make an empty set of people."""
         return cls(np.zeros((0, 4)), np.zeros(0), np.zeros((0, len(COCO_KEYPOINTS), 3)))
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def select(self, index: Array) -> People:
-        """The people at ``index`` (boolean mask or integer positions)."""
+        """Select the people at ``index`` (boolean mask or integer positions)."""
         return People(self.boxes[index], self.scores[index], self.keypoints[index])

@@ -7,15 +7,15 @@ import zipfile
 
 from edge_offload.errors import BadInput
 
-#: What a pickle of protocol 2 or later begins with, as older releases of torch wrote them.
+#: First byte of a pickle of protocol 2 or later, as older releases of torch wrote them.
 _PROTO = b"\x80"
 
 
-def refuse(path: str) -> None:
-    """Refuse a pickle where a whole network is wanted; nothing in it is executed.
+def reject_pickle(path: str) -> None:
+    """Reject a pickle in place of a network file; nothing in it is executed.
 
     Raises:
-        BadInput: the file is one.
+        BadInput: the file is a pickle.
     """
     place = pathlib.Path(path).expanduser()
     if not _is_pickle(place):
@@ -36,5 +36,5 @@ def _is_pickle(place: pathlib.Path) -> bool:
             names = {pathlib.PurePosixPath(name).name for name in archive.namelist()}
     except (OSError, zipfile.BadZipFile, ValueError):
         return False
-    # TorchScript has constants beside them
+    # TorchScript files have constants, too
     return "data.pkl" in names and "constants.pkl" not in names

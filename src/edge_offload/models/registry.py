@@ -18,12 +18,12 @@ from edge_offload.models.base import Estimator, PersonEstimator
 from edge_offload.models.entry import Entry, Scalar
 from edge_offload.models.onnxfile import reading
 
-#: Option of every factory of the user's own: a safetensors file whose tensors are loaded into what it makes.
+#: Option of every user-defined factory: a safetensors file whose tensors are loaded into its module.
 WEIGHTS = "weights"
 
 
 def entries() -> Dict[str, Entry]:
-    """All models that come with edge_offload, by name."""
+    """Return all models that come with edge_offload, by name."""
     from edge_offload.models import kapao, movenet, sconet
 
     return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries(), *sconet.entries(), *_zoo_entries())}
@@ -33,7 +33,7 @@ def _zoo_entries() -> Tuple[Entry, ...]:
     from edge_offload.models import zoo
 
     def build(name: str, options: Dict[str, Any]) -> nn.Module:
-        return zoo.build(name, **options)
+        return zoo.build_network(name, **options)
 
     return tuple(
         Entry(
@@ -49,62 +49,62 @@ def _zoo_entries() -> Tuple[Entry, ...]:
     )
 
 
-def is_own(name: str) -> bool:
-    """Whether ``name`` is of the user's own: a factory (``package.module:factory``), a TorchScript or an ONNX file.
+def is_user_model(name: str) -> bool:
+    """Return whether ``name`` is a user's model: ``package.module:factory``, a TorchScript or an ONNX file.
 
-    The first two run code when they are built. A server must not build such a name because a peer asks for it, unless
-    its operator has listed it.
+    The first two run code when they are built. A server must not build such a name for a peer unless its operator has
+    listed it.
     """
     return ":" in name or is_file(name)
 
 
 def is_file(name: str) -> bool:
-    """Whether ``name`` is the path of a file that holds a whole network: TorchScript or ONNX."""
+    """Return whether ``name`` is the path of a network file: TorchScript or ONNX."""
     return torchscript.is_script(name) or reading.is_onnx(name)
 
 
-def _checksum(name: str) -> str:
+def _file_checksum(name: str) -> str:
     return reading.checksum(name) if reading.is_onnx(name) else torchscript.checksum(name)
 
 
 def name_on_wire(name: str) -> str:
-    """What a robot calls a model when it asks a server for it: of a file its name alone, wherever it lies."""
+    """Return a model's name in requests: of a file its name without the folder."""
     return pathlib.PurePath(name).name if is_file(name) else name
 
 
 def options_on_wire(name: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
-    """The options with which a robot asks a server for a model: of a file its checksum is one.
+    """Return a model's options in requests: of a file also its checksum.
 
     Raises:
         BadInput: the file cannot be read.
     """
-    return {**options, "sha256": _checksum(name)} if is_file(name) else dict(options)
+    return {**options, "sha256": _file_checksum(name)} if is_file(name) else dict(options)
 
 
-def check_own(name: str) -> None:
-    """Whether a model of the user's own is there: a factory that can be imported, a file that can be read.
+def check_user_model(name: str) -> None:
+    """Check that a user's factory can be imported, or a user's file be read.
 
     Raises:
-        BadInput: it is not.
+        BadInput: it cannot.
     """
     if is_file(name):
-        _checksum(name)
+        _file_checksum(name)
     else:
-        own_factory(name)
+        user_factory(name)
 
 
 def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
     """Build the person estimator ``name`` with its weights loaded.
 
     Args:
-        name: a name of :func:`entries`, or of the user's own: ``package.module:factory``, or an ONNX file that finds
-            people's keypoints.
-        options: scalars only (they travel to the server in a message); the entry lists them with their defaults.
+        name: a name of :func:`entries`, a user's ``package.module:factory``, or an ONNX file that finds people's
+            keypoints.
+        options: scalars only (they are sent to the server); the entry lists them with their defaults.
 
     Raises:
-        BadInput: no such model or option, a value of the wrong type, or weights that cannot be had.
+        BadInput: no such model or option, a value of the wrong type, or weights that are not available.
     """
-    built = build(name, options)
+    built = build_model(name, options)
     if reading.is_onnx(name):
         from edge_offload.models.onnxfile import estimators
 
@@ -121,47 +121,47 @@ def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
 def build_module(name: str, **options: Scalar) -> nn.Module:
     """Build the module of model ``name``: in eval mode, weights loaded, on the CPU. Arguments as `build_estimator`.
 
-    A factory of the user's own may return a plain ``nn.Module`` or an ``Estimator``.
+    A user's factory may return a plain ``nn.Module`` or an ``Estimator``.
     """
-    built = build(name, options)
+    built = build_model(name, options)
     module = built.module if isinstance(built, Estimator) else built
     return module.eval()
 
 
-def build(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
-    """What model ``name`` is: whole, or its module alone. Arguments and errors as `build_estimator`."""
+def build_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
+    """Build model ``name``, an estimator or a module. Arguments and errors as `build_estimator`."""
     for key, value in options.items():
         if not isinstance(value, (bool, int, float, str)):
             raise BadInput(f"model {name!r}: option {key} is a {type(value).__name__}", remedy="use a scalar")
-    if is_own(name):
-        return _build_own(name, options)
+    if is_user_model(name):
+        return _build_user_model(name, options)
     table = entries()
     if name not in table:
         remedy = f"use one of {', '.join(table)}, package.module:factory or net.onnx"
         raise BadInput(f"no model named {name!r}", remedy)
     entry = table[name]
-    return entry.build(_checked(entry, options))
+    return entry.build(_check_options(entry, options))
 
 
-def _checked(entry: Entry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
-    """The entry's defaults updated with ``options``; a whole number is accepted where a float is expected."""
+def _check_options(entry: Entry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+    """Update the entry's defaults with ``options``; an integer is accepted for a float."""
     merged = dict(entry.options)
     for key, value in options.items():
         if key not in merged:
             raise BadInput(f"model {entry.name!r} has no option {key!r}", remedy=f"it has: {', '.join(merged)}")
-        wanted = type(merged[key])
-        if wanted is float and type(value) is int:
+        expected = type(merged[key])
+        if expected is float and type(value) is int:
             value = float(value)
-        if type(value) is not wanted:
+        if type(value) is not expected:
             raise BadInput(
-                f"model {entry.name!r}: option {key}={value!r} is {type(value).__name__}, expected {wanted.__name__}"
+                f"model {entry.name!r}: option {key}={value!r} is {type(value).__name__}, expected {expected.__name__}"
             )
         merged[key] = value
     return merged
 
 
-def own_factory(name: str) -> Callable[..., Any]:
-    """The user's own factory ``package.module:factory``, not called yet. Importing it runs its module's code.
+def user_factory(name: str) -> Callable[..., Any]:
+    """Import a user's factory ``package.module:factory``, which runs its module's code.
 
     Raises:
         BadInput: there is no such module or attribute, its import fails, or it cannot be called.
@@ -172,33 +172,35 @@ def own_factory(name: str) -> Callable[..., Any]:
         factory: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             factory = getattr(factory, part)
-    except Exception as error:  # whatever the module does when it is imported
-        raise BadInput(f"cannot import model {name!r}: {_said(error)}", remedy) from error
+    except Exception as error:  # the module's code may raise anything
+        raise BadInput(f"cannot import model {name!r}: {_describe_exception(error)}", remedy) from error
     if not callable(factory):
         raise BadInput(f"model {name!r} is a {type(factory).__name__}, which cannot be called", remedy)
     made: Callable[..., Any] = factory
     return made
 
 
-def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
+def _build_user_model(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
     given = dict(options)
     if reading.is_onnx(name):
         from edge_offload.models.onnxfile import estimators
 
-        return estimators.load(name, given)
+        return estimators.load_module(name, given)
     if torchscript.is_script(name):
         sha256 = given.pop("sha256", "")
         if given:
             raise BadInput(f"model {name!r} is a file and has no option {', '.join(given)}", remedy="leave it out")
-        return torchscript.load(name, str(sha256))
+        return torchscript.load_script(name, str(sha256))
     weights = given.pop(WEIGHTS, "")
-    factory = own_factory(name)
+    factory = user_factory(name)
     try:
         built = factory(**given)
     except EdgeOffloadError:
         raise
     except Exception as error:
-        raise BadInput(f"factory {name!r} failed: {_said(error)}", "correct it, or its options") from error
+        raise BadInput(
+            f"factory {name!r} failed: {_describe_exception(error)}", "correct it, or its options"
+        ) from error
     if not isinstance(built, (Estimator, nn.Module)):
         raise BadInput(f"factory {name!r} returned a {type(built).__name__}", remedy="return nn.Module")
     if weights:
@@ -207,7 +209,7 @@ def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.
 
 
 def _load_weights(module: nn.Module, path: pathlib.Path) -> None:
-    """All weights of a module of the user's own, from a safetensors file.
+    """Load all weights of a user's module from a safetensors file.
 
     Raises:
         BadInput: the file cannot be read, or is of another network.
@@ -216,12 +218,12 @@ def _load_weights(module: nn.Module, path: pathlib.Path) -> None:
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
-        said = " ".join(str(error).split())
-        raise BadInput(f"{path} does not fit: {said[:300]}", remedy="name the weights of this network") from None
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{path} does not fit: {reason[:300]}", remedy="name the weights of this network") from None
 
 
-def _said(error: Exception) -> str:
-    """An exception of the user's code in one line, with the place that raised it."""
+def _describe_exception(error: Exception) -> str:
+    """Format an exception of the user's code in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     ours = isinstance(error, (ImportError, AttributeError)) and frames and "importlib" in frames[-1].filename
@@ -229,9 +231,8 @@ def _said(error: Exception) -> str:
 
 
 def state_hash(module: nn.Module) -> str:
-    """Hex sha256 over the names, dtypes, shapes and bytes of the module's state dict.
+    """Return the hex sha256 over the names, dtypes, shapes and bytes of the module's state dict.
 
-    Equal hashes mean equal numbers, on whatever device they are; the code that uses them is not part of the hash (the
-    link compares releases and the fingerprint for that).
+    It does not depend on the device. The module's code is not part of it: the link compares releases and fingerprints.
     """
     return tensors_hash(module.state_dict())

@@ -1,7 +1,7 @@
 """Networks from TorchScript files: code and weights in one, as ``torch.jit.save`` writes them.
 
-Loading one runs code out of the file. A server therefore loads those that its operator has listed and no others, and
-nothing of a file ever crosses the link: a robot tells the name and the checksum of its own.
+Loading one runs its code. A server therefore loads only those that its operator has listed. Files never cross the link:
+a robot sends the name and the checksum of its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SUFFIXES = (".pt", ".pth", ".ts", ".torchscript")
 
 
 def is_script(name: str) -> bool:
-    """Whether a model's name is that of a TorchScript file."""
+    """Return whether a model's name is that of a TorchScript file."""
     return name.endswith(SUFFIXES)
 
 
 def checksum(path: str) -> str:
-    """Hex sha256 of the file.
+    """Return the hex sha256 of the file.
 
     Raises:
         BadInput: it cannot be read.
@@ -42,31 +42,31 @@ def checksum(path: str) -> str:
     return digest.hexdigest()
 
 
-def load(path: str, sha256: str = "") -> nn.Module:
-    """The module in a file, in eval mode, on the CPU.
+def load_script(path: str, sha256: str = "") -> nn.Module:
+    """Load the module of a file, in eval mode, on the CPU.
 
     Args:
         path: of the file.
-        sha256: what :func:`checksum` must be; empty: anything.
+        sha256: expected :func:`checksum`; empty: any.
 
     Raises:
         BadInput: the file cannot be read, is another one, or holds no TorchScript.
     """
-    found = checksum(path)
-    if sha256 and found != sha256:
+    actual = checksum(path)
+    if sha256 and actual != sha256:
         raise BadInput(
-            f"{path} is another file here: sha256 {found[:12]}…, not {sha256[:12]}…",
+            f"{path} is another file here: sha256 {actual[:12]}…, not {sha256[:12]}…",
             remedy="copy the robot's file to the server",
         )
-    pickles.refuse(str(places.expand(path)))
+    pickles.reject_pickle(str(places.expand(path)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit: it is what robots have
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which robots use
             module: nn.Module = torch.jit.load(str(places.expand(path)), map_location="cpu")
     except (RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines() or ["no reason given"]
+        lines = str(error).strip().splitlines() or ["no reason given"]
         raise BadInput(
-            f"{path} holds no TorchScript: {said[0]}",
+            f"{path} holds no TorchScript: {lines[0]}",
             remedy="torch.jit.script(module).save(path) writes one; for weights alone name a factory, and the weights "
             "as model_options:='{weights: file.safetensors}'",
         ) from None

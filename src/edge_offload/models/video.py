@@ -1,4 +1,4 @@
-"""Frames of videos; the sample video: vtest.avi of Debian's opencv-doc, people before a camera that does not move."""
+"""Frames of videos, and the sample video: vtest.avi of Debian's opencv-doc, people before a static camera."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _WHOLE = 0.9
 INSTALLED = pathlib.Path("/usr/share/doc/opencv-doc/examples/data") / FILE_NAME
 
 
-def candidates() -> List[pathlib.Path]:
-    """Places to look, in order: ``$EDGE_OFFLOAD_VIDEO`` alone if set, else the cache, then the installed package."""
+def candidate_paths() -> List[pathlib.Path]:
+    """Return the possible paths: only ``$EDGE_OFFLOAD_VIDEO`` if set, else the cache, then the installed package."""
     explicit = os.environ.get(ENVIRONMENT)
     return [places.expand(explicit)] if explicit else [cache_dir() / FILE_NAME, INSTALLED]
 
 
 def sample_video() -> pathlib.Path:
-    """Path of the sample video.
+    """Return the path of the sample video.
 
     Raises:
-        BadInput: it is in none of the places; the message says how to get it.
+        BadInput: it is not installed; the message says how to get it.
     """
-    places = candidates()
+    places = candidate_paths()
     for place in places:
         if place.is_file():
             return place
@@ -49,11 +49,11 @@ def sample_video() -> pathlib.Path:
 
 
 class Video:
-    """A video that can be opened: the sample video unless another is named.
+    """An opened video, by default the sample video.
 
     Attributes:
-        fps: frames per second; 10 where the file says nothing.
-        length: frames, as the container says; 0 when it does not.
+        fps: frames per second; 10 where the file lacks it.
+        length: number of frames in the container's header; 0: unknown.
 
     Raises:
         BadInput: it cannot be opened.
@@ -74,7 +74,7 @@ class Video:
         return BadInput(f"video {self.path} cannot be read", remedy="give a file that OpenCV can decode")
 
     def frames(self, limit: Optional[int] = None) -> Iterator[Tuple[float, Array]]:
-        """Time in seconds and pixels (uint8 [h, w, 3] BGR) of each frame from the first, up to ``limit`` frames.
+        """Yield time in seconds and pixels (uint8 [h, w, 3] BGR) of each frame, up to ``limit`` frames.
 
         Raises:
             BadInput: there is none.
@@ -82,8 +82,8 @@ class Video:
         count = 0
         try:
             while limit is None or count < limit:
-                there, bgr = self._capture.read()
-                if not there:
+                decoded, bgr = self._capture.read()
+                if not decoded:
                     break
                 yield count / self.fps, bgr
                 count += 1
@@ -102,19 +102,19 @@ def shortfall(path: Union[str, pathlib.Path], read: int, declared: int) -> str:
     return f"{path}: {read} of {declared} frames can be read; copy it again from its source"
 
 
-def read_frames(video: Union[str, pathlib.Path], wanted: Sequence[int]) -> Dict[int, Array]:
-    """The frames of ``video`` whose numbers (from 0) are ``wanted``, in ascending order: uint8 [h, w, 3] BGR each.
+def read_frames(video: Union[str, pathlib.Path], frame_numbers: Sequence[int]) -> Dict[int, Array]:
+    """Read frames of ``video`` by their numbers (from 0): uint8 [h, w, 3] BGR each, ascending.
 
     Raises:
         BadInput: the video cannot be opened, or ends before the last of them.
     """
-    found: Dict[int, Array] = {}
-    numbers, length = set(wanted), 0
+    frames: Dict[int, Array] = {}
+    numbers, length = set(frame_numbers), 0
     if numbers:
         for number, (_, frame) in enumerate(Video(video).frames(max(numbers) + 1)):
             length = number + 1
             if number in numbers:
-                found[number] = frame
-    if len(found) < len(numbers):
+                frames[number] = frame
+    if len(frames) < len(numbers):
         raise BadInput(f"video {video} ends at frame {length}; frame {max(numbers)} was asked for")
-    return found
+    return frames

@@ -1,4 +1,4 @@
-"""Voxel grids: where they lie, points to occupancy, occupancy to points. Numpy only, vectorised."""
+"""Voxel grids: their geometry, points to occupancy, occupancy to points. Numpy only, vectorised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_VOXELS = 1 << 27
-"""A grid of 512 x 512 x 512: no larger one is allocated."""
+"""Largest grid: 512 x 512 x 512."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class VoxelGrid:
         x, y, z = (side * self.voxel_size for side in self.shape)
         return x, y, z
 
-    def indices(self, points: Array) -> Tuple[Array, Array]:
-        """Voxel of every point inside the grid: int64 [m, 3], and bool [n] which points those are.
+    def voxel_indices(self, points: Array) -> Tuple[Array, Array]:
+        """Return the voxels int64 [m, 3] of the points inside the grid, and bool [n] which points those are.
 
         Args:
             points: float [n, 3 or more]: x, y, z in metres.
@@ -52,23 +52,23 @@ class VoxelGrid:
         Raises:
             BadInput: not an array of points.
         """
-        points = _checked(points)
-        # in float64: at 50 m a float32 is off by 2 micrometres, which moves points that lie on a face
+        points = _check_points(points)
+        # in float64: at 50 m a float32's error is 2 micrometres, which moves points on a face
         place = (points[:, :3].astype(np.float64) - self.origin) / self.voxel_size
-        # compared before the cast: what is not finite, or beyond int64, has no index
+        # compared before the cast: values that are not finite, or exceed int64, have no index
         inside = ((place >= 0) & (place < self.shape)).all(axis=1)
         return np.floor(place[inside]).astype(np.int64), inside
 
     def occupancy(self, points: Array) -> Array:
-        """Voxels that hold at least one of ``points`` (float [n, 3 or more], metres): uint8 [x, y, z], 0 or 1.
+        """Return uint8 [x, y, z]: 1 for voxels with at least one of ``points`` (float [n, 3 or more], metres), else 0.
 
         Raises:
             BadInput: not an array of points.
         """
-        points = _checked(points)
+        points = _check_points(points)
         grid = np.zeros(self.shape, dtype=np.uint8)
         flat = np.zeros(len(points), dtype=np.int64)
-        # as indices() does it, axis by axis: whoever is outside along one is not looked at along the next
+        # as voxel_indices() does, but axis by axis: points outside along one are dropped before the next
         for axis, side in enumerate(self.shape):
             place = (points[:, axis].astype(np.float64) - self.origin[axis]) / self.voxel_size
             inside = np.flatnonzero((place >= 0) & (place < side))
@@ -78,16 +78,16 @@ class VoxelGrid:
         return grid
 
     def cell(self, x: float, y: float) -> Tuple[int, int]:
-        """The column of a place (m), or the border column nearest to it when it lies outside."""
+        """Return the column of a position (m), or the nearest border column for a position outside."""
         i, j = (
             int(np.clip(np.floor((value - start) / self.voxel_size), 0, side - 1))
             for value, start, side in zip((x, y), self.origin, self.shape)
         )
         return i, j
 
-    def centres(self, found: Array) -> Array:
+    def centres(self, voxels: Array) -> Array:
         """Centres of the voxels int [n, 3], float32 [n, 3] metres."""
-        centres: Array = np.asarray(self.origin) + (np.asarray(found) + 0.5) * self.voxel_size
+        centres: Array = np.asarray(self.origin) + (np.asarray(voxels) + 0.5) * self.voxel_size
         return centres.astype(np.float32)
 
     def axes(self) -> Tuple[Array, Array, Array]:
@@ -100,23 +100,22 @@ FORWARD = VoxelGrid()
 """In front of a LiDAR 1.73 m above the ground: the volume of the SemanticKITTI benchmark."""
 
 
-def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False, cells: int = 256) -> VoxelGrid:
-    """The grid of ``cells`` x ``cells`` x 32 voxels about a LiDAR at this height above the ground.
+def grid_around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False, cells: int = 256) -> VoxelGrid:
+    """Make the grid of ``cells`` x ``cells`` x 32 voxels around a LiDAR at this height above the ground.
 
-    The ground comes to lie 0.27 m above the lower face, as in :data:`FORWARD`, because that is where a network
-    trained on such grids expects it.
+    The ground lies 0.27 m above the lower face, as in :data:`FORWARD` and in the networks' training.
 
     Args:
         sensor_height_m: metres above the ground.
         voxel_size: side of a voxel, metres.
-        forward: the LiDAR is in the middle of one face and looks in; else it is in the middle of the grid.
+        forward: the LiDAR is in the middle of one face and looks inward; else it is in the middle of the grid.
         cells: voxels along each side of the ground.
     """
     half = 0.5 * cells * voxel_size
     return VoxelGrid((0.0 if forward else -half, -half, -sensor_height_m - 0.27), voxel_size, (cells, cells, 32))
 
 
-def _checked(points: Array) -> Array:
+def _check_points(points: Array) -> Array:
     points = np.asarray(points)
     if points.ndim != 2 or points.shape[1] < 3:
         raise BadInput(f"points of shape {points.shape}", remedy="give float [n, 3 or more]")

@@ -1,11 +1,11 @@
-"""torchvision's networks with weights that make errors visible: for split, parity and latency work, not for detection.
+"""torchvision's networks with weights that make errors visible, for split, parity and latency work, not for detection.
 
-torchvision's wheels for CPU-only torch lack the compiled operators that its package registers on import, and a bare
-``import torchvision`` then fails. :func:`torchvision_package` defines the missing schemas first.
+torchvision's wheels for CPU-only torch lack the compiled operators that its package registers on import, so that
+``import torchvision`` fails. :func:`torchvision_package` defines the missing schemas first.
 
-Random networks hide errors. Their BatchNorm statistics let activations fade or blow up, layer scale is 1e-6, and
-some heads are all zeros. :func:`build` calibrates the statistics on smooth random images, sets layer scale to 1 and
-re-draws every head.
+Random networks hide errors: their BatchNorm statistics let activations vanish or explode, layer scale is 1e-6, and
+some heads are zero. :func:`build_network` calibrates the statistics on smooth random images, sets layer scale to 1 and
+draws every head.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NETWORKS: Dict[str, str] = {
     "efficientnet_b0": "EfficientNet-B0",
     "vit_b_16": "Vision Transformer B/16",
 }
-"""Constructor in ``torchvision.models`` -> what it is."""
+"""Constructor in ``torchvision.models`` -> title."""
 
 
-def build(name: str, size: int = 224, seed: int = 0) -> nn.Module:
-    """The network called ``name``, float32, in eval mode, reproducible from ``seed``.
+def build_network(name: str, size: int = 224, seed: int = 0) -> nn.Module:
+    """Build the network ``name``, float32, in eval mode, reproducible from ``seed``.
 
     Args:
         name: a key of :data:`NETWORKS`, or any other classification constructor of ``torchvision.models``.

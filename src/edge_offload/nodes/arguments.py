@@ -125,13 +125,13 @@ def _read_calibration(value: str) -> None:
 def _refuse_pickle(value: str) -> None:
     from edge_offload.models import pickles
 
-    pickles.refuse(value)
+    pickles.reject_pickle(value)
 
 
 def _read_onnx(value: str) -> None:
     from edge_offload.models.onnxfile import reading
 
-    reading.read(value)
+    reading.read_graph(value)
 
 
 def _read_bag(value: str) -> None:

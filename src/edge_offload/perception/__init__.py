@@ -1,1 +1,1 @@
-"""What the applications do around a model: tracking, geometry, overlays."""
+"""Perception around a model, for the applications: tracking, geometry, overlays."""

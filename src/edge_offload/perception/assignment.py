@@ -1,4 +1,4 @@
-"""Who is who: overlap of boxes and the assignment of least cost."""
+"""Overlap of boxes, and assignment of least cost."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def iou_matrix(first: Array, second: Array) -> Array:
     corner_high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     sides = np.clip(corner_high - corner_low, 0.0, None)
     shared = sides[..., 0] * sides[..., 1]
-    union = area(a)[:, None] + area(b)[None, :] - shared
+    union = box_areas(a)[:, None] + box_areas(b)[None, :] - shared
     return np.where(union > 0, shared / np.where(union > 0, union, 1.0), 0.0)
 
 
-def area(boxes: Array) -> Array:
-    """Areas of boxes [n, 4], [n]; 0 where a box is inside out."""
+def box_areas(boxes: Array) -> Array:
+    """Areas [n] of boxes [n, 4]; 0 for boxes of negative width or height."""
     sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None)
     return np.asarray(sides[:, 0] * sides[:, 1])
 
 
-def assign(cost: Array, limit: float) -> Tuple[Pairs, List[int], List[int]]:
+def assign_pairs(cost: Array, limit: float) -> Tuple[Pairs, List[int], List[int]]:
     """Pair rows with columns at the least total cost, where leaving a row and a column unpaired costs ``limit``.
 
     Costs at or above ``limit`` (infinity too) are never paired, and never bend the pairs that are.
 
     Returns:
-        the pairs in order of their rows, the rows left over, the columns left over.
+        the pairs in order of their rows, the unpaired rows, the unpaired columns.
     """
     rows, columns = cost.shape
     pairs: Pairs = []

@@ -1,4 +1,4 @@
-"""Follow a person: from where they are to a velocity, within limits, standing still whenever in doubt."""
+"""Velocity commands for following a person, within limits; without a recent position the robot stops."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class FollowerConfig:
     """Limits and gains. SI units; distances and bearings are of the robot's base frame (x forward, y left).
 
     Attributes:
-        distance: to keep from the person.
-        distance_dead_zone, bearing_dead_zone: errors smaller than this are left alone.
+        distance: distance to keep from the person.
+        distance_dead_zone, bearing_dead_zone: smaller errors are ignored.
         linear_gain, angular_gain: speed per error, 1/s.
         max_linear, max_angular: limits of speed. The robot never drives backwards.
-        max_linear_acceleration, max_angular_acceleration: limits of change while driving.
-        stop_deceleration: how fast it stops when the target is lost or news are stale (harder than in driving).
-        target_timeout_s: the target counts as lost when not seen for this long.
-        result_timeout_s: results count as stale when none came for this long.
+        max_linear_acceleration, max_angular_acceleration: limits of acceleration while driving.
+        stop_deceleration: deceleration when the target is lost or results are stale.
+        target_timeout_s: the target is lost when not seen for this long.
+        result_timeout_s: results are stale when none arrived for this long.
     """
 
     distance: float = 1.5
@@ -50,18 +50,18 @@ class FollowerConfig:
 
 @dataclass(frozen=True)
 class Command:
-    """Velocity to drive at: m/s forward, rad/s to the left; and why, in words."""
+    """Velocity, m/s forward and rad/s to the left, and its reason, for people."""
 
     linear: float
     angular: float
     reason: str
 
 
-class Follower:
-    """Turns sightings into velocity commands.
+class PersonFollower:
+    """Converts sightings to velocity commands.
 
-    ``see`` whenever a result arrives, ``command`` at a steady rate. Everything is timed by one monotonic clock, so
-    that silence stops the robot.
+    Call ``add_sighting`` for each result and ``compute_command`` at a steady rate. One monotonic clock times both, so
+    that the robot stops when results end.
     """
 
     def __init__(self, config: Optional[FollowerConfig] = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,37 +72,37 @@ class Follower:
         self._linear = self._angular = 0.0
         self._last_s: Optional[float] = None
 
-    def see(self, target: Optional[Tuple[float, float]], taken_s: float) -> None:
-        """Take in one result.
+    def add_sighting(self, target: Optional[Tuple[float, float]], taken_s: float) -> None:
+        """Add one result.
 
         Args:
             target: x and y of the person in the robot's base frame, metres; None: not seen in this frame.
-            taken_s: when the frame was taken, on the follower's clock. An older one than known changes nothing.
+            taken_s: time of the frame, on the follower's clock; one older than the last is ignored.
         """
         taken_s = min(taken_s, self._clock())
         self._result_s = max(self._result_s, taken_s)
         if target is not None and taken_s > self._target_s and all(math.isfinite(value) for value in target):
             self._target, self._target_s = (float(target[0]), float(target[1])), taken_s
 
-    def command(self) -> Command:
-        """The velocity for now."""
+    def compute_command(self) -> Command:
+        """Return the velocity for the current time."""
         now = self._clock()
         step = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 0.2)
         self._last_s = now
         config = self.config
         if now - self._result_s > config.result_timeout_s:
-            return self._stop(step, "no results yet" if self._result_s == -math.inf else "results are stale")
+            return self._stop_robot(step, "no results yet" if self._result_s == -math.inf else "results are stale")
         if self._target is None or now - self._target_s > config.target_timeout_s:
-            return self._stop(step, "no target yet" if self._target is None else "target is lost")
-        linear, angular, reason = self._wish(*self._target)
+            return self._stop_robot(step, "no target yet" if self._target is None else "target is lost")
+        linear, angular, reason = self._desired_speed(*self._target)
         slower = config.max_linear_acceleration if linear > 0 else config.stop_deceleration
-        self._linear = _toward(self._linear, linear, config.max_linear_acceleration * step, slower * step)
+        self._linear = _move_toward(self._linear, linear, config.max_linear_acceleration * step, slower * step)
         turn = config.max_angular_acceleration * step
-        self._angular = _toward(self._angular, angular, turn, turn)
+        self._angular = _move_toward(self._angular, angular, turn, turn)
         return Command(self._linear, self._angular, reason)
 
-    def _wish(self, x: float, y: float) -> Tuple[float, float, str]:
-        """Speed that the errors call for, before acceleration is limited."""
+    def _desired_speed(self, x: float, y: float) -> Tuple[float, float, str]:
+        """Return speeds proportional to the errors, before the limit of acceleration, and the reason."""
         config = self.config
         bearing, gap = math.atan2(y, x), math.hypot(x, y) - config.distance
         angular = 0.0 if abs(bearing) <= config.bearing_dead_zone else config.angular_gain * bearing
@@ -113,15 +113,15 @@ class Follower:
             return 0.0, 0.0, "at the target"
         return linear, angular, "following" if linear else "turning to the target"
 
-    def _stop(self, step: float, reason: str) -> Command:
+    def _stop_robot(self, step: float, reason: str) -> Command:
         braking = self.config.stop_deceleration * step
         turn = self.config.max_angular_acceleration * step
-        self._linear = _toward(self._linear, 0.0, braking, braking)
-        self._angular = _toward(self._angular, 0.0, turn, turn)
+        self._linear = _move_toward(self._linear, 0.0, braking, braking)
+        self._angular = _move_toward(self._angular, 0.0, turn, turn)
         return Command(self._linear, self._angular, reason)
 
 
-def _toward(value: float, wish: float, rise: float, fall: float) -> float:
+def _move_toward(value: float, target: float, rise: float, fall: float) -> float:
     """``value`` moved towards ``wish``: by at most ``rise`` away from zero, ``fall`` towards zero."""
-    limit = rise if abs(wish) > abs(value) and wish * value >= 0 else fall
-    return value + max(-limit, min(limit, wish - value))
+    limit = rise if abs(target) > abs(value) and target * value >= 0 else fall
+    return value + max(-limit, min(limit, target - value))

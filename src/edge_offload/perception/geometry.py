@@ -24,15 +24,15 @@ MODELS: Mapping[str, Tuple[int, ...]] = {
     "equidistant": (4,),
     "fisheye": (4,),
 }
-"""Distortion model → how many coefficients it may have."""
+"""Distortion model → possible numbers of its coefficients."""
 
 _SYNONYMS = {"": "plumb_bob", "radtan": "plumb_bob", "brown_conrady": "plumb_bob", "kannala_brandt4": "equidistant"}
-"""Names that drivers and calibration programs give to some of them."""
+"""Other names of these models in drivers and calibration programs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """A point in space and how sure it is.
+    """A point in space and its uncertainty.
 
     Attributes:
         xyz: float64 [3], metres.
@@ -75,7 +75,7 @@ class Transform:
 
     @classmethod
     def from_quaternion(cls, xyz: Sequence[float], xyzw: Sequence[float]) -> Transform:
-        """From a translation and a quaternion x y z w, as tf has them.
+        """Make it from a translation and a quaternion x y z w, as tf has them.
 
         Raises:
             BadInput: the quaternion is not of 4 finite numbers, or is zero.
@@ -92,21 +92,21 @@ class Transform:
         ])  # fmt: skip
         return cls(rotation, np.asarray(xyz, dtype=np.float64))
 
-    def points(self, points: Array) -> Array:
+    def map_points(self, points: Array) -> Array:
         """Map points [..., 3]."""
         return np.asarray(points @ self.rotation.T + self.translation)
 
-    def position(self, position: Position, frame: str = "") -> Position:
+    def map_position(self, position: Position, frame: str = "") -> Position:
         """Map a position with its covariance; ``frame``: name of the frame that it is mapped into."""
         covariance = self.rotation @ position.covariance @ self.rotation.T
-        return Position(self.points(position.xyz), covariance, position.source, frame)
+        return Position(self.map_points(position.xyz), covariance, position.source, frame)
 
-    def after(self, first: Transform) -> Transform:
-        """The transform that maps as ``first`` does, and then as this one does."""
-        return Transform(self.rotation @ first.rotation, self.points(first.translation))
+    def compose_after(self, first: Transform) -> Transform:
+        """Return the transform that applies ``first``, then this one."""
+        return Transform(self.rotation @ first.rotation, self.map_points(first.translation))
 
     def inverse(self) -> Transform:
-        """The way back."""
+        """Return the inverse transform."""
         return Transform(self.rotation.T, -self.rotation.T @ self.translation)
 
 
@@ -160,8 +160,8 @@ class PinholeCamera:
             raise BadInput(f"camera {self.name}: {len(distortion)} coefficients do not fit model {self.model}")
         rectification = None
         if self.rectification is not None and np.any(self.rectification):  # 0 where nobody calibrated
-            left, _, right = np.linalg.svd(np.nan_to_num(self.rectification))
-            rectification = left @ right  # files have it rounded
+            u, _, vt = np.linalg.svd(np.nan_to_num(self.rectification))
+            rectification = u @ vt  # files have it rounded
             if not np.allclose(rectification, self.rectification, atol=1e-3) or np.linalg.det(rectification) < 0:
                 raise BadInput(f"camera {self.name}: R is no rotation", remedy="calibrate it again")
         object.__setattr__(self, "matrix", matrix)
@@ -169,7 +169,7 @@ class PinholeCamera:
         object.__setattr__(self, "model", model)
         object.__setattr__(self, "rectification", rectification)
 
-    def rays(self, pixels: Array) -> Array:
+    def pixel_rays(self, pixels: Array) -> Array:
         """Undistort pixels [n, 2]: directions [n, 3] in the optical frame, with z = 1; NaN where that fails."""
         points = np.asarray(pixels, dtype=np.float64).reshape(-1, 1, 2)
         if self.model in ("equidistant", "fisheye"):
@@ -208,16 +208,16 @@ class PinholeCamera:
     def on_ground(
         self, pixel: Union[Array, Sequence[float]], pose: Transform, max_range: float = 100.0
     ) -> Optional[Array]:
-        """Where the ray through ``pixel`` meets the ground z = 0 of the frame that ``pose`` maps into, [3].
+        """Intersect the ray through ``pixel`` with the ground z = 0 of the frame that ``pose`` maps into: [3].
 
-        None when it does not: at or above the horizon, behind the camera, or further than ``max_range`` metres.
+        None: at or above the horizon, behind the camera, or further than ``max_range`` metres.
         """
         point = self.ground_points(np.asarray([pixel]), pose, max_range)[0]
         return point if np.isfinite(point).all() else None
 
     def ground_points(self, pixels: Array, pose: Transform, max_range: float = 100.0) -> Array:
-        """Like :meth:`on_ground` for pixels [n, 2]: points [n, 3], NaN where there is none."""
-        directions = self.rays(pixels) @ pose.rotation.T
+        """Intersect the rays through pixels [n, 2] as :meth:`on_ground` does: [n, 3], NaN for None."""
+        directions = self.pixel_rays(pixels) @ pose.rotation.T
         height = pose.translation[2]
         down = np.where(directions[:, 2] < -1e-6, -directions[:, 2], np.nan)
         reach = directions * (height / down)[:, None]
@@ -226,7 +226,7 @@ class PinholeCamera:
 
 
 def camera_from_calibration(document: Mapping[str, Any], where: str = "calibration") -> PinholeCamera:
-    """A camera from a parsed YAML of ROS's camera_calibration; an extra key ``pose`` is described in config/.
+    """Make a camera from a parsed YAML of ROS's camera_calibration; config/ describes the extra key ``pose``.
 
     Raises:
         BadInput: a key is missing or does not fit; the message names it.
@@ -275,15 +275,15 @@ def load_camera(path: Union[str, pathlib.Path]) -> PinholeCamera:
 
 
 def depth_in_metres(depth: Array, encoding: str) -> Array:
-    """A depth image as float32 metres, NaN where there is none (REP-118: 16UC1 in millimetres, 32FC1 in metres).
+    """Convert a depth image to float32 metres, NaN: unknown (REP-118: 16UC1 in millimetres, 32FC1 in metres).
 
     Raises:
         BadInput: another encoding, or an array that does not fit it.
     """
-    wanted = {"16UC1": np.uint16, "mono16": np.uint16, "32FC1": np.float32}.get(encoding)
-    if wanted is None:
+    dtype = {"16UC1": np.uint16, "mono16": np.uint16, "32FC1": np.float32}.get(encoding)
+    if dtype is None:
         raise BadInput(f"depth image: encoding {encoding!r}", remedy="publish 16UC1 (mm) or 32FC1 (m)")
-    if depth.ndim != 2 or depth.dtype.newbyteorder("=") != wanted:
+    if depth.ndim != 2 or depth.dtype.newbyteorder("=") != dtype:
         raise BadInput(f"depth image: {depth.dtype} {depth.shape} is not {encoding}")
-    metres = depth.astype(np.float32) * (np.float32(1e-3) if wanted is np.uint16 else np.float32(1.0))
+    metres = depth.astype(np.float32) * (np.float32(1e-3) if dtype is np.uint16 else np.float32(1.0))
     return np.where(np.isfinite(metres) & (metres > 0), metres, np.float32(np.nan))

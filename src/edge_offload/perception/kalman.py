@@ -27,29 +27,29 @@ class BoxFilter:
     def __init__(self, box: Array) -> None:
         self.mean = _to_centre(box)
         self.rate = np.zeros(4)
-        height = self._height()
+        height = self._box_height()
         self._pp = (_MEASURED * height) ** 2
         self._pr = np.zeros(4)
         self._rr = (_INITIAL_SPEED * height) ** 2
 
-    def _height(self) -> float:
+    def _box_height(self) -> float:
         return max(float(self.mean[3]), _SMALLEST_SIDE)
 
     def predict(self, dt: float, hold_size: bool = False) -> None:
-        """Move on by ``dt`` seconds; ``hold_size`` keeps width and height, for a box that is not seen."""
+        """Predict ``dt`` seconds ahead; ``hold_size`` fixes width and height, for a box that is not seen."""
         if hold_size:
             self.rate[2:] = 0.0
-        noise = (_ACCELERATION * self._height()) ** 2
+        noise = (_ACCELERATION * self._box_height()) ** 2
         self.mean = self.mean + self.rate * dt
         self.mean[2:] = np.maximum(self.mean[2:], _SMALLEST_SIDE)
         self._pp = self._pp + 2 * dt * self._pr + dt * dt * self._rr + noise * dt**3 / 3
         self._pr = self._pr + dt * self._rr + noise * dt**2 / 2
         self._rr = self._rr + noise * dt
 
-    def update(self, box: Array, doubt: float = 1.0) -> None:
-        """Take in a measured ``box`` [4], x1 y1 x2 y2, which is ``doubt`` times as far off as a detection."""
+    def update(self, box: Array, noise_factor: float = 1.0) -> None:
+        """Update with a box [4], x1 y1 x2 y2, whose standard deviation is ``noise_factor`` times a detection's."""
         residual = _to_centre(box) - self.mean
-        spread = self._pp + (doubt * _MEASURED * self._height()) ** 2
+        spread = self._pp + (noise_factor * _MEASURED * self._box_height()) ** 2
         gain_p, gain_r = self._pp / spread, self._pr / spread
         self.mean = self.mean + gain_p * residual
         self.mean[2:] = np.maximum(self.mean[2:], _SMALLEST_SIDE)
@@ -67,7 +67,7 @@ class BoxFilter:
     @property
     def centre_spread(self) -> Tuple[float, float]:
         """Standard deviation of a measured centre about the predicted one, x and y, pixels."""
-        spread = np.sqrt(self._pp[:2] + (_MEASURED[:2] * self._height()) ** 2)
+        spread = np.sqrt(self._pp[:2] + (_MEASURED[:2] * self._box_height()) ** 2)
         return float(spread[0]), float(spread[1])
 
 

@@ -1,4 +1,4 @@
-"""Draw tracked people and the state of the run on an image."""
+"""Drawing of tracked people, and of the run's state, on an image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OTHER_MODE: Colour = (140, 140, 140)
 
 @dataclass(frozen=True)
 class Status:
-    """What the status bar says of the frame; what is None is left out.
+    """Contents of the status bar; None: omitted.
 
     Attributes:
         mode: the mode that produced the result.
@@ -41,8 +41,8 @@ class Status:
         latency_s: from the frame's arrival to its result, seconds.
         bytes_up, bytes_down: for this frame.
         joules: energy of this frame.
-        note: a remark, in words: why a fallback happened, for one.
-        carried_s: how old the result is that was carried along to this frame, seconds.
+        note: a remark, such as the reason of a fallback.
+        carried_s: age of a result that was carried to this frame, seconds.
     """
 
     mode: Mode
@@ -56,33 +56,33 @@ class Status:
 
 
 def colour_of(person_id: int) -> Colour:
-    """BGR colour of a person, the same for an id for ever; ids next to each other differ much (golden-ratio hues)."""
+    """Return the BGR colour of an id; neighbouring ids differ much (golden-ratio hues)."""
     hue = (person_id * 0.618033988749895) % 1.0
     lightness = (0.60, 0.68, 0.54)[person_id % 3]
     red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.85)
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def draw(
+def draw_people(
     bgr: Array,
     people: Sequence[TrackedPerson],
     status: Optional[Status] = None,
     target_id: Optional[int] = None,
     keypoint_score: float = 0.25,
 ) -> Array:
-    """A copy of ``bgr`` with boxes, ids, scores and skeletons, the target marked, and a status bar.
+    """Copy ``bgr`` and draw boxes, ids, scores and skeletons, the target's mark, and a status bar.
 
     Args:
         bgr: uint8 [h, w, 3].
         people: from the tracker; coasting ones are drawn dashed.
         status: the bar's text; None: no bar.
-        target_id: who is marked; None: nobody.
+        target_id: id of the marked person; None: none.
         keypoint_score: keypoints below this are not drawn.
 
     Raises:
         BadInput: not a uint8 colour image.
     """
-    image, scale = canvas(bgr)
+    image, scale = make_canvas(bgr)
     ordered = sorted(people, key=lambda person: (person.id == target_id, person.box[3]))
     for person in ordered:
         _draw_skeleton(image, person, scale, keypoint_score)
@@ -99,8 +99,8 @@ def draw(
     return image
 
 
-def canvas(bgr: Array) -> Tuple[Array, float]:
-    """A copy of an image to draw on, and how large lines and letters are there (1 at 768 x 576 pixels).
+def make_canvas(bgr: Array) -> Tuple[Array, float]:
+    """Copy an image to draw on, and return the scale of lines and letters, too (1 at 768 x 576 pixels).
 
     Raises:
         BadInput: not a uint8 colour image.
@@ -111,52 +111,52 @@ def canvas(bgr: Array) -> Tuple[Array, float]:
     return image, max(0.6, min(image.shape[0] / 576, image.shape[1] / 768))
 
 
-def _thickness(scale: float, width: float) -> int:
+def _line_width(scale: float, width: float) -> int:
     return max(1, round(width * scale))
 
 
-def _point(x: float, y: float) -> Tuple[int, int]:
-    # far outside the image nothing is drawn, and cv2 takes 32-bit integers only
+def _to_pixel(x: float, y: float) -> Tuple[int, int]:
+    # cv2 takes 32-bit integers only; far outside the image nothing is visible
     return int(np.clip(x, -1e5, 1e5)), int(np.clip(y, -1e5, 1e5))
 
 
 def _draw_skeleton(image: Array, person: TrackedPerson, scale: float, keypoint_score: float) -> None:
     colour = colour_of(person.id)
     seen = person.keypoints[:, 2] >= keypoint_score
-    points = [_point(x, y) for x, y, _ in person.keypoints]
+    points = [_to_pixel(x, y) for x, y, _ in person.keypoints]
     small = person.height < 150 * scale
-    limb = _thickness(scale, 1.0 if person.coasting or small else 2.0)
+    limb = _line_width(scale, 1.0 if person.coasting or small else 2.0)
     limbs = [(points[a], points[b]) for a, b in SKELETON if seen[a] and seen[b]]
     for a, b in limbs:
         cv2.line(image, a, b, DARK, limb + (1 if small else 2), cv2.LINE_AA)
     for a, b in limbs:
         cv2.line(image, a, b, colour, limb, cv2.LINE_AA)
     if not person.coasting:
-        radius = 0 if small else _thickness(scale, 2.0)
+        radius = 0 if small else _line_width(scale, 2.0)
         for index in np.flatnonzero(seen):
             cv2.circle(image, points[index], radius, _WHITE, -1, cv2.LINE_AA)
 
 
 def _draw_box(image: Array, person: TrackedPerson, scale: float, is_target: bool) -> None:
-    a, b = _point(*person.box[:2]), _point(*person.box[2:])
+    a, b = _to_pixel(*person.box[:2]), _to_pixel(*person.box[2:])
     colour = colour_of(person.id)
     if person.coasting:
-        _dashed(image, a, b, colour, max(4, round(7 * scale)))
+        _draw_dashed(image, a, b, colour, max(4, round(7 * scale)))
         return
     draw_box(image, person.box, colour, scale)
     if is_target:
-        _corners(image, a, b, _thickness(scale, 3.0))
+        _draw_corners(image, a, b, _line_width(scale, 3.0))
 
 
 def draw_box(image: Array, box: Array, colour: Colour, scale: float) -> None:
-    """A rectangle round float [4] x1 y1 x2 y2 pixels, with a dark edge; ``scale`` of :func:`canvas`."""
-    a, b = _point(*box[:2]), _point(*box[2:])
-    cv2.rectangle(image, a, b, DARK, _thickness(scale, 3.0), cv2.LINE_AA)
-    cv2.rectangle(image, a, b, colour, _thickness(scale, 1.4), cv2.LINE_AA)
+    """Draw a box float [4] x1 y1 x2 y2 pixels, with a dark edge; ``scale`` of :func:`make_canvas`."""
+    a, b = _to_pixel(*box[:2]), _to_pixel(*box[2:])
+    cv2.rectangle(image, a, b, DARK, _line_width(scale, 3.0), cv2.LINE_AA)
+    cv2.rectangle(image, a, b, colour, _line_width(scale, 1.4), cv2.LINE_AA)
 
 
-def _corners(image: Array, a: Tuple[int, int], b: Tuple[int, int], thickness: int) -> None:
-    """Brackets round the target."""
+def _draw_corners(image: Array, a: Tuple[int, int], b: Tuple[int, int], thickness: int) -> None:
+    """Draw brackets around the target."""
     gap = 2 * thickness
     length = max(6, min(b[0] - a[0], b[1] - a[1]) // 3)
     for x, dx in ((a[0] - gap, 1), (b[0] + gap, -1)):
@@ -167,11 +167,11 @@ def _corners(image: Array, a: Tuple[int, int], b: Tuple[int, int], thickness: in
                 cv2.line(image, (x, y), end, _TARGET, thickness, cv2.LINE_AA)
 
 
-def _dashed(image: Array, a: Tuple[int, int], b: Tuple[int, int], colour: Colour, dash: int) -> None:
+def _draw_dashed(image: Array, a: Tuple[int, int], b: Tuple[int, int], colour: Colour, dash: int) -> None:
     corners = [a, (b[0], a[1]), b, (a[0], b[1])]
     for start, end in zip(corners, corners[1:] + corners[:1]):
         length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
-        if length > 4 * max(image.shape):  # a box gone wild: not worth a million dashes
+        if length > 4 * max(image.shape):  # a diverged box would take a million dashes
             continue
         for begin in range(0, length, 2 * dash):
             stop = min(begin + dash, length)
@@ -190,7 +190,7 @@ def _draw_label(
     taken: List[Tuple[int, int, int, int]],
     top: int,
 ) -> None:
-    """The id and score above the box."""
+    """Draw id, score and distance above the box."""
     text = f"{person.id}" if person.coasting else f"{person.id} {person.score * 100:.0f}%"
     if person.position is not None:
         text += f" {person.position.distance:.0f}m"
@@ -200,7 +200,7 @@ def _draw_label(
     if person.coasting:
         background = tuple(value // 2 for value in background)  # type: ignore[assignment]
     ink = _WHITE if person.coasting else DARK
-    lift = 4 * _thickness(scale, 3.0) if is_target else 0
+    lift = 4 * _line_width(scale, 3.0) if is_target else 0
     draw_label(image, text, person.box, (background, ink), scale, taken, top, lift)
 
 
@@ -208,37 +208,37 @@ def draw_label(
     image: Array, text: str, box: Array, colours: Tuple[Colour, Colour], scale: float,
     taken: List[Tuple[int, int, int, int]], top: int, lift: int = 0,
 ) -> None:  # fmt: skip
-    """A label above a box, moved up where the place is taken.
+    """Draw a label above a box, moved up where another label is.
 
     Args:
-        image: is drawn on.
+        image: image to draw on.
         text: of the label.
         box: float [4], x1 y1 x2 y2 in pixels.
         colours: of the background and of the letters.
-        scale: of :func:`canvas`.
-        taken: where labels are, to which this one is added.
-        top: pixels at the top that are left free.
+        scale: of :func:`make_canvas`.
+        taken: rectangles of labels, to which this one is added.
+        top: pixels at the top without labels.
         lift: pixels between label and box.
     """
     size = 0.38 * scale
     (width, height), base = cv2.getTextSize(text, _FONT, size, 1)
-    pad = _thickness(scale, 3.0)
-    left, bottom = _point(float(box[0]), float(box[1]))
-    left = int(np.clip(left, 0, max(0, image.shape[1] - width - 2 * pad)))
+    pad = _line_width(scale, 3.0)
+    x_min, bottom = _to_pixel(float(box[0]), float(box[1]))
+    x_min = int(np.clip(x_min, 0, max(0, image.shape[1] - width - 2 * pad)))
     box_height = height + base + pad
-    right = left + width + 2 * pad
+    x_max = x_min + width + 2 * pad
     above = [bottom - lift - box_height * (1 + step) for step in range(4)]
     places = [y for y in above if y >= top] or [max(top, bottom)]
-    y = next((y for y in places if not _overlaps((left, y, right, y + box_height), taken)), places[0])
+    y = next((y for y in places if not _overlaps_any((x_min, y, x_max, y + box_height), taken)), places[0])
     y = int(min(y, max(0, image.shape[0] - box_height)))
-    taken.append((left, y, right, y + box_height))
-    cv2.rectangle(image, (left, y), (right, y + box_height), colours[0], -1)
-    cv2.putText(image, text, (left + pad, y + height + pad // 2 + 1), _FONT, size, colours[1], 1, cv2.LINE_AA)
+    taken.append((x_min, y, x_max, y + box_height))
+    cv2.rectangle(image, (x_min, y), (x_max, y + box_height), colours[0], -1)
+    cv2.putText(image, text, (x_min + pad, y + height + pad // 2 + 1), _FONT, size, colours[1], 1, cv2.LINE_AA)
 
 
-def _overlaps(area: Tuple[int, int, int, int], others: Sequence[Tuple[int, int, int, int]]) -> bool:
-    left, top, right, bottom = area
-    return any(left < x2 and right > x1 and top < y2 and bottom > y1 for x1, y1, x2, y2 in others)
+def _overlaps_any(area: Tuple[int, int, int, int], others: Sequence[Tuple[int, int, int, int]]) -> bool:
+    x_min, y_min, x_max, y_max = area
+    return any(x_min < x2 and x_max > x1 and y_min < y2 and y_max > y1 for x1, y1, x2, y2 in others)
 
 
 def bar_height(status: Status, scale: float) -> int:
@@ -251,13 +251,13 @@ def _bar_height(scale: float) -> int:
 
 
 def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], scale: float) -> None:
-    """One dark strip along the top: the mode as a chip, then figures, a note below.
+    """Draw a dark strip along the top: the mode, then figures, a note below.
 
     Args:
-        image: is drawn on.
-        status: what it says.
-        counts: more figures, pairs of a value and its unit or meaning: what was found.
-        scale: of :func:`canvas`.
+        image: image to draw on.
+        status: contents of the bar.
+        counts: numbers of objects, pairs of a value and its name.
+        scale: of :func:`make_canvas`.
     """
     height = min(_bar_height(scale), image.shape[0])
     strip = image[:height]
@@ -265,13 +265,15 @@ def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], sc
     size, base = 0.45 * scale, round(20 * scale)
     pad = round(9 * scale)
     name = str(status.mode).upper()
-    (width, _), _ = cv2.getTextSize(name, _FONT, size, _thickness(scale, 1.0))
+    (width, _), _ = cv2.getTextSize(name, _FONT, size, _line_width(scale, 1.0))
     cv2.rectangle(
         image, (0, 0), (width + 2 * pad, height - 1), _MODE_COLOURS.get(status.mode, _OTHER_MODE), -1
     )  # fmt: skip
-    cv2.putText(image, name, (pad, base), _FONT, size, _WHITE, _thickness(scale, 1.0), cv2.LINE_AA)
+    cv2.putText(image, name, (pad, base), _FONT, size, _WHITE, _line_width(scale, 1.0), cv2.LINE_AA)
     x = width + 4 * pad
-    figures, gaps, smaller = _fitting([*_figures(status), *counts], len(counts), image.shape[1] - pad - x, size, scale)
+    figures, gaps, smaller = _fit_figures(
+        [*_status_figures(status), *counts], len(counts), image.shape[1] - pad - x, size, scale
+    )
     for text, unit in figures:
         for part, colour in ((text, _WHITE), (unit, _GREY)):
             if part:
@@ -280,19 +282,19 @@ def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], sc
         x += gaps[1]
     if status.note:
         room = image.shape[1] - pad
-        note = _shortened(status.note, room - pad, size)
+        note = _shorten_text(status.note, room - pad, size)
         y = height + base
         note_strip = image[height : 2 * height]
         cv2.addWeighted(note_strip, 0.3, np.full_like(note_strip, 24), 0.7, 0, note_strip)
         cv2.putText(image, note, (pad, y), _FONT, size, _MODE_COLOURS[Mode.LOCAL], 1, cv2.LINE_AA)
 
 
-def _fitting(
+def _fit_figures(
     figures: List[Tuple[str, str]], last: int, room: int, size: float, scale: float
 ) -> Tuple[List[Tuple[str, str]], Tuple[int, int], float]:
-    """Figures, gaps in and behind each of them (pixels), and letters' size, so that they fit into ``room`` pixels.
+    """Return figures, gaps in and behind each of them (pixels), and letter size that fit into ``room`` pixels.
 
-    Letters become smaller by up to a quarter; then figures before the ``last`` ones are left out, from the right.
+    Letters shrink by up to a quarter; then figures before the ``last`` ones are omitted, from the right.
     """
     while True:
         for factor in (1.0, 0.875, 0.75):
@@ -304,30 +306,30 @@ def _fitting(
         del figures[-last - 1]
 
 
-def _figures(status: Status) -> List[Tuple[str, str]]:
-    """What the bar says of the frame's cost, as pairs of a value and its unit or meaning."""
+def _status_figures(status: Status) -> List[Tuple[str, str]]:
+    """Return the figures of the frame's cost, as pairs of a value and its unit or meaning."""
     figures = [(status.model, "")]
     if status.carried_s is not None:
         figures.append((f"{status.carried_s * 1e3:.0f}", "ms carried"))
     if status.latency_s is not None:
         figures.append((f"{status.latency_s * 1e3:.0f}", "ms"))
     if status.bytes_up is not None:
-        figures.append((_size(status.bytes_up), "up"))
+        figures.append((_format_bytes(status.bytes_up), "up"))
     if status.bytes_down is not None:
-        figures.append((_size(status.bytes_down), "down"))
+        figures.append((_format_bytes(status.bytes_down), "down"))
     if status.joules is not None:
         figures.append((f"{status.joules:.2f}", "J"))
     return figures
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     return f"{count / 1e3:.0f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
-def _shortened(text: str, room: int, size: float) -> str:
-    """``text`` cut to ``room`` pixels. The font has ASCII only."""
+def _shorten_text(text: str, room: int, size: float) -> str:
+    """Cut ``text`` to ``room`` pixels; the font has ASCII only."""
     text = text.encode("ascii", "replace").decode("ascii")
     while len(text) > 4 and cv2.getTextSize(text, _FONT, size, 1)[0][0] > room:
         text = text[:-4] + "..."

@@ -1,4 +1,4 @@
-"""From an image to what was found in it: prepare, run (anywhere), interpret, track, locate; with the time of each."""
+"""Steps from an image to tracked people: prepare, run (anywhere), interpret, track, locate; with their times."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from edge_offload.models.base import Estimator, PersonEstimator
 
 Run = Callable[[Sequence["torch.Tensor"]], Tuple[Tuple["torch.Tensor", ...], InferenceReport]]
-"""Runs the network wherever it likes: inputs → outputs, and the report of what that cost."""
+"""Runs the network in some mode: inputs → outputs and the report of the inference."""
 
 
 @dataclass(eq=False)
-class FrameResult:
-    """All about one frame.
+class PeopleResult:
+    """People in one frame, with reports.
 
     Attributes:
         stamp_s: of the frame.
         inputs: of the network.
-        people: tracked persons, with positions where they could be found.
-        detections: what the network saw, before tracking.
-        report: of the whole frame: ``total_s`` runs from the frame's arrival to this result, ``queue`` is the wait for
-            its turn, and ``compute_robot`` includes preparing, interpreting and tracking.
+        people: tracked persons, with positions where these are known.
+        detections: the network's detections, before tracking.
+        report: of the whole frame: ``total_s`` runs from the frame's arrival to this result, ``queue`` is the time
+            waited, and ``compute_robot`` includes preparing, interpreting and tracking.
         inference: of the network alone, as ``run`` returned it.
         host_s: seconds in ``prepare``, ``interpret`` and ``track``.
-        started_s: when the frame was taken up, on the pipeline's clock.
+        started_s: start of the frame's preparation, on the pipeline's clock.
     """
 
     stamp_s: float
@@ -49,18 +49,18 @@ class FrameResult:
 
 
 @dataclass(eq=False)
-class Look:
-    """What a network found in one image.
+class Interpretation:
+    """Interpreted outputs of a network for one image.
 
     Attributes:
-        found: what the estimator's ``interpret`` returned.
-        report: of the whole frame until :attr:`done_s`, without whatever comes after.
-        inference: what the network alone cost.
-        started_s, done_s: when the image was taken up, and when it was interpreted, on the caller's clock.
+        result: returned by the estimator's ``interpret``.
+        report: of the frame until :attr:`done_s`.
+        inference: of the network alone.
+        started_s, done_s: start of the preparation and end of the interpretation, on the caller's clock.
         host_s: seconds in ``prepare`` and ``interpret``.
     """
 
-    found: Any
+    result: Any
     report: InferenceReport
     inference: InferenceReport
     started_s: float
@@ -69,13 +69,13 @@ class Look:
 
 
 @dataclass(eq=False)
-class Prepared:
-    """An image that is ready for its network; made by :meth:`of`.
+class NetworkInput:
+    """An image prepared for its network; made by :meth:`from_image`.
 
     Attributes:
         inputs: of the network.
         placement: of the image in them.
-        received_s, started_s, done_s: when the image arrived, was taken up and was prepared, on ``clock``.
+        received_s, started_s, done_s: arrival of the image, start and end of its preparation, on ``clock``.
         clock: monotonic seconds.
     """
 
@@ -87,19 +87,19 @@ class Prepared:
     clock: Callable[[], float]
 
     @classmethod
-    def of(
+    def from_image(
         cls,
         estimator: Estimator,
         bgr: Array,
         received_s: Optional[float] = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> Prepared:
+    ) -> NetworkInput:
         """Prepare an image.
 
         Args:
-            estimator: whose network it is for.
+            estimator: estimator of the network.
             bgr: uint8 [h, w, 3].
-            received_s: when the image arrived, on ``clock``; by default now.
+            received_s: arrival of the image, on ``clock``; by default now.
             clock: monotonic seconds.
 
         Raises:
@@ -110,14 +110,16 @@ class Prepared:
         received = started if received_s is None else min(received_s, started)
         return cls((image,), placement, received, started, clock(), clock)
 
-    def interpret(self, estimator: Estimator, outputs: Sequence[torch.Tensor], inference: InferenceReport) -> Look:
-        """What the network's ``outputs`` say, and what the frame cost; the wait for its turn since then is ``queue``.
+    def interpret(
+        self, estimator: Estimator, outputs: Sequence[torch.Tensor], inference: InferenceReport
+    ) -> Interpretation:
+        """Interpret the network's ``outputs`` and report the frame's stages; waiting since then counts as ``queue``.
 
         Raises:
             BadInput: the outputs are not those of the network.
         """
         ran = self.clock()
-        found = estimator.interpret(outputs, self.placement)
+        result = estimator.interpret(outputs, self.placement)
         done = self.clock()
         host = {"prepare": self.done_s - self.started_s, "interpret": done - ran}
         stages = dict(inference.stages_s)
@@ -125,7 +127,7 @@ class Prepared:
         stages["queue"] += self.started_s - self.received_s + waited_s
         stages["compute_robot"] += sum(host.values())
         report = replace(inference, model=estimator.name, total_s=done - self.received_s, stages_s=stages)
-        return Look(found, report, inference, self.started_s, done, host)
+        return Interpretation(result, report, inference, self.started_s, done, host)
 
 
 class PeoplePipeline:
@@ -134,11 +136,11 @@ class PeoplePipeline:
     Args:
         estimator: prepares images and interprets outputs.
         tracker: by default one with default settings.
-        allow_untrained: accept an estimator with random weights, which then finds nobody (latency and parity work).
+        allow_untrained: accept an estimator with random weights, which finds nobody (latency and parity work).
         clock: monotonic seconds.
 
     Raises:
-        BadInput: the estimator is not trained and that is not allowed.
+        BadInput: the estimator is not trained, and ``allow_untrained`` is false.
     """
 
     def __init__(
@@ -165,44 +167,44 @@ class PeoplePipeline:
         run: Run,
         received_s: Optional[float] = None,
         locator: Optional[Locator] = None,
-    ) -> FrameResult:
-        """Work on one frame.
+    ) -> PeopleResult:
+        """Process one frame.
 
         Args:
             bgr: uint8 [h, w, 3].
             stamp_s: the frame's stamp, seconds.
             run: runs the estimator's module for this frame.
-            received_s: when the frame arrived, on the pipeline's clock; by default now.
+            received_s: arrival of the frame, on the pipeline's clock; by default now.
             locator: finds positions in space; None: positions stay unknown.
 
         Raises:
             BadInput: the image cannot be used.
-            EdgeOffloadError: whatever ``run`` raises.
+            EdgeOffloadError: ``run`` failed.
         """
         prepared = self.prepare(bgr, received_s)
         outputs, inference = run(prepared.inputs)
         size = (bgr.shape[1], bgr.shape[0])
         return self.finish(prepared, outputs, inference, stamp_s, size, locator)
 
-    def prepare(self, bgr: Array, received_s: Optional[float] = None) -> Prepared:
-        """The first step of :meth:`process`, for who runs the network of one frame while another is prepared."""
-        return Prepared.of(self.estimator, bgr, received_s, self._clock)
+    def prepare(self, bgr: Array, received_s: Optional[float] = None) -> NetworkInput:
+        """Prepare a frame: the first step of :meth:`process`, for pipelined callers."""
+        return NetworkInput.from_image(self.estimator, bgr, received_s, self._clock)
 
     def finish(
         self,
-        prepared: Prepared,
+        prepared: NetworkInput,
         outputs: Sequence[torch.Tensor],
         inference: InferenceReport,
         stamp_s: float,
         size: Tuple[int, int],
         locator: Optional[Locator] = None,
-    ) -> FrameResult:
-        """The last step of :meth:`process`, with what the network made of the prepared frame.
+    ) -> PeopleResult:
+        """Interpret, track and locate: the last step of :meth:`process`, for pipelined callers.
 
         Args:
             prepared: the frame.
             outputs: of the network.
-            inference: what they cost.
+            inference: report of the network.
             stamp_s: as in :meth:`process`.
             size: width and height of the frame, pixels.
             locator: as in :meth:`process`.
@@ -210,28 +212,35 @@ class PeoplePipeline:
         Raises:
             BadInput: the outputs cannot be used.
         """
-        seen = prepared.interpret(self.estimator, outputs, inference)
-        detections = seen.found if self.estimator.trained else People.empty()
+        interpretation = prepared.interpret(self.estimator, outputs, inference)
+        detections = interpretation.result if self.estimator.trained else People.empty()
         people = self.tracker.update(detections, stamp_s, size)
         if locator is not None:
-            people = located(locator, people)
-        tracked_s = self._clock() - seen.done_s
-        stages = {**seen.report.stages_s, "compute_robot": seen.report.stages_s["compute_robot"] + tracked_s}
-        report = replace(seen.report, total_s=seen.report.total_s + tracked_s, stages_s=stages)
-        host = {**seen.host_s, "track": tracked_s}
-        return FrameResult(stamp_s, prepared.inputs, people, detections, report, inference, host, seen.started_s)
+            people = add_positions(locator, people)
+        tracked_s = self._clock() - interpretation.done_s
+        stages = {
+            **interpretation.report.stages_s,
+            "compute_robot": interpretation.report.stages_s["compute_robot"] + tracked_s,
+        }
+        report = replace(interpretation.report, total_s=interpretation.report.total_s + tracked_s, stages_s=stages)
+        host = {**interpretation.host_s, "track": tracked_s}
+        return PeopleResult(
+            stamp_s, prepared.inputs, people, detections, report, inference, host, interpretation.started_s
+        )
 
 
-def located(locator: Locator, people: Sequence[TrackedPerson]) -> List[TrackedPerson]:
-    """The same people with their positions, where they can be found."""
-    # a coasting person is a guess: what depth images and LiDARs show there is whoever stands in front
+def add_positions(locator: Locator, people: Sequence[TrackedPerson]) -> List[TrackedPerson]:
+    """Return the people with their positions, where these are known."""
+    # depth images and LiDARs show whoever stands in front of a coasting person
     measured = [not person.coasting for person in people]
     boxes, keypoints = [person.box for person in people], [person.keypoints for person in people]
-    return [person.at(position) for person, position in zip(people, locator.locate(boxes, keypoints, measured))]
+    return [
+        person.with_position(position) for person, position in zip(people, locator.locate(boxes, keypoints, measured))
+    ]
 
 
 def run_here(estimator: PersonEstimator) -> Run:
-    """A ``run`` that executes the estimator's module in this process, on the device where its weights are."""
+    """Make a ``run`` that executes the estimator's module in this process, on its weights' device."""
     import torch
 
     from edge_offload.mode import Mode

@@ -1,4 +1,4 @@
-"""Which of the people seen is the one to follow: chosen by a rule, kept through flicker and short occlusion."""
+"""Selection of the person to follow, by a rule, stable through flicker and short occlusion."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from edge_offload.errors import BadInput
 from edge_offload.perception.tracking import TrackedPerson
 
 
-def _size(person: TrackedPerson) -> float:
+def _box_area(person: TrackedPerson) -> float:
     return max(0.0, float(person.box[2] - person.box[0])) * max(0.0, person.height)
 
 
-def _nearness(person: TrackedPerson) -> float:
+def _inverse_distance(person: TrackedPerson) -> float:
     return 0.0 if person.position is None else 1.0 / max(person.position.distance, 0.1)
 
 
 RULES: Dict[str, Callable[[TrackedPerson], float]] = {
-    "largest": _size,
-    "nearest": _nearness,
+    "largest": _box_area,
+    "nearest": _inverse_distance,
     "longest": lambda person: person.age_s,
 }
-"""Rule → merit: the person of the greatest merit is chosen. ``id`` (one given person) is the fourth rule."""
+"""Rule → merit, whose maximum is chosen. ``id`` (one given person) is the fourth rule."""
 
 
 class TargetSelector:
-    """Picks a target and sticks to it.
+    """Selects a target, with hysteresis.
 
     Args:
-        rule: ``largest``, ``nearest`` (of those whose position is known; the tallest box when none is), ``longest``
-            (tracked for the longest time) or ``id``.
-        person_id: whom to follow, for rule ``id``.
-        advantage: another person must beat the target's merit by this factor ...
+        rule: ``largest``, ``nearest`` (among known positions; without any, the tallest box), ``longest`` (tracked for
+            the longest time) or ``id``.
+        person_id: id of the target, for rule ``id``.
+        advantage: factor by which another person's merit must exceed the target's ...
         dwell_s: ... for this long before the target changes.
-        hold_s: how long to wait for a target that is not seen before choosing another.
+        hold_s: seconds to wait for a target that is not seen, before another is chosen.
 
     Raises:
         BadInput: no such rule, or a number that makes no sense.
@@ -65,17 +65,17 @@ class TargetSelector:
 
     @property
     def target_id(self) -> Optional[int]:
-        """Id of the target, seen or waited for; None before there is one."""
+        """Id of the target, seen or waited for; None: none yet."""
         return self._id
 
     def reset(self) -> None:
-        """Look for another target: the recording started again."""
+        """Drop the target, because the recording has restarted."""
         if self._rule != "id":
             self._id, self._rival, self._seen_s = None, None, -float("inf")
 
     def select(self, people: Sequence[TrackedPerson], stamp_s: float) -> Optional[TrackedPerson]:
-        """The target in this frame, or None when there is none or it cannot be seen (a coasting one can)."""
-        if stamp_s < self._stamp_s and self._rule != "id":  # the recording started again
+        """Return the target in this frame, which may be coasting; None: there is none, or it is not seen."""
+        if stamp_s < self._stamp_s and self._rule != "id":  # the recording has restarted
             self._id, self._rival, self._seen_s = None, None, stamp_s
         self._stamp_s = stamp_s
         current = next((person for person in people if person.id == self._id), None)
@@ -86,10 +86,10 @@ class TargetSelector:
         elif self._id is not None and stamp_s - self._seen_s <= self._hold_s:
             return None
         candidates = [person for person in people if not person.coasting]
-        merit = self._merit(candidates)
+        merit = self._select_merit(candidates)
         best = max(candidates, key=lambda person: (merit(person), -person.id), default=None)
         if current is None:
-            self._choose(best, stamp_s)
+            self._set_target(best, stamp_s)
             return best
         if best is None or best.id == current.id or merit(best) <= self._advantage * merit(current):
             self._rival = None
@@ -98,15 +98,15 @@ class TargetSelector:
             self._rival, self._rival_since_s = best.id, stamp_s
         if stamp_s - self._rival_since_s < self._dwell_s:
             return current
-        self._choose(best, stamp_s)
+        self._set_target(best, stamp_s)
         return best
 
-    def _merit(self, people: Sequence[TrackedPerson]) -> Callable[[TrackedPerson], float]:
+    def _select_merit(self, people: Sequence[TrackedPerson]) -> Callable[[TrackedPerson], float]:
         if self._rule == "nearest" and all(person.position is None for person in people):
             return lambda person: person.height
         return RULES[self._rule]
 
-    def _choose(self, person: Optional[TrackedPerson], stamp_s: float) -> None:
+    def _set_target(self, person: Optional[TrackedPerson], stamp_s: float) -> None:
         self._id = None if person is None else person.id
         self._seen_s = stamp_s
         self._rival = None

@@ -1,9 +1,9 @@
-"""Multi-person tracking: detections in, people with stable ids out.
+"""Multi-person tracking: from detections to people with stable ids.
 
-A Kalman filter predicts every known box; detections are assigned to predictions by overlap, distance and pose
-(Hungarian method), confident ones first, weak ones only to people who were just seen (the two stages of ByteTrack).
-All times are those at which frames were taken, so irregular frames and skipped ones are nothing special. Where stamps
-may be anything, :class:`edge_offload.perception.timeline.Timeline` makes times of them.
+A Kalman filter predicts each tracked box. Detections are assigned to predictions by overlap, distance and pose
+(Hungarian method): confident ones first, weak ones only to people seen in the last frame (the two stages of ByteTrack).
+Times are those of the frames, which may be irregular. :class:`edge_offload.perception.timeline.Timeline` makes them of
+faulty stamps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
-from edge_offload.perception.assignment import assign, iou_matrix
+from edge_offload.perception.assignment import assign_pairs, iou_matrix
 from edge_offload.perception.geometry import Position
 from edge_offload.perception.kalman import BoxFilter
 from edge_offload.perception.timeline import BACK_S
@@ -25,18 +25,18 @@ from edge_offload.perception.timeline import BACK_S
 
 @dataclass(frozen=True)
 class TrackerConfig:
-    """Knobs of the tracker.
+    """Parameters of the tracker.
 
     Attributes:
         high_score: detections at or above this may start a track.
-        low_score: detections below this are ignored; in between they only keep known people going.
+        low_score: detections below this are ignored; those in between only continue tracks.
         min_hits: detections needed before a person is reported (1 in the first frame).
-        max_lost_s: a person not seen for longer is forgotten, and gets a new id when they come back.
-        coast_s: a person not seen for up to this long is still reported, at the predicted place, marked ``coasting``.
-        keypoint_score: keypoints below this do not count when poses are compared.
-        duplicate_iou: a detection that overlaps a tracked person's by this much does not start another track.
-        back_step_s: stamps that go back by more than this mean that the recording started again: all are forgotten.
-        max_tracks: most people known at a time.
+        max_lost_s: the track of a person not seen for longer is removed; a new id follows when they return.
+        coast_s: a person not seen for up to this long is still reported, at the predicted place, as ``coasting``.
+        keypoint_score: keypoints below this are ignored when poses are compared.
+        duplicate_iou: a detection that overlaps a tracked person's by this much starts no track.
+        back_step_s: stamps that go back by more than this show a restarted recording: all tracks are removed.
+        max_tracks: most tracks at a time.
     """
 
     high_score: float = 0.25
@@ -63,15 +63,15 @@ class TrackedPerson:
     """One person in one frame.
 
     Attributes:
-        id: positive, never given to anyone else while the tracker lives.
+        id: positive, never reused by a tracker.
         box: float32 [4], x1 y1 x2 y2 px: as detected, or as predicted when ``coasting``.
         score: of the newest detection.
-        keypoints: float32 [17, 3] (x px, y px, score): as detected, or moved along with the prediction.
+        keypoints: float32 [17, 3] (x px, y px, score): as detected, or moved with the prediction.
         velocity: float32 [2], px/s of the box centre.
         age_s: seconds since first seen.
         missed_s: seconds since last seen; 0 when seen in this frame.
         coasting: not seen in this frame.
-        position: where they are in space, when known.
+        position: position in space; None: unknown.
     """
 
     id: int
@@ -89,26 +89,26 @@ class TrackedPerson:
         """Height of the box, px."""
         return float(self.box[3] - self.box[1])
 
-    def at(self, position: Optional[Position]) -> TrackedPerson:
-        """The same person with ``position`` filled in."""
+    def with_position(self, position: Optional[Position]) -> TrackedPerson:
+        """Return a copy with ``position``."""
         return replace(self, position=position)
 
 
-def recognised(found: People, known: Sequence[TrackedPerson]) -> List[TrackedPerson]:
-    """Known people of a frame, as another network finds them there; in order of id.
+def match_people(detected: People, tracked: Sequence[TrackedPerson]) -> List[TrackedPerson]:
+    """Return the tracked people that another network detected in the same frame, updated by it, in order of id.
 
-    Whoever it finds that nobody knows is left out, for only a tracker gives ids; so is who is known and not found.
+    Detections of others are dropped, because only a tracker assigns ids; so are tracked people without a detection.
     """
-    if not len(found) or not known:
+    if not len(detected) or not tracked:
         return []
-    overlap = iou_matrix(found.boxes, np.stack([person.box for person in known]))
-    pairs, _, _ = assign(1 - overlap, 1 - _SAME)
+    overlap = iou_matrix(detected.boxes, np.stack([person.box for person in tracked]))
+    pairs, _, _ = assign_pairs(1 - overlap, 0.7)  # from an overlap of 0.3 on it is the same person
     people = [
         replace(
-            known[j],
-            box=found.boxes[i].astype(np.float32),
-            score=float(found.scores[i]),
-            keypoints=found.keypoints[i].astype(np.float32),
+            tracked[j],
+            box=detected.boxes[i].astype(np.float32),
+            score=float(detected.scores[i]),
+            keypoints=detected.keypoints[i].astype(np.float32),
             missed_s=0.0,
             coasting=False,
             position=None,
@@ -119,7 +119,7 @@ def recognised(found: People, known: Sequence[TrackedPerson]) -> List[TrackedPer
 
 
 class _Track:
-    """What is remembered of one person between frames."""
+    """State of one person between frames."""
 
     def __init__(self, box: Array, score: float, keypoints: Array, stamp_s: float, frame: int) -> None:
         self.id = 0
@@ -131,7 +131,7 @@ class _Track:
         self.frame = frame
         self.hits = 1
 
-    def see(self, box: Array, score: float, keypoints: Array, stamp_s: float, frame: int) -> None:
+    def add_detection(self, box: Array, score: float, keypoints: Array, stamp_s: float, frame: int) -> None:
         self.filter.update(box)
         self.box, self.score, self.keypoints = box, score, keypoints
         self.seen_s = stamp_s
@@ -139,14 +139,14 @@ class _Track:
         self.hits += 1
 
     def moved_keypoints(self) -> Array:
-        """Keypoints of the newest detection, carried along with the predicted box."""
+        """Keypoints of the newest detection, moved with the predicted box."""
         box = self.filter.box
         shift = (box[:2] + box[2:] - self.box[:2] - self.box[2:]) / 2
         moved = self.keypoints.copy()
         moved[:, :2] += shift
         return moved
 
-    def report(self, stamp_s: float, frame: int) -> TrackedPerson:
+    def to_person(self, stamp_s: float, frame: int) -> TrackedPerson:
         coasting = self.frame < frame
         return TrackedPerson(
             id=self.id,
@@ -161,7 +161,7 @@ class _Track:
 
 
 class Tracker:
-    """Follows people through a stream of detections. Deterministic: the same frames give the same ids."""
+    """Tracker of people in a stream of detections. Deterministic: equal frames give equal ids."""
 
     def __init__(self, config: Optional[TrackerConfig] = None) -> None:
         self.config = config or TrackerConfig()
@@ -171,7 +171,7 @@ class Tracker:
         self._frame = 0
 
     def reset(self) -> None:
-        """Forget everyone. Ids go on counting: an id never means two people."""
+        """Remove all tracks. Ids continue, so that no id means two people."""
         self._tracks = []
         self._stamp_s = None
 
@@ -182,48 +182,50 @@ class Tracker:
         image_size: Optional[Tuple[int, int]] = None,
         carried: Sequence[TrackedPerson] = (),
     ) -> List[TrackedPerson]:
-        """Take in the detections of one frame.
+        """Update the tracks with the detections of one frame.
 
         Args:
-            people: what was detected; boxes without area are ignored.
+            people: the detections; boxes without area are ignored.
             stamp_s: the frame's stamp, seconds.
-            image_size: width and height, px; people last seen leaving the image are then dropped at once.
-            carried: people of the last update, followed from there to this frame by other means. That is where they
-                are looked for. It is not a detection: who is only carried has not been seen.
+            image_size: width and height, px; tracks that leave the image are then removed at once.
+            carried: people of the last update, carried to this frame, which improve the prediction. They do not count
+                as detections.
 
         Returns:
-            everyone known in this frame, in order of id.
+            The reported people, in order of id.
 
         Raises:
             BadInput: the stamp is not finite.
         """
         if not math.isfinite(stamp_s):
             raise BadInput(f"tracker: frame stamp is {stamp_s}")
-        first = self._advance(stamp_s, carried, image_size)
+        first = self._predict_tracks(stamp_s, carried, image_size)
         sides = people.boxes[:, 2:] - people.boxes[:, :2]
         usable = (sides > 0).all(axis=1) & (people.scores >= self.config.low_score)
         people = people.select(np.flatnonzero(usable))
         strong = np.flatnonzero(people.scores >= self.config.high_score)
         weak = np.flatnonzero(people.scores < self.config.high_score)
 
-        known = [track for track in self._tracks if track.id]
-        new = [track for track in self._tracks if not track.id]
-        unseen, strong_left = self._match(known, people, strong, stamp_s, limit=0.85)
+        confirmed = [track for track in self._tracks if track.id]
+        tentative = [track for track in self._tracks if not track.id]
+        unseen, unmatched_strong = self._match_tracks(confirmed, people, strong, stamp_s, limit=0.85)
         recent = [track for track in unseen if track.frame == self._frame - 1]
-        self._match(recent, people, weak, stamp_s, limit=0.6)
-        dropped, strong_left = self._match(new, people, strong_left, stamp_s, limit=0.7)
+        self._match_tracks(recent, people, weak, stamp_s, limit=0.6)
+        dropped, unmatched_strong = self._match_tracks(tentative, people, unmatched_strong, stamp_s, limit=0.7)
         for track in dropped:
             self._tracks.remove(track)
-        self._start(people, strong_left, stamp_s, confirmed=first)
+        self._start_tracks(people, unmatched_strong, stamp_s, confirmed=first)
         for track in self._tracks:
             if not track.id and track.hits >= self.config.min_hits:
-                self._confirm(track)
+                self._confirm_track(track)
         self._drop_doubles()
         reported = [t for t in self._tracks if t.id and stamp_s - t.seen_s <= self.config.coast_s]
-        return [track.report(stamp_s, self._frame) for track in sorted(reported, key=lambda track: track.id)]
+        return [track.to_person(stamp_s, self._frame) for track in sorted(reported, key=lambda track: track.id)]
 
-    def _advance(self, stamp_s: float, carried: Sequence[TrackedPerson], image_size: Optional[Tuple[int, int]]) -> bool:
-        """Predict everyone to ``stamp_s`` and forget whom to forget; whether this is the first frame."""
+    def _predict_tracks(
+        self, stamp_s: float, carried: Sequence[TrackedPerson], image_size: Optional[Tuple[int, int]]
+    ) -> bool:
+        """Predict all tracks to ``stamp_s`` and remove lost ones; return whether this is the first frame."""
         if self._stamp_s is not None and stamp_s < self._stamp_s - self.config.back_step_s:
             self.reset()
         first = self._stamp_s is None
@@ -236,24 +238,26 @@ class Tracker:
         followed = {person.id: person.box for person in carried if not person.coasting}
         for track in self._tracks:
             if track.id in followed:
-                track.filter.update(followed[track.id], _CARRIED)
+                track.filter.update(followed[track.id], 2.0)  # twice a detection's error
         if image_size is not None:
-            self._tracks = [track for track in self._tracks if _inside(track.filter.mean[:2], image_size)]
+            self._tracks = [track for track in self._tracks if _is_inside(track.filter.mean[:2], image_size)]
         return first
 
-    def _match(
+    def _match_tracks(
         self, tracks: Sequence[_Track], people: People, indices: Array, stamp_s: float, limit: float
     ) -> Tuple[List[_Track], Array]:
-        """Assign detections ``indices`` to ``tracks``; the tracks and the indices that are left over."""
-        cost = self._cost(tracks, people.select(indices))
-        pairs, tracks_left, left = assign(cost, limit)
+        """Assign detections ``indices`` to ``tracks``; return the unmatched tracks and indices."""
+        cost = self._match_cost(tracks, people.select(indices))
+        pairs, unmatched_tracks, unmatched = assign_pairs(cost, limit)
         for row, column in pairs:
             index = indices[column]
-            tracks[row].see(people.boxes[index], people.scores[index], people.keypoints[index], stamp_s, self._frame)
-        return [tracks[row] for row in tracks_left], indices[left]
+            tracks[row].add_detection(
+                people.boxes[index], people.scores[index], people.keypoints[index], stamp_s, self._frame
+            )
+        return [tracks[row] for row in unmatched_tracks], indices[unmatched]
 
-    def _cost(self, tracks: Sequence[_Track], people: People) -> Array:
-        """Cost [tracks, people] from 0 (the same) to 1, infinity where a pair is out of the question."""
+    def _match_cost(self, tracks: Sequence[_Track], people: People) -> Array:
+        """Cost [tracks, people] from 0 (equal) to 1, infinite for impossible pairs."""
         cost = np.full((len(tracks), len(people)), math.inf)
         if not cost.size:
             return cost
@@ -275,14 +279,14 @@ class Tracker:
         return cost
 
     def _pose_distance(self, pose: Array, others: Array, height: float) -> Array:
-        """Mean distance of keypoints that both are sure of, 0 to 1 at a quarter of the height; NaN if too few."""
+        """Mean distance of keypoints that are confident in both, 1 at a quarter of the height; NaN: too few."""
         sure = (pose[None, :, 2] >= self.config.keypoint_score) & (others[:, :, 2] >= self.config.keypoint_score)
         count = sure.sum(axis=1)
         distance = np.hypot(others[:, :, 0] - pose[None, :, 0], others[:, :, 1] - pose[None, :, 1])
         mean = (distance * sure).sum(axis=1) / np.maximum(count, 1)
         return np.where(count >= 4, np.minimum(mean / (0.25 * height), 1.0), math.nan)
 
-    def _start(self, people: People, indices: Array, stamp_s: float, confirmed: bool) -> None:
+    def _start_tracks(self, people: People, indices: Array, stamp_s: float, confirmed: bool) -> None:
         for index in indices:
             if len(self._tracks) >= self.config.max_tracks:
                 return
@@ -293,41 +297,35 @@ class Tracker:
             track = _Track(box, people.scores[index], people.keypoints[index], stamp_s, self._frame)
             self._tracks.append(track)
             if confirmed:
-                self._confirm(track)
+                self._confirm_track(track)
 
-    def _confirm(self, track: _Track) -> None:
+    def _confirm_track(self, track: _Track) -> None:
         track.id = self._next_id
         self._next_id += 1
 
     def _drop_doubles(self) -> None:
-        """Forget an unseen track that has come to lie on one that is seen: it is the same person."""
+        """Remove unseen tracks that coincide with a seen one, which is the same person."""
         seen = [track for track in self._tracks if track.frame == self._frame]
         if not seen or len(seen) == len(self._tracks):
             return
         boxes = np.stack([track.box for track in seen])
         since = np.array([track.first_s for track in seen])
-        kept = []
+        tracks = []
         for track in self._tracks:
             if track.frame == self._frame:
-                kept.append(track)
+                tracks.append(track)
                 continue
             overlap = iou_matrix(track.filter.box, boxes)[0]
-            # started after this one vanished, in its place: a new id for the same person
+            # it started after this one vanished, in its place
             same = (overlap > 0.85) & (since > track.seen_s)
             if not same.any():
-                kept.append(track)
-        self._tracks = kept
+                tracks.append(track)
+        self._tracks = tracks
 
-
-_SAME = 0.3
-"""Overlap from which on two networks have found the same person."""
-
-_CARRIED = 2.0
-"""How much further off a box is that was carried along, than one that was detected."""
 
 _GATE = 4.0
-"""Standard deviations beyond which a detection is not a predicted person."""
+"""Standard deviations of the centre beyond which a detection does not match a track."""
 
 
-def _inside(centre: Array, image_size: Tuple[int, int]) -> bool:
+def _is_inside(centre: Array, image_size: Tuple[int, int]) -> bool:
     return bool(0 <= centre[0] <= image_size[0] and 0 <= centre[1] <= image_size[1])

@@ -1,4 +1,4 @@
-"""Write pictures and videos so that a file is either whole or not there."""
+"""Writers of pictures and videos, whose files appear only when complete."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edge_offload.errors import BadInput
 from edge_offload.outputs import write_bytes
 
 DISK_FRAMES = 50
-"""Frames between two looks at the room that is left on the disk."""
+"""Frames between two checks of the disk's free space."""
 
 _CODECS = {".mp4": ("avc1", "mp4v"), ".avi": ("MJPG",)}
 
 
 def write_png(path: Union[str, pathlib.Path], image: Array) -> pathlib.Path:
-    """Write ``image`` (uint8 [h, w] or [h, w, 3] BGR) as PNG; an old file stays until the new one is complete.
+    """Write ``image`` (uint8 [h, w] or [h, w, 3] BGR) as PNG, which replaces an old file when complete.
 
     Raises:
         BadInput: the image cannot be coded, or the folder cannot be written.
@@ -38,8 +38,8 @@ def write_png(path: Union[str, pathlib.Path], image: Array) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep OpenCV from writing to stderr that a codec is missing: that is expected, and the next one is tried."""
+def _silence_opencv() -> Iterator[None]:
+    """Silence OpenCV's errors about missing codecs, which are expected: the next codec is tried."""
     levels: Any = cv2 if hasattr(cv2, "getLogLevel") else vars(cv2.utils)["logging"]  # OpenCV 4, OpenCV 5
     level = levels.getLogLevel()
     levels.setLogLevel(0)
@@ -50,10 +50,10 @@ def _quiet() -> Iterator[None]:
 
 
 class VideoWriter:
-    """Writes frames to a video; the file appears under its name when :meth:`close` completes it.
+    """Writer of a video; the file appears under its name when :meth:`close` completes it.
 
-    Codecs are tried in turn (``.mp4``: H.264, then MPEG-4; ``.avi``: Motion JPEG). Where the OpenCV build has none for
-    ``.mp4``, an ``.avi`` of the same name is written: :attr:`path` says what it is.
+    Codecs are tried in turn (``.mp4``: H.264, then MPEG-4; ``.avi``: Motion JPEG). If the OpenCV build has none for
+    ``.mp4``, an ``.avi`` of the same name is written, as :attr:`path` says.
 
     Raises:
         BadInput: another suffix, or no codec works.
@@ -72,7 +72,7 @@ class VideoWriter:
         self._temporary = self.path
 
     def write(self, bgr: Array) -> None:
-        """Append a frame, uint8 [h, w, 3] BGR; all of one size (an odd last row or column is cut off).
+        """Append a frame, uint8 [h, w, 3] BGR, all of one size; an odd last row or column is cropped.
 
         Raises:
             BadInput: another size than the first frame's, or not an image.
@@ -82,21 +82,21 @@ class VideoWriter:
         size = (bgr.shape[1] // 2 * 2, bgr.shape[0] // 2 * 2)
         if self._writer is None:
             self._size = size
-            self._writer = self._open(size)
+            self._writer = self._open_writer(size)
         if size != self._size:
             raise BadInput(f"{self.path}: frame of {size[0]}x{size[1]} in a video of {self._size}")
         self._writer.write(np.ascontiguousarray(bgr[: size[1], : size[0]]))
         self.frames += 1
 
-    def _open(self, size: Tuple[int, int]) -> cv2.VideoWriter:
+    def _open_writer(self, size: Tuple[int, int]) -> cv2.VideoWriter:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"{self.path}: {error.strerror}") from error
-        with _quiet():
-            return self._first_that_works(size)
+        with _silence_opencv():
+            return self._try_codecs(size)
 
-    def _first_that_works(self, size: Tuple[int, int]) -> cv2.VideoWriter:
+    def _try_codecs(self, size: Tuple[int, int]) -> cv2.VideoWriter:
         suffixes = [self.path.suffix.lower()] + [".avi"] * (self.path.suffix.lower() != ".avi")
         for suffix in suffixes:
             self._temporary = self.path.with_name(f".{self.path.stem}.{os.getpid()}.part{suffix}")
@@ -110,7 +110,7 @@ class VideoWriter:
         raise BadInput(f"{self.path}: OpenCV has no codec for it here, or the folder cannot be written")
 
     def close(self) -> Optional[pathlib.Path]:
-        """Complete the file; its path, or None when no frame was written."""
+        """Complete the file and return its path; None: no frame was written."""
         if self._writer is None:
             return None
         self._writer.release()
@@ -122,7 +122,7 @@ class VideoWriter:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk so far."""
+        """Bytes on the disk."""
         return self._temporary.stat().st_size if self._writer is not None and self._temporary.exists() else 0
 
     def __enter__(self) -> VideoWriter:
@@ -133,16 +133,16 @@ class VideoWriter:
 
 
 class VideoParts:
-    """A video in parts of bounded size, of which the newest are kept: a run of days does not fill the disk.
+    """Writer of a video in parts of bounded size; only the newest parts stay, so that long runs do not fill the disk.
 
-    The first part has the name given, the others a number more (``walk.avi``, ``walk-2.avi``, ...).
+    The first part has the given name, the others a number (``walk.avi``, ``walk-2.avi``, ...).
 
     Args:
-        path: of the first part; its suffix says what is written (:class:`VideoWriter`).
+        path: of the first part; its suffix selects the format (:class:`VideoWriter`).
         fps: frames per second.
-        part_bytes: a part is closed when it has grown so large; 0: there is only one.
-        keep: parts that are kept, the one that is written included.
-        reserve_bytes: what is left free on the disk; nothing more is written then.
+        part_bytes: size at which a part is closed; 0: there is only one.
+        max_parts: parts that stay, including the current one.
+        reserve_bytes: free space of the disk below which the video ends.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class VideoParts:
         path: Union[str, pathlib.Path],
         fps: float,
         part_bytes: float = 0.0,
-        keep: int = 3,
+        max_parts: int = 3,
         reserve_bytes: int = 64 << 20,
     ) -> None:
         self._path = pathlib.Path(path)
         self._fps = fps
         self._part_bytes = part_bytes
-        self._keep = keep
+        self._max_parts = max_parts
         self._reserve_bytes = reserve_bytes
         self._parts: List[pathlib.Path] = []
         self._number = 0
@@ -165,16 +165,16 @@ class VideoParts:
         self._writer: Optional[VideoWriter] = None
 
     def write(self, bgr: Array) -> None:
-        """Append a frame, as :meth:`VideoWriter.write`; it is dropped once the disk is full.
+        """Append a frame, as :meth:`VideoWriter.write`; frames are dropped once the disk is full.
 
         Raises:
-            BadInput: the frame does not fit; or, once, the disk is full.
+            BadInput: the frame has another size; or, once, the disk is full.
         """
         if self._full:
             return
         if self._frames % DISK_FRAMES == 0 and self._disk_is_full():
             self._full = True
-            self._finish()
+            self._finish_part()
             raise BadInput(f"the disk of {self._path} is full: the video ends here", remedy="make room")
         if self._writer is None:
             self._number += 1
@@ -183,25 +183,25 @@ class VideoParts:
         self._frames += 1
         self._writer.write(bgr)
         if self._part_bytes and self._writer.size >= self._part_bytes:
-            self._finish()
-            while len(self._parts) >= self._keep:
+            self._finish_part()
+            while len(self._parts) >= self._max_parts:
                 self._parts.pop(0).unlink()
 
     def _disk_is_full(self) -> bool:
         folder = next(folder for folder in self._path.absolute().parents if folder.exists())
         return shutil.disk_usage(folder).free < self._reserve_bytes
 
-    def _finish(self) -> None:
+    def _finish_part(self) -> None:
         writer, self._writer = self._writer, None
         path = writer.close() if writer is not None else None
         if path is not None:
             self._parts.append(path)
 
     def close(self) -> List[pathlib.Path]:
-        """Complete the last part; the paths of all that are kept.
+        """Complete the last part and return the paths of all that stay.
 
         Raises:
             BadInput: it could not be written.
         """
-        self._finish()
+        self._finish_part()
         return self._parts

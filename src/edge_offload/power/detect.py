@@ -1,4 +1,4 @@
-"""Find the best source of power that this machine has, and say why the others are absent."""
+"""Detection of this machine's best source of power, with the reason why the others are absent."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CHOICES = ("auto", "ina3221", "tegrastats", "rapl", "nvml", "model")
 
 @dataclass
 class Detection:
-    """What was found.
+    """Sources of power of this machine.
 
     Attributes:
-        sources: measured sources that add up to this machine's power; empty means that only a model remains, if any.
-        absent: for each source not used, why.
-        parts: why what is measured here is a part of what the machine draws; empty where it is not, or nothing is.
+        sources: measured sources whose sum is the machine's power; empty: only a model remains, if any.
+        absent: reason for each source that is not used.
+        parts: reason why the sensors measure only a part of the machine's power; empty: they do not.
     """
 
     sources: List[PowerSource] = field(default_factory=list)
@@ -44,20 +44,20 @@ def detect(
 ) -> Detection:
     """Open the best sources present.
 
-    A board's own input rail (INA3221, or tegrastats where sysfs is closed) is the whole robot computer, so it is used
-    alone. Without one, processor (RAPL) and GPU (NVML) are added up, unless there are rails of a board: then these two
-    are parts of it, too. One of them alone is no total where there is the other: the processor's counters are often
-    root's. ``choice`` picks one source by name instead.
+    A board's input rail (INA3221, or tegrastats where sysfs is not readable) measures the whole computer, so it is the
+    only source used. Without one, processor (RAPL) and GPU (NVML) are added. If a board has other rails, both are
+    parts of these and are not used. Of processor and GPU, one is no total where the other exists but is not readable:
+    the processor's counters often belong to root. ``choice`` selects one source by name instead.
 
     Args:
         choice: one of :data:`CHOICES`.
-        root: root of the file system to look in; tests pass a made-up tree.
+        root: root of the file system; tests pass an artificial tree.
         nvml: NVML binding to use in place of ``pynvml``.
         tegrastats: path of the program, if not in ``PATH``.
         clock: monotonic seconds.
 
     Raises:
-        BadInput: no such choice, or the one source asked for is not there (the message says why).
+        BadInput: no such choice, or the chosen source is absent (the message says why).
     """
     if choice not in CHOICES:
         raise BadInput(f"unknown power source {choice!r}", remedy=f"use one of: {', '.join(CHOICES)}")
@@ -72,58 +72,57 @@ def detect(
     if choice != "auto":
         return Detection([openers[choice]()], {name: f"{choice} was asked for" for name in openers if name != choice})
 
-    found = Detection()
+    detection = Detection()
     for name in ("ina3221", "tegrastats"):
-        if found.sources:
-            found.absent[name] = f"not needed: {found.sources[0].name} is the whole board"
+        if detection.sources:
+            detection.absent[name] = f"not needed: {detection.sources[0].name} is the whole board"
         else:
-            _open(found, name, openers[name])
-    whole = found.sources[0].name if found.sources else ""
+            _open_source(detection, name, openers[name])
+    board_source = detection.sources[0].name if detection.sources else ""
     for name in ("rapl", "nvml"):
-        if whole:
-            found.absent[name] = f"not needed: {whole} is the whole board"
-        elif found.parts:
-            found.absent[name] = "a part of what the board draws, as are its rails"
+        if board_source:
+            detection.absent[name] = f"not needed: {board_source} is the whole board"
+        elif detection.parts:
+            detection.absent[name] = "a part of what the board draws, as are its rails"
         else:
-            _open(found, name, openers[name])
-    _drop_parts(found, pathlib.Path(root))
-    return found
+            _open_source(detection, name, openers[name])
+    _drop_partial_sources(detection, pathlib.Path(root))
+    return detection
 
 
-def _drop_parts(found: Detection, root: pathlib.Path) -> None:
-    """Use neither the GPU without the processor, nor the processor without an NVIDIA GPU that is there."""
-    opened = {name for name in ("rapl", "nvml") if name not in found.absent}
+def _drop_partial_sources(detection: Detection, root: pathlib.Path) -> None:
+    """Close a GPU source without the processor's, and a processor source where an NVIDIA GPU is not measured."""
+    opened = {name for name in ("rapl", "nvml") if name not in detection.absent}
     if opened == {"nvml"}:
         part, lacking = "the GPU", "rapl"
     elif opened == {"rapl"} and any(root.glob("proc/driver/nvidia/gpus/*")):
         part, lacking = "the processor", "nvml"
     else:
         return
-    (source,) = found.sources
+    (source,) = detection.sources
     source.close()
-    found.sources, name = [], opened.pop()
-    found.absent[name] = f"{source.name} measures {part} alone (to read it nevertheless, choose the source {name})"
-    found.parts = f"{part} alone can be measured: {found.absent[lacking]}"
+    detection.sources, name = [], opened.pop()
+    detection.absent[name] = f"{source.name} measures {part} alone (to read it nevertheless, choose the source {name})"
+    detection.parts = f"{part} alone can be measured: {detection.absent[lacking]}"
 
 
-def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
+def _open_source(detection: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
     try:
-        found.sources.append(opener())
-        found.parts = ""
+        detection.sources.append(opener())
+        detection.parts = ""
     except BadInput as error:
-        found.absent[name] = str(error)
+        detection.absent[name] = str(error)
         if isinstance(error, NoTotal):
-            found.parts = found.parts or str(error)
+            detection.parts = detection.parts or str(error)
 
 
 def open_meter(
     timeline: StateTimeline, choice: str = "auto", powers: Optional[StatePowers] = None, **options: Any
 ) -> EnergyMeter:
-    """A started :class:`EnergyMeter` on the best sources here, with the state model over ``timeline`` behind them.
+    """Start an :class:`EnergyMeter` on the best sources, with the state model over ``timeline`` as the fallback.
 
-    Without ``powers`` there is no model of this machine: what no sensor measures is unknown.
-
-    ``options`` go to the meter (``period_s``, ``max_gap_s``, ``history_s``, ``clock``).
+    Without ``powers`` there is no model, and energy that no sensor measures is unknown. ``options`` go to the meter
+    (``period_s``, ``max_gap_s``, ``history_s``, ``clock``).
     """
     model = None if powers is None else StateModel(timeline, powers)
     return EnergyMeter(detect(choice).sources, model, **options).start()

@@ -1,4 +1,4 @@
-"""Joules of frames, of which several may be under way at once."""
+"""Energy per frame, where several frames may be in flight at once."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from edge_offload.timing import InferenceReport
 
 
 class FrameEnergy:
-    """Shares out what the robot uses among its frames, so that their sum counts no moment twice.
+    """Attributes the robot's energy to its frames, so that the sum counts no moment twice.
 
     Args:
-        source: what is read, as :func:`edge_offload.power.detect.open_meter` takes it.
-        powers: of the robot by state, where no sensor measures; None: unknown.
+        source: choice of :func:`edge_offload.power.detect.open_meter`.
+        powers: watts of the robot by state, where no sensor measures; None: unknown.
     """
 
     def __init__(self, source: str, powers: Optional[StatePowers]) -> None:
         self._timeline = StateTimeline()
         self._meter = open_meter(self._timeline, source, powers)
-        self._told_s = -math.inf
+        self._attributed_until_s = -math.inf
 
-    def of(self, received_s: float, report: InferenceReport) -> Tuple[float, bool]:
-        """Joules from taking a frame up to its result, and whether they were measured; nan where unknown.
+    def measure_frame(self, received_s: float, report: InferenceReport) -> Tuple[float, bool]:
+        """Return the joules from a frame's start to its result, and whether they were measured; nan: unknown.
 
-        Of two frames that are under way at once, the second one's begin with the first one's result.
+        The energy of a frame that overlaps an earlier one starts at the earlier one's result.
 
         Args:
-            received_s: when it came, monotonic seconds.
-            report: what it cost.
+            received_s: arrival of the frame, monotonic seconds.
+            report: stages and total time of the frame.
         """
         self._timeline.add_report(report, received_s)
-        ended = received_s + report.total_s
-        self._timeline.add(COMPUTE, ended, ended + report.wasted_s)
-        began = max(self._told_s, received_s + report.stages_s["queue"])
-        self._told_s = max(began, ended)
-        energy = self._meter.energy_between(began, max(began, ended))
+        finished_at = received_s + report.total_s
+        self._timeline.add_interval(COMPUTE, finished_at, finished_at + report.wasted_s)
+        started_at = max(self._attributed_until_s, received_s + report.stages_s["queue"])
+        self._attributed_until_s = max(started_at, finished_at)
+        energy = self._meter.energy_between(started_at, max(started_at, finished_at))
         return energy.joules, energy.source == MEASURED
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the sensors."""
         self._meter.close()

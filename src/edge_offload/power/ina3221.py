@@ -25,27 +25,27 @@ class Rail:
 
 
 class Ina3221(PowerSource):
-    """What the board draws: the rail of its input, or the sum of its supplies (see :mod:`edge_offload.power.boards`).
+    """Power of the board: its input rail, or the sum of its supplies (see :mod:`edge_offload.power.boards`).
 
     Args:
-        root: root of the file system; tests pass a made-up tree.
+        root: root of the file system; tests pass an artificial tree.
         rails: names of the rails to sum; by default those of :func:`boards.total_rails`.
 
     Raises:
-        BadInput: no INA3221 here, one of its rails cannot be read, or a rail asked for is missing.
-        NoTotal: the rails do not add up to what the board draws.
+        BadInput: no INA3221, or a rail is missing or not readable.
+        NoTotal: the sum of the rails is not the board's power.
     """
 
     def __init__(self, root: Union[str, pathlib.Path] = "/", rails: Optional[Sequence[str]] = None) -> None:
-        found = find_rails(root)
-        if not found:
+        present = find_rails(root)
+        if not present:
             raise BadInput("no INA3221 rail under /sys/bus/i2c/drivers/ina3221*", remedy="Jetson boards have one")
         if rails is None:
-            rails = total_rails(found)
-        missing = [name for name in rails if name not in found]
+            rails = total_rails(present)
+        missing = [name for name in rails if name not in present]
         if missing:
-            raise BadInput(f"INA3221 has no rail {', '.join(missing)}", remedy=f"rails: {', '.join(sorted(found))}")
-        self._rails = [found[name] for name in rails]
+            raise BadInput(f"INA3221 has no rail {', '.join(missing)}", remedy=f"rails: {', '.join(sorted(present))}")
+        self._rails = [present[name] for name in rails]
         self.name = "ina3221 " + "+".join(rails)
         try:
             self.watts()
@@ -56,23 +56,23 @@ class Ina3221(PowerSource):
         """Power now, in watts."""
         return sum(rail.read() for rail in self._rails)
 
-    def rails(self) -> Dict[str, float]:
-        """Watts of each rail that makes up the total."""
+    def rail_watts(self) -> Dict[str, float]:
+        """Return the watts of each rail of the total."""
         return {rail.name: rail.read() for rail in self._rails}
 
 
 def find_rails(root: Union[str, pathlib.Path] = "/") -> Dict[str, Rail]:
-    """Rails of every INA3221 and INA238 under ``root`` by name, without channels that are switched off or have none."""
-    found: List[Rail] = []
+    """Find the enabled, named rails of every INA3221 and INA238 under ``root``, by name."""
+    candidates: List[Rail] = []
     for driver in sorted(pathlib.Path(root).glob("sys/bus/i2c/drivers/ina3221*")):
         for directory in sorted(driver.glob("*/hwmon/hwmon*")):
-            found += _hwmon_rails(directory)
+            candidates += _hwmon_rails(directory)
         for directory in sorted(driver.glob("*/iio:device*")):
-            found += _iio_rails(directory)
+            candidates += _iio_rails(directory)
     inputs = sorted(pathlib.Path(root).glob("sys/bus/i2c/drivers/ina238*/*/hwmon/hwmon*"))
-    found += [_input_rail(directory, alone=len(inputs) == 1) for directory in inputs]
+    candidates += [_input_rail(directory, only_monitor=len(inputs) == 1) for directory in inputs]
     rails: Dict[str, Rail] = {}
-    for rail in found:
+    for rail in candidates:
         if rail.name not in UNUSED:
             rails.setdefault(rail.name, rail)
     return rails
@@ -82,10 +82,10 @@ def _hwmon_rails(directory: pathlib.Path) -> List[Rail]:
     rails = []
     for channel in _CHANNELS:
         voltage, current = directory / f"in{channel}_input", directory / f"curr{channel}_input"
-        name = _text(directory / f"in{channel}_label")
-        enabled = _text(directory / f"in{channel}_enable") != "0"
+        name = _read_text(directory / f"in{channel}_label")
+        enabled = _read_text(directory / f"in{channel}_enable") != "0"
         if name not in UNUSED and enabled and voltage.exists() and current.exists():
-            rails.append(Rail(name, _product(voltage, current)))
+            rails.append(Rail(name, _power_reader(voltage, current)))
     return rails
 
 
@@ -93,32 +93,32 @@ def _iio_rails(directory: pathlib.Path) -> List[Rail]:
     rails = []
     for channel in (index - 1 for index in _CHANNELS):
         power = directory / f"in_power{channel}_input"
-        name = _text(directory / f"rail_name_{channel}")
+        name = _read_text(directory / f"rail_name_{channel}")
         if name not in UNUSED and power.exists():
-            rails.append(Rail(name, _milliwatts(power)))
+            rails.append(Rail(name, _milliwatt_reader(power)))
     return rails
 
 
-def _input_rail(directory: pathlib.Path, alone: bool) -> Rail:
-    """The one channel of an INA238. Without a label it is VIN, if it is ``alone``: NVIDIA forum 366461."""
-    labels = (_text(directory / name) for name in ("label", "in1_label", "power1_label", "curr1_label"))
-    name = next((label for label in labels if label), "VIN" if alone else "")
+def _input_rail(directory: pathlib.Path, only_monitor: bool) -> Rail:
+    """The channel of an INA238. Without a label the only such monitor measures VIN: NVIDIA forum 366461."""
+    labels = (_read_text(directory / name) for name in ("label", "in1_label", "power1_label", "curr1_label"))
+    name = next((label for label in labels if label), "VIN" if only_monitor else "")
     power = directory / "power1_input"
     # Linux, hwmon/ina238: power in microwatts, bus voltage is in1 (in0 is the shunt's)
-    product = _product(directory / "in1_input", directory / "curr1_input")
-    return Rail(name, (lambda: _number(power) * 1e-6) if power.exists() else product)
+    product = _power_reader(directory / "in1_input", directory / "curr1_input")
+    return Rail(name, (lambda: _read_number(power) * 1e-6) if power.exists() else product)
 
 
-def _product(voltage: pathlib.Path, current: pathlib.Path) -> Callable[[], float]:
-    """Watts from a file of millivolts and a file of milliamperes."""
-    return lambda: _number(voltage) * _number(current) * 1e-6
+def _power_reader(voltage: pathlib.Path, current: pathlib.Path) -> Callable[[], float]:
+    """Make a reader of watts from a file of millivolts and a file of milliamperes."""
+    return lambda: _read_number(voltage) * _read_number(current) * 1e-6
 
 
-def _milliwatts(power: pathlib.Path) -> Callable[[], float]:
-    return lambda: _number(power) * 1e-3
+def _milliwatt_reader(power: pathlib.Path) -> Callable[[], float]:
+    return lambda: _read_number(power) * 1e-3
 
 
-def _number(path: pathlib.Path) -> float:
+def _read_number(path: pathlib.Path) -> float:
     text = path.read_text(encoding="ascii", errors="replace").strip()
     try:
         return float(text)
@@ -126,7 +126,7 @@ def _number(path: pathlib.Path) -> float:
         raise OSError(f"{path} holds {text[:40]!r}, not a number") from None
 
 
-def _text(path: pathlib.Path) -> str:
+def _read_text(path: pathlib.Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Energy over an exact interval, from the best sources present, or from a state model where they are blind."""
+"""Energy over an exact interval, from the best sources, or from a state model where these have a gap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple, Optional, Sequence
 from edge_offload.errors import BadInput
 from edge_offload.power.source import MEASURED, MODEL, UNKNOWN, PowerSource
 from edge_offload.power.states import StateModel
-from edge_offload.power.trace import trace_of
+from edge_offload.power.trace import make_trace
 
 
 class Energy(NamedTuple):
@@ -37,11 +37,11 @@ class EnergyMeter:
             None: those are unknown.
         period_s: time between samples of the background thread.
         max_gap_s: samples further apart than this do not count as measured.
-        history_s: how far back questions may reach.
+        history_s: how far back intervals may reach.
         clock: monotonic seconds; intervals are on the same clock.
 
     Attributes:
-        problem: why the sources could not be read, in words; empty while they can.
+        problem: reason why the sources cannot be read; empty while they can.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class EnergyMeter:
     ) -> None:
         if not period_s > 0:
             raise BadInput(f"sampling period is {period_s} s", remedy="give a positive number")
-        self._traces = [trace_of(source, history_s) for source in sources]
+        self._traces = [make_trace(source, history_s) for source in sources]
         self._model = model
         self._period_s = period_s
         self._max_gap_s = max_gap_s
@@ -67,15 +67,15 @@ class EnergyMeter:
 
     @property
     def name(self) -> str:
-        """What is read, for reports."""
+        """Name of the sources or the model, for reports."""
         model = "" if self._model is None else self._model.name
         return " + ".join(trace.source.name for trace in self._traces) or model
 
     def start(self) -> EnergyMeter:
-        """Take a first sample and go on sampling in a thread; needed only when there are measured sources."""
+        """Take a first sample and continue in a thread; without measured sources, do nothing."""
         if self._traces and self._thread is None:
             self.sample()
-            self._thread = threading.Thread(target=self._run, name="energy-meter", daemon=True)
+            self._thread = threading.Thread(target=self._sample_periodically, name="energy-meter", daemon=True)
             self._thread.start()
         return self
 
@@ -94,12 +94,12 @@ class EnergyMeter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> None:
+    def _sample_periodically(self) -> None:
         while not self._stop.wait(self._period_s):
             self.sample()
 
     def sample(self) -> bool:
-        """Read every source once, now; whether all could be read (:attr:`problem` says why not)."""
+        """Read every source once; return whether all could be read (:attr:`problem` says why not)."""
         with self._lock:
             problems = []
             for trace in self._traces:
@@ -111,30 +111,30 @@ class EnergyMeter:
         return not problems
 
     def energy_between(self, t0: float, t1: float) -> Energy:
-        """Joules over [t0, t1]; an interval that ends after the newest sample takes another one first.
+        """Return the joules over [t0, t1], with a new sample first if the newest is older than ``t1``.
 
         Raises:
-            BadInput: the interval is reversed, or it reaches back beyond what is remembered.
+            BadInput: the interval is reversed, or starts before the history.
         """
         if not (math.isfinite(t0) and math.isfinite(t1) and t0 <= t1):
             raise BadInput(f"energy over [{t0}, {t1}]: not an interval")
         if any(trace.end < t1 for trace in self._traces):
             self.sample()
         with self._lock:
-            if self._traces and all(trace.covers(t0, t1, self._max_gap_s) for trace in self._traces):
+            if self._traces and all(trace.covers_interval(t0, t1, self._max_gap_s) for trace in self._traces):
                 return Energy(sum(trace.energy(t0, t1) for trace in self._traces), MEASURED)
         return Energy(math.nan, UNKNOWN) if self._model is None else Energy(self._model.energy(t0, t1), MODEL)
 
-    def power(self) -> Power:
-        """Watts now: of the newest samples while they are fresh, else of the model."""
+    def read_power(self) -> Power:
+        """Return the current power: of the newest samples while they are fresh, else of the model."""
         if self._traces and all(self._clock() - trace.end > self._period_s for trace in self._traces):
             self.sample()
         with self._lock:
             watts = [trace.latest_watts for trace in self._traces]
             fresh = all(self._clock() - trace.end <= self._max_gap_s for trace in self._traces)
-        known = [value for value in watts if value is not None]
-        if known and fresh and len(known) == len(watts):
-            return Power(sum(known), MEASURED, self.name)
+        measured = [value for value in watts if value is not None]
+        if measured and fresh and len(measured) == len(watts):
+            return Power(sum(measured), MEASURED, self.name)
         if self._model is None:
             return Power(math.nan, UNKNOWN, "")
         return Power(self._model.watts(), MODEL, self._model.name)

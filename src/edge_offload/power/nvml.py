@@ -10,8 +10,8 @@ from edge_offload.errors import BadInput
 from edge_offload.power.source import PowerSource
 
 
-def _binding(module: Optional[Any]) -> Any:
-    """NVML, started.
+def _start_nvml(module: Optional[Any]) -> Any:
+    """Import and initialise NVML.
 
     Raises:
         BadInput: no binding or no driver.
@@ -29,24 +29,24 @@ def _binding(module: Optional[Any]) -> Any:
 
 
 class GpuLoad:
-    """Utilisation of all GPU boards, where there are any and NVML is there.
+    """Utilisation of all GPU boards that NVML reports.
 
     Args:
         module: the NVML binding; by default ``pynvml`` is imported.
 
     Attributes:
-        absent: why nothing is known, in words; empty where something is.
+        absent: reason why the load is unknown; empty where it is known.
     """
 
     def __init__(self, module: Optional[Any] = None) -> None:
         self.absent = ""
         try:
-            self._nvml = _binding(module)
+            self._nvml = _start_nvml(module)
         except BadInput as error:
             self.absent = str(error)
 
-    def share(self) -> float:
-        """The mean over the boards, 0 to 1; nan while unknown."""
+    def mean_share(self) -> float:
+        """Return the mean load over the boards, 0 to 1; nan where unknown."""
         if self.absent:
             return math.nan
         nvml = self._nvml
@@ -58,7 +58,7 @@ class GpuLoad:
         return sum(rates) / len(rates) / 100.0 if rates else math.nan
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         if not self.absent:
             self._nvml.nvmlShutdown()
             self.absent = "closed"
@@ -75,7 +75,7 @@ class Nvml(PowerSource):
     """
 
     def __init__(self, module: Optional[Any] = None) -> None:
-        self._nvml = module = _binding(module)
+        self._nvml = module = _start_nvml(module)
         self._boards: List[Any] = []
         names: List[str] = []
         problem = "no GPU"
@@ -105,5 +105,5 @@ class Nvml(PowerSource):
             raise OSError(f"NVML: {error}") from error
 
     def close(self) -> None:
-        """Let the sensor go."""
+        """Shut NVML down."""
         self._nvml.nvmlShutdown()

@@ -14,8 +14,7 @@ from edge_offload.power.source import EnergyCounter
 class Zone:
     """One RAPL zone: a counter in microjoules that wraps round at ``max_energy_range_uj``.
 
-    The count is right as long as it is read at least once per turn of the counter (262 kJ on common processors: more
-    than 20 minutes at 200 W).
+    It must be read at least once per wrap-around (262 kJ on common processors: more than 20 minutes at 200 W).
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
@@ -24,18 +23,18 @@ class Zone:
         self._range = int((directory / "max_energy_range_uj").read_text(encoding="ascii"))
         if self._range <= 0:
             raise OSError(f"{directory}: max_energy_range_uj is {self._range}")
-        self._last = self._raw()
+        self._last = self._read_counter()
         self._total_uj = 0
 
-    def _raw(self) -> int:
+    def _read_counter(self) -> int:
         text = self._energy.read_text(encoding="ascii").strip()
         if not text.isdigit():
             raise OSError(f"{self._energy} holds {text[:40]!r}, not a count")
         return int(text)
 
-    def microjoules(self) -> int:
-        """Energy since this object was made, with wrap-arounds taken out."""
-        now = self._raw()
+    def read_microjoules(self) -> int:
+        """Return the energy since the construction, corrected for wrap-arounds."""
+        now = self._read_counter()
         step = now - self._last
         self._total_uj += step if step >= 0 else step + self._range
         self._last = now
@@ -46,11 +45,11 @@ class Rapl(EnergyCounter):
     """Energy of all processor packages, with their memory where it is counted.
 
     Args:
-        root: root of the file system; tests pass a made-up tree.
+        root: root of the file system; tests pass an artificial tree.
         clock: monotonic seconds, for :meth:`watts`.
 
     Raises:
-        BadInput: no RAPL here, or its counters are not readable (they are root's since 2020).
+        BadInput: no RAPL, or its counters are not readable (since 2020 only root may).
     """
 
     def __init__(self, root: Union[str, pathlib.Path] = "/", clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,17 +69,17 @@ class Rapl(EnergyCounter):
         self._watts = 0.0
 
     def joules(self) -> float:
-        """Energy so far, in joules."""
+        """Energy since the construction, joules."""
         with self._lock:
-            return self._joules()
+            return self._sum_joules()
 
-    def _joules(self) -> float:
-        return sum(zone.microjoules() for zone in self._zones) * 1e-6
+    def _sum_joules(self) -> float:
+        return sum(zone.read_microjoules() for zone in self._zones) * 1e-6
 
     def watts(self) -> float:
-        """Mean power since the previous call; 0 on the first, because a counter alone says nothing of power."""
+        """Mean power since the previous call, watts; 0 on the first."""
         with self._lock:
-            now, joules = self._clock(), self._joules()
+            now, joules = self._clock(), self._sum_joules()
             if self._previous is not None and now > self._previous[0]:
                 self._watts = (joules - self._previous[1]) / (now - self._previous[0])
             if self._previous is None or now > self._previous[0]:
@@ -89,7 +88,7 @@ class Rapl(EnergyCounter):
 
 
 def _package_and_memory_zones(powercap: pathlib.Path) -> List[pathlib.Path]:
-    """Packages, and those of their parts that a package does not include (``dram``)."""
+    """Find the zones of packages, and of parts that a package does not include (``dram``)."""
     chosen = []
     for directory in sorted(powercap.glob("intel-rapl:*")):
         try:

@@ -1,4 +1,4 @@
-"""What a source of power is: a name, a kind (measured or model), and a reading."""
+"""Interface of a source of power: a name, a kind (measured or model), and a reading."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import abc
 
 MEASURED = "measured"
 MODEL = "model"
-#: Neither a sensor nor a table of watts for this machine: nothing is made up.
+#: Neither a sensor nor a table of watts for this machine: no value is invented.
 UNKNOWN = "unknown"
 
 
 class PowerSource(abc.ABC):
-    """Something that knows how many watts are drawn now.
+    """Source of the current power.
 
     Attributes:
-        name: what is read, for messages and reports (``"ina3221 VDD_IN"``).
+        name: sensor and rails, for messages and reports (``"ina3221 VDD_IN"``).
         kind: :data:`MEASURED` or :data:`MODEL`.
     """
 
@@ -23,24 +23,24 @@ class PowerSource(abc.ABC):
 
     @abc.abstractmethod
     def watts(self) -> float:
-        """Power drawn now, watts.
+        """Return the current power, watts.
 
         Raises:
-            OSError: the sensor cannot be read (any more).
+            OSError: the sensor is not readable.
         """
 
     def close(self) -> None:
-        """Release what the source holds; reading it afterwards is an error."""
+        """Release the source's resources; reading it afterwards is an error."""
         return
 
 
 class EnergyCounter(PowerSource):
-    """A source that counts energy by itself; differences of the count are exact, however rarely it is read."""
+    """Source with a counter of energy, whose differences are exact however rarely it is read."""
 
     @abc.abstractmethod
     def joules(self) -> float:
-        """Energy since the source was made, joules; never decreases.
+        """Return the energy since the construction, joules; never decreases.
 
         Raises:
-            OSError: the counter cannot be read (any more).
+            OSError: the counter is not readable.
         """

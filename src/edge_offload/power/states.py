@@ -1,4 +1,4 @@
-"""The state model: power from what the robot is doing (computing, communicating, standing by), exact in time."""
+"""State model: power from the robot's states (computing, communicating, standby), exact in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_offload.timing import InferenceReport
 COMPUTE = "compute"
 COMMUNICATE = "communicate"
 STATES: Tuple[str, ...] = (COMPUTE, COMMUNICATE)
-"""What a robot may be busy with; both at once is common (a transfer overlapped with compute), neither is standby."""
+"""Active states. Both may hold at once (a transfer overlapped with compute); neither is standby."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StatePowers:
                 raise BadInput(f"power model: {name} ({value} W) is below standby ({self.standby} W)")
 
     def watts(self, compute: bool, communicate: bool) -> float:
-        """Power in a state. What a state adds to standby adds up when both hold at once."""
+        """Power of a state, watts: standby plus the increments of both active states."""
         return (
             self.standby + (self.inference - self.standby) * compute + (self.communication - self.standby) * communicate
         )
@@ -52,33 +52,33 @@ WATTS = ("inference_watts", "communication_watts", "standby_watts")
 
 
 def powers_of(values: Mapping[str, Any]) -> Optional[StatePowers]:
-    """The table in parameters; None where they say nothing (0 or missing), for then nobody has told what machine it is.
+    """Read the table of watts from parameters; None where all are 0 or missing, because the machine is then unknown.
 
     Raises:
-        BadInput: some watts are told and others not, or they make no sense.
+        BadInput: only some are given, or they are inconsistent.
     """
     try:
-        told = [float(values.get(name) or 0.0) for name in WATTS]
+        watts = [float(values.get(name) or 0.0) for name in WATTS]
     except (TypeError, ValueError) as error:
         raise BadInput(f"power model: {error}", remedy=f"give watts: {', '.join(WATTS)}") from error
-    if not any(told):
+    if not any(watts):
         return None
-    if not all(told):
+    if not all(watts):
         raise BadInput("power model: some watts are told and others not", remedy=f"give all of {', '.join(WATTS)}")
-    return StatePowers(*told)
+    return StatePowers(*watts)
 
 
 @dataclass
-class _Busy:
-    """When one state held: disjoint closed intervals in order, and since when it holds now."""
+class _StateIntervals:
+    """Intervals of one state: closed ones, disjoint and sorted, and the start of the open one."""
 
     starts: List[float] = field(default_factory=list)
     ends: List[float] = field(default_factory=list)
     depth: int = 0
     since: float = 0.0
 
-    def add(self, start: float, end: float) -> None:
-        """Unite with [start, end]."""
+    def add_interval(self, start: float, end: float) -> None:
+        """Add [start, end], merged with the intervals that it overlaps."""
         first = bisect.bisect_left(self.ends, start)
         last = bisect.bisect_right(self.starts, end)
         if first < last:
@@ -87,77 +87,77 @@ class _Busy:
         self.ends[first:last] = [end]
 
     def overlap(self, t0: float, t1: float) -> float:
-        """Seconds within [t0, t1] during which the state held (ended intervals only)."""
+        """Seconds of closed intervals within [t0, t1]."""
         first = bisect.bisect_left(self.ends, t0)
         last = bisect.bisect_right(self.starts, t1)
         return sum(max(0.0, min(self.ends[i], t1) - max(self.starts[i], t0)) for i in range(first, last))
 
-    def forget(self, before: float) -> None:
-        keep = bisect.bisect_left(self.ends, before)
-        del self.starts[:keep], self.ends[:keep]
+    def drop_before(self, before: float) -> None:
+        expired = bisect.bisect_left(self.ends, before)
+        del self.starts[:expired], self.ends[:expired]
 
 
 class StateTimeline:
     """Thread-safe record of when the robot computed and communicated.
 
-    A state that several threads hold at once counts once. Intervals may also be added after the fact, overlapping or
-    out of order. What ended more than ``history_s`` ago is forgotten.
+    A state that several threads hold at once counts once. Intervals may also be added later, overlapping or out of
+    order. Intervals that ended more than ``history_s`` ago are removed.
 
     Args:
         clock: monotonic seconds.
-        history_s: how far back questions may reach.
+        history_s: how far back :meth:`busy_seconds` may reach.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, history_s: float = 600.0) -> None:
         self._clock = clock
         self._history_s = history_s
         self._lock = threading.Lock()
-        self._busy: Dict[str, _Busy] = {state: _Busy() for state in STATES}
+        self._intervals: Dict[str, _StateIntervals] = {state: _StateIntervals() for state in STATES}
         self._horizon = -math.inf
 
     @contextlib.contextmanager
-    def state(self, state: str) -> Iterator[None]:
-        """Hold ``state`` for the length of the ``with`` block."""
-        self.begin(state)
+    def hold_state(self, state: str) -> Iterator[None]:
+        """Hold ``state`` during the ``with`` block."""
+        self.enter_state(state)
         try:
             yield
         finally:
-            self.end(state)
+            self.leave_state(state)
 
-    def begin(self, state: str) -> None:
-        """Enter ``state`` now; every ``begin`` needs its ``end``."""
-        busy = self._of(state)
+    def enter_state(self, state: str) -> None:
+        """Enter ``state`` now; every call needs one of :meth:`leave_state`."""
+        busy = self._intervals_of(state)
         with self._lock:
             if busy.depth == 0:
                 busy.since = self._clock()
             busy.depth += 1
 
-    def end(self, state: str) -> None:
+    def leave_state(self, state: str) -> None:
         """Leave ``state`` now.
 
         Raises:
             BadInput: the state was not entered.
         """
-        busy = self._of(state)
+        busy = self._intervals_of(state)
         with self._lock:
             if busy.depth == 0:
                 raise BadInput(f"state {state!r} ended without having begun")
             busy.depth -= 1
             if busy.depth == 0:
-                busy.add(busy.since, max(busy.since, self._clock()))
-                self._prune()
+                busy.add_interval(busy.since, max(busy.since, self._clock()))
+                self._prune_intervals()
 
-    def add(self, state: str, start_s: float, end_s: float) -> None:
+    def add_interval(self, state: str, start_s: float, end_s: float) -> None:
         """Record that ``state`` held over [start_s, end_s].
 
         Raises:
             BadInput: the interval is reversed or not finite.
         """
-        busy = self._of(state)
+        busy = self._intervals_of(state)
         _check_interval(start_s, end_s)
         with self._lock:
-            busy.add(start_s, end_s)
-            self._prune()
+            busy.add_interval(start_s, end_s)
+            self._prune_intervals()
 
     def add_report(self, report: InferenceReport, start_s: float) -> None:
         """Record the robot's states during one inference that began at ``start_s``.
@@ -172,13 +172,13 @@ class StateTimeline:
         ):  # fmt: skip
             begin, moment = moment, min(end, moment + report.stages_s[stage])
             if state and moment > begin:
-                self.add(state, begin, moment)
+                self.add_interval(state, begin, moment)
 
-    def seconds(self, t0: float, t1: float) -> Dict[str, float]:
-        """How long each state held within [t0, t1], seconds. A state that holds now counts up to ``t1``.
+    def busy_seconds(self, t0: float, t1: float) -> Dict[str, float]:
+        """Seconds that each state held within [t0, t1]; a current state counts up to ``t1``.
 
         Raises:
-            BadInput: the interval is reversed, or reaches back beyond what is remembered.
+            BadInput: the interval is reversed, or starts before the history.
         """
         _check_interval(t0, t1)
         with self._lock:
@@ -187,10 +187,10 @@ class StateTimeline:
                     f"states of {self._horizon - t0:.1f} s before the oldest remembered were asked for",
                     remedy="make the timeline with a longer history_s",
                 )
-            return {state: self._held(busy, t0, t1) for state, busy in self._busy.items()}
+            return {state: self._seconds_within(busy, t0, t1) for state, busy in self._intervals.items()}
 
     @staticmethod
-    def _held(busy: _Busy, t0: float, t1: float) -> float:
+    def _seconds_within(busy: _StateIntervals, t0: float, t1: float) -> float:
         total = busy.overlap(t0, t1)
         start = max(t0, busy.since)
         if busy.depth and start < t1:
@@ -198,27 +198,27 @@ class StateTimeline:
             total += (t1 - start) - busy.overlap(start, t1)
         return total
 
-    def now(self) -> Dict[str, bool]:
-        """Which states hold now."""
+    def active_states(self) -> Dict[str, bool]:
+        """Return for each state whether it holds now."""
         with self._lock:
-            return {state: busy.depth > 0 for state, busy in self._busy.items()}
+            return {state: busy.depth > 0 for state, busy in self._intervals.items()}
 
-    def _of(self, state: str) -> _Busy:
+    def _intervals_of(self, state: str) -> _StateIntervals:
         try:
-            return self._busy[state]
+            return self._intervals[state]
         except KeyError:
             raise BadInput(f"unknown state {state!r}", remedy=f"states: {', '.join(STATES)}") from None
 
-    def _prune(self) -> None:
-        before = self._clock() - self._history_s
-        if before > self._horizon and any(busy.ends and busy.ends[0] < before for busy in self._busy.values()):
-            self._horizon = before
-            for busy in self._busy.values():
-                busy.forget(before)
+    def _prune_intervals(self) -> None:
+        horizon = self._clock() - self._history_s
+        if horizon > self._horizon and any(busy.ends and busy.ends[0] < horizon for busy in self._intervals.values()):
+            self._horizon = horizon
+            for busy in self._intervals.values():
+                busy.drop_before(horizon)
 
 
 class StateModel(PowerSource):
-    """Power and energy computed from a :class:`StateTimeline`; exact for the model, but a model."""
+    """Power and energy modelled from a :class:`StateTimeline`."""
 
     kind = MODEL
 
@@ -229,21 +229,21 @@ class StateModel(PowerSource):
 
     def watts(self) -> float:
         """Power now, in watts."""
-        states = self.timeline.now()
+        states = self.timeline.active_states()
         return self.powers.watts(states[COMPUTE], states[COMMUNICATE])
 
     def energy(self, t0: float, t1: float) -> float:
         """Joules over [t0, t1].
 
         Raises:
-            BadInput: the interval is reversed, or reaches back beyond what the timeline remembers.
+            BadInput: the interval is reversed, or starts before the timeline's history.
         """
-        held = self.timeline.seconds(t0, t1)
+        seconds = self.timeline.busy_seconds(t0, t1)
         powers = self.powers
         return (
             powers.standby * (t1 - t0)
-            + (powers.inference - powers.standby) * held[COMPUTE]
-            + (powers.communication - powers.standby) * held[COMMUNICATE]
+            + (powers.inference - powers.standby) * seconds[COMPUTE]
+            + (powers.communication - powers.standby) * seconds[COMMUNICATE]
         )
 
 

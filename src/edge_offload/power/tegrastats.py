@@ -1,4 +1,4 @@
-"""Power rails from the lines of NVIDIA's ``tegrastats``: the way in where sysfs is closed to the user."""
+"""Power rails from the output of NVIDIA's ``tegrastats``, where sysfs is not readable by the user."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from edge_offload.errors import BadInput
 from edge_offload.power.boards import UNUSED, NoTotal, total_rails
 from edge_offload.power.source import PowerSource
 
-# now / average in milliwatts: "VDD_IN 4181mW/4181mW" (JetPack 5 and 6), "GPU 0/16" (JetPack 4), and with the greatest
-# "VIN 29000mW/29000mW/29000mW" (JetPack 7). What else looks like it has another unit ("RAM 2462/7850MB") or no average
+# now / average in milliwatts: "VDD_IN 4181mW/4181mW" (JetPack 5 and 6), "GPU 0/16" (JetPack 4), and with the maximum
+# "VIN 29000mW/29000mW/29000mW" (JetPack 7). Similar words have another unit ("RAM 2462/7850MB") or no average
 _RAIL = re.compile(r"(?<!\S)([A-Z][A-Z0-9_]*) (-?\d+)(?:mW)?(?:/-?\d+(?:mW)?){1,2}(?!\S)")
 
 
 def parse_line(line: str) -> Dict[str, float]:
-    """Watts now of each rail named in one line of ``tegrastats``; empty when the line names none."""
+    """Parse the current watts of each rail in one line of ``tegrastats``."""
     return {name: int(now) * 1e-3 for name, now in _RAIL.findall(line) if name not in UNUSED}
 
 
 def total_watts(rails: Dict[str, float]) -> float:
-    """What the board draws, in watts (see :func:`boards.total_rails`).
+    """Sum the watts of the board's total (see :func:`boards.total_rails`).
 
     Raises:
-        NoTotal: the rails do not add up to it.
+        NoTotal: no sum of the rails is the total.
     """
     return sum(rails[name] for name in total_rails(rails))
 
 
 class Tegrastats(PowerSource):
-    """A running ``tegrastats``, its newest line read in a thread.
+    """A running ``tegrastats``, whose output is read in a thread.
 
     Args:
         command: the program; by default looked up in ``PATH``.
-        interval_s: how often it reports.
-        first_line_s: how long to wait for its first line.
-        stale_s: age at which the newest line no longer counts.
+        interval_s: interval of its reports.
+        first_line_s: timeout for its first line.
+        stale_s: age at which the newest line becomes invalid.
         clock: monotonic seconds.
 
     Raises:
-        BadInput: there is no such program, or it says nothing of power.
-        NoTotal: it names rails, and they do not add up to what the board draws.
+        BadInput: no such program, or its output has no power rail.
+        NoTotal: no sum of its rails is the board's power.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Tegrastats(PowerSource):
             )  # fmt: skip
         except OSError as error:
             raise BadInput(f"tegrastats does not start: {error}") from error
-        self._thread = threading.Thread(target=self._read, name="tegrastats", daemon=True)
+        self._thread = threading.Thread(target=self._read_lines, name="tegrastats", daemon=True)
         self._thread.start()
         self._first.wait(first_line_s)
         if self._newest is None:
@@ -81,7 +81,7 @@ class Tegrastats(PowerSource):
                 raise self._no_total
             raise BadInput(f"{program} reports no power rail", remedy="run it and look for VDD_IN 4181mW/4205mW")
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             rails = parse_line(line[:4096])
@@ -104,7 +104,7 @@ class Tegrastats(PowerSource):
         return self._newest[1]
 
     def close(self) -> None:
-        """Let the sensor go."""
+        """End the program."""
         self._process.terminate()
         try:
             self._process.wait(2.0)

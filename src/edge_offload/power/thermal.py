@@ -1,4 +1,4 @@
-"""How hot the robot is, what slows it for that, and its mode of power: where the kernel and nvpmodel (Jetson) tell."""
+"""Temperature of the robot, its throttling, and its mode of power, from the kernel and nvpmodel (Jetson)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _SLOWS = re.compile("cpu|gpu|devfreq|throttle|balanced|processor", re.IGNORECASE
 
 
 def hottest_celsius(zones: Union[str, pathlib.Path] = _ZONES) -> float:
-    """The highest temperature of all thermal zones (degrees Celsius); nan where there are none that can be read.
+    """Return the highest temperature of all thermal zones, degrees Celsius; nan where none is readable.
 
-    Zones that are switched off read as an error or as something no robot is: both are left out.
+    Disabled zones give an error or a value outside -50 to 200 °C, and are skipped.
     """
-    found = []
+    temperatures = []
     for path in sorted(pathlib.Path(zones).glob("thermal_zone*/temp")):
         try:
             celsius = int(path.read_text(encoding="ascii")) / 1000
         except (OSError, ValueError):
             continue
         if -50 < celsius < 200:
-            found.append(celsius)
-    return max(found, default=math.nan)
+            temperatures.append(celsius)
+    return max(temperatures, default=math.nan)
 
 
 def throttling(zones: Union[str, pathlib.Path] = _ZONES) -> str:
@@ -59,16 +59,16 @@ def _cooling(zones: Union[str, pathlib.Path]) -> Iterator[Tuple[str, int, int]]:
 
 
 class HeatGuard:
-    """Whether the robot is too hot: from ``limit`` on, until it has cooled by ``COOLER``."""
+    """Overheating flag with hysteresis: set at ``limit``, cleared ``COOLER`` degrees below it."""
 
-    #: Degrees by which it must cool.
+    #: Degrees Celsius of hysteresis.
     COOLER = 5.0
 
     def __init__(self) -> None:
         self.hot = False
 
     def step(self, celsius: float, limit: float) -> bool:
-        """``limit`` 0: there is none. A temperature that is not known is not too high."""
+        """Update and return the flag; false where ``limit`` is 0 (none) or the temperature is nan (unknown)."""
         if not limit or math.isnan(celsius):
             self.hot = False
         elif celsius >= limit:

@@ -1,4 +1,4 @@
-"""Samples of one power source as a curve of energy over time, so that any interval is a difference on the curve."""
+"""Samples of one power source as a curve of energy over time; an interval's energy is a difference on the curve."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import List, Optional
 from edge_offload.power.source import EnergyCounter, PowerSource
 
 
-class Trace(abc.ABC):
-    """Energy of one source over time. Energies of adjacent intervals add up, because both are cut from one curve.
+class EnergyTrace(abc.ABC):
+    """Energy of one source over time. Energies of adjacent intervals add up exactly.
 
     Args:
-        source: what is read.
-        history_s: samples older than this may be forgotten.
+        source: the source.
+        history_s: samples older than this may be removed.
     """
 
     def __init__(self, source: PowerSource, history_s: float) -> None:
@@ -26,28 +26,28 @@ class Trace(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, now: float) -> None:
-        """Read the source; ``now`` is the time of the sample, one that is not newer than the last is dropped.
+        """Read the source; a sample whose time ``now`` is not newer than the last is dropped.
 
         Raises:
-            OSError: it cannot be read, or what it says is no power.
+            OSError: it is not readable, or its value is no power.
         """
 
     @property
     @abc.abstractmethod
     def latest_watts(self) -> Optional[float]:
-        """Power at the newest sample; None while it is not known."""
+        """Power at the newest sample, watts; None: unknown."""
 
     @abc.abstractmethod
-    def _rise(self, i: int, into: float, step: float) -> float:
-        """Joules from sample ``i`` to ``into`` seconds later, of the ``step`` seconds to the next sample."""
+    def _joules_since(self, i: int, into: float, step: float) -> float:
+        """Joules of the first ``into`` seconds after sample ``i``; the next sample is ``step`` seconds after it."""
 
     @property
     def end(self) -> float:
         """Time of the newest sample."""
         return self._times[-1] if self._times else -math.inf
 
-    def covers(self, t0: float, t1: float, max_gap_s: float) -> bool:
-        """Whether [t0, t1] lies between samples that are nowhere further apart than ``max_gap_s``."""
+    def covers_interval(self, t0: float, t1: float, max_gap_s: float) -> bool:
+        """Return whether samples cover [t0, t1] without a gap above ``max_gap_s``."""
         if not self._times or t0 < self._times[0] or t1 > self._times[-1]:
             return False
         first = bisect.bisect_right(self._times, t0) - 1
@@ -55,23 +55,23 @@ class Trace(abc.ABC):
         return all(b - a <= max_gap_s for a, b in zip(self._times[first:last], self._times[first + 1 : last + 1]))
 
     def energy(self, t0: float, t1: float) -> float:
-        """Joules over [t0, t1], which must be covered."""
-        return max(0.0, self._curve(t1) - self._curve(t0))
+        """Joules over [t0, t1], which samples must cover."""
+        return max(0.0, self._joules_at(t1) - self._joules_at(t0))
 
-    def _curve(self, t: float) -> float:
+    def _joules_at(self, t: float) -> float:
         i = bisect.bisect_right(self._times, t) - 1
         if i + 1 == len(self._times):
             return self._joules[i]
-        return self._joules[i] + self._rise(i, t - self._times[i], self._times[i + 1] - self._times[i])
+        return self._joules[i] + self._joules_since(i, t - self._times[i], self._times[i + 1] - self._times[i])
 
-    def _forgettable(self) -> int:
-        """How many of the oldest samples to drop: half of them at a time, which keeps the cost per sample constant."""
+    def _count_expired(self) -> int:
+        """Count the samples to remove: about half at a time, for a constant cost per sample."""
         if self._times[0] >= self._times[-1] - 2 * self._history_s:
             return 0
         return bisect.bisect_left(self._times, self._times[-1] - self._history_s)
 
 
-class WattTrace(Trace):
+class WattTrace(EnergyTrace):
     """A wattmeter's samples joined by straight lines (trapezoid rule): energy is quadratic between samples."""
 
     def __init__(self, source: PowerSource, history_s: float) -> None:
@@ -89,19 +89,19 @@ class WattTrace(Trace):
         self._joules.append(self._joules[-1] + area if self._joules else 0.0)
         self._times.append(now)
         self._watts.append(watts)
-        old = self._forgettable()
-        del self._times[:old], self._joules[:old], self._watts[:old]
+        expired = self._count_expired()
+        del self._times[:expired], self._joules[:expired], self._watts[:expired]
 
     @property
     def latest_watts(self) -> Optional[float]:
         """The latest sample, in watts; None before the first."""
         return self._watts[-1] if self._watts else None
 
-    def _rise(self, i: int, into: float, step: float) -> float:
+    def _joules_since(self, i: int, into: float, step: float) -> float:
         return self._watts[i] * into + 0.5 * (self._watts[i + 1] - self._watts[i]) * into * into / step
 
 
-class CounterTrace(Trace):
+class CounterTrace(EnergyTrace):
     """An energy counter's readings: exact at the samples, linear between them."""
 
     def __init__(self, source: EnergyCounter, history_s: float) -> None:
@@ -115,8 +115,8 @@ class CounterTrace(Trace):
             return
         self._times.append(now)
         self._joules.append(joules)
-        old = self._forgettable()
-        del self._times[:old], self._joules[:old]
+        expired = self._count_expired()
+        del self._times[:expired], self._joules[:expired]
 
     @property
     def latest_watts(self) -> Optional[float]:
@@ -125,10 +125,10 @@ class CounterTrace(Trace):
             return None
         return (self._joules[-1] - self._joules[-2]) / (self._times[-1] - self._times[-2])
 
-    def _rise(self, i: int, into: float, step: float) -> float:
+    def _joules_since(self, i: int, into: float, step: float) -> float:
         return (self._joules[i + 1] - self._joules[i]) * into / step
 
 
-def trace_of(source: PowerSource, history_s: float) -> Trace:
-    """The kind of trace that fits ``source``."""
+def make_trace(source: PowerSource, history_s: float) -> EnergyTrace:
+    """Make the kind of trace that fits ``source``."""
     return CounterTrace(source, history_s) if isinstance(source, EnergyCounter) else WattTrace(source, history_s)

@@ -1,1 +1,1 @@
-"""What robot and server say to each other of the virtual device (messages, answers, payloads) and of promises."""
+"""Messages between robot and server: those of the virtual device (requests, answers, payloads) and of promises."""

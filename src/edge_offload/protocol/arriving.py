@@ -1,4 +1,4 @@
-"""The answer to one message while it arrives: what was computed early is there before the rest of it."""
+"""The answer to one message while it arrives in parts: results that were computed early come first."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ else:  # Python 3.8 knows no Future of something
     _Future = Future
 
 
-class Arriving(_Future):
-    """A Future of the whole :class:`~edge_offload.protocol.messages.Answer`, of which parts may come ahead.
+class PendingAnswer(_Future):
+    """Future of a complete :class:`~edge_offload.protocol.messages.Answer`, whose parts can be read as they arrive.
 
-    The transport calls :meth:`add` for each part, then :meth:`complete` or :meth:`set_exception`. Outcomes are only
-    ever added, so whoever has seen that many may read them.
+    The transport calls :meth:`add_part` for each part, then :meth:`complete_answer` or :meth:`set_exception`. Outcomes
+    are only appended, so those counted once stay readable without the lock.
 
     Attributes:
-        so_far: what is there.
-        ended: whether nothing will be added. It is known at once with the last outcomes, other than :meth:`done`.
+        so_far: the outcomes received.
+        ended: no part will follow. Set together with the last outcomes, which is earlier than :meth:`done`.
     """
 
     def __init__(self) -> None:
@@ -33,51 +33,51 @@ class Arriving(_Future):
         self.ended = False
         self._changed = threading.Condition()
         self._awaited_s = 0.0
-        self.add_done_callback(self._wake)
+        self.add_done_callback(self._wake_waiters)
 
-    def add(self, part: Answer) -> None:
-        """Take in outcomes that came ahead of the others."""
+    def add_part(self, part: Answer) -> None:
+        """Append outcomes that arrived before the end of the answer."""
         with self._changed:
             self.so_far.extend(part)
             self._changed.notify_all()
 
-    def complete(self, last: Answer) -> None:
-        """Take in the rest: the answer is complete."""
+    def complete_answer(self, last: Answer) -> None:
+        """Append the last outcomes and resolve the Future."""
         with self._changed:
             self.so_far.extend(last)
             self.ended = True
         self.set_result(self.so_far)
 
-    def until(self, outcomes: int, ran: int, timeout_s: float) -> Answer:
-        """What is there once so many steps were run and so many ran ahead, or the answer is complete.
+    def wait_until(self, outcomes: int, ran: int, timeout_s: float) -> Answer:
+        """Wait for enough outcomes, or for the complete answer, and return what was received.
 
         Args:
-            outcomes: how many steps must have run.
-            ran: how many must have run ahead.
-            timeout_s: longest wait for all of the answer, counted from the first time that somebody waits for it.
+            outcomes: number of steps that must have run.
+            ran: number of steps that must have run ahead.
+            timeout_s: longest wait for the complete answer, counted from the first call.
 
         Raises:
-            TimeoutError: it took longer (that of concurrent.futures).
-            LinkLost, ProtocolError: the rest will not come, and it is needed.
+            concurrent.futures.TimeoutError: it took longer.
+            LinkLost, ProtocolError: the connection or the answer failed before that many outcomes.
         """
-        if self._has(outcomes, ran):
+        if self._has_arrived(outcomes, ran):
             return self.so_far
         with self._changed:
             now = time.monotonic()
             self._awaited_s = self._awaited_s or now
-            left_s = max(0.0, self._awaited_s + timeout_s - now)
-            enough = self._changed.wait_for(lambda: self.ended or self._has(outcomes, ran), left_s)
-            if not enough:
+            remaining_s = max(0.0, self._awaited_s + timeout_s - now)
+            arrived = self._changed.wait_for(lambda: self.ended or self._has_arrived(outcomes, ran), remaining_s)
+            if not arrived:
                 raise FutureTimeout()
-            if self._has(outcomes, ran):
+            if self._has_arrived(outcomes, ran):
                 return self.so_far
         answer: Answer = self.result(timeout_s)
         return answer
 
-    def _has(self, outcomes: int, ran: int) -> bool:
+    def _has_arrived(self, outcomes: int, ran: int) -> bool:
         return len(self.so_far.outcomes) >= outcomes and len(self.so_far.ran) >= ran
 
-    def _wake(self, _: Future[Any]) -> None:
+    def _wake_waiters(self, _: Future[Any]) -> None:
         with self._changed:
             self.ended = True
             self._changed.notify_all()

@@ -9,45 +9,47 @@ from typing import Any, Callable, Iterator, List, Sequence, Set, Tuple, Union
 from edge_offload.errors import ProtocolError
 
 DIGEST_BYTES = 32
-#: Bytes of one blob, at most. Larger tensors are several, so that an upload that broke off goes on where it was.
+#: Largest blob, bytes. Larger tensors are split, so that an interrupted upload resumes at a blob.
 MAX_BLOB_BYTES = 8 << 20
-#: Checksums in one question.
+#: Most checksums in one request.
 MAX_NAMES = 256
 
 Data = Union[bytes, bytearray, memoryview]
 
 
 @dataclass(frozen=True)
-class Named:
-    """Stands for ``nbytes`` bytes by the ``names`` of the blobs that they consist of."""
+class NamedBlobs:
+    """Reference to ``nbytes`` bytes by the ``names`` of their blobs, which the server has."""
 
     nbytes: int
     names: Tuple[bytes, ...]
 
 
 def digest(data: Data) -> bytes:
-    """The name of ``data``: its SHA-256."""
+    """SHA-256 of ``data``, which is its name."""
     return hashlib.sha256(data).digest()
 
 
-def cut(data: memoryview) -> List[memoryview]:
-    """The blobs that stand for ``data``."""
+def split_blobs(data: memoryview) -> List[memoryview]:
+    """Split ``data`` into blobs of at most :data:`MAX_BLOB_BYTES`."""
     return [data[start : start + MAX_BLOB_BYTES] for start in range(0, data.nbytes, MAX_BLOB_BYTES)]
 
 
-def look_up(names: Sequence[bytes], ask: Callable[[List[bytes]], Any]) -> Iterator[Tuple[range, Set[int]]]:
-    """Which blobs the server has: positions in ``names`` that were asked for, and those of them that are missing.
+def find_missing(
+    names: Sequence[bytes], request_missing: Callable[[List[bytes]], Any]
+) -> Iterator[Tuple[range, Set[int]]]:
+    """Yield, per request, the positions in ``names`` that it covers and those whose blobs the server lacks.
 
     Args:
         names: checksums.
-        ask: puts one question; returns what the server says is missing.
+        request_missing: sends checksums to the server and returns the positions of those that it lacks.
 
     Raises:
-        ProtocolError: the server did not answer that.
+        ProtocolError: the answer is no list of positions.
     """
     for start in range(0, len(names), MAX_NAMES):
-        asked = range(start, min(start + MAX_NAMES, len(names)))
-        missing = ask(list(names[start : asked.stop]))
-        if not isinstance(missing, list) or not all(type(i) is int and 0 <= i < len(asked) for i in missing):
+        positions = range(start, min(start + MAX_NAMES, len(names)))
+        missing = request_missing(list(names[start : positions.stop]))
+        if not isinstance(missing, list) or not all(type(i) is int and 0 <= i < len(positions) for i in missing):
             raise ProtocolError("the server did not say which weights it has")
-        yield asked, {start + index for index in missing}
+        yield positions, {start + index for index in missing}

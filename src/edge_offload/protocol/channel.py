@@ -1,4 +1,4 @@
-"""Maps and buffers over a local socket: how a process talks to the executor process that it owns.
+"""Frames of a map and buffers over a local socket, between a process and the executor process that it started.
 
 A frame is ``u32 header length, u32 number of buffers, u64 length of each, header (msgpack), buffers``.
 """
@@ -16,18 +16,12 @@ import msgpack
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.ir.trace.calls import Buffer
 
-MAX_HEADER = 256 << 20
-MAX_BUFFERS = 1 << 20
-MAX_TOTAL = 8 << 30
-#: Buffers of one system call (IOV_MAX of Linux is 1,024).
-MAX_GATHERED = 512
-
 
 class Channel:
     """One end of a connected stream socket. Sending is thread-safe; receiving belongs to one thread.
 
-    The socket waits without limit unless it is given a timeout afterwards: rospy gives every new socket of its process
-    one (``socket.setdefaulttimeout``), which an inherited end would find as "try again" instead of waiting.
+    The socket blocks without a limit until it is given a timeout. rospy gives every new socket of its process one
+    (``socket.setdefaulttimeout``), with which an inherited end would fail with EAGAIN.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -36,12 +30,12 @@ class Channel:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """Of the socket, for selectors."""
+        """Return the socket's file descriptor, for selectors."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hang up; the peer's receive fails."""
-        with contextlib.suppress(OSError):  # the peer hung up first
+        """Close the connection; the peer's receive fails."""
+        with contextlib.suppress(OSError):  # the peer closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -49,7 +43,7 @@ class Channel:
         """Send one frame; returns its bytes.
 
         Raises:
-            LinkLost: the peer is gone.
+            LinkLost: the peer has closed the connection.
         """
         packed = msgpack.packb(header, use_bin_type=True)
         views = [memoryview(buffer).cast("B") for buffer in buffers]
@@ -63,11 +57,11 @@ class Channel:
         return len(head) + sum(sizes)
 
     def _send_all(self, views: List[memoryview]) -> None:
-        """Send all bytes with few system calls: each wakes the peer."""
+        """Send all bytes with few system calls, because each wakes the peer."""
         waiting = [view for view in views if len(view)]
         first = 0
         while first < len(waiting):
-            sent = self._socket.sendmsg(waiting[first : first + MAX_GATHERED])
+            sent = self._socket.sendmsg(waiting[first : first + 512])  # of IOV_MAX: 1,024 buffers on Linux
             while sent and sent >= len(waiting[first]):
                 sent -= len(waiting[first])
                 first += 1
@@ -78,22 +72,22 @@ class Channel:
         """Wait for one frame.
 
         Raises:
-            LinkLost: the peer hung up.
+            LinkLost: the peer has closed the connection.
             ProtocolError: the frame is malformed or too large.
         """
-        header_size, count = struct.unpack("<II", self._exactly(8))
-        if header_size > MAX_HEADER or count > MAX_BUFFERS:
+        header_size, count = struct.unpack("<II", self._receive_exactly(8))
+        if header_size > 256 << 20 or count > 1 << 20:
             raise ProtocolError("a frame's header is too large")
-        head = self._exactly(8 * count + header_size)
+        head = self._receive_exactly(8 * count + header_size)
         sizes = struct.unpack_from(f"<{count}Q", head)
-        if sum(sizes) > MAX_TOTAL:
+        if sum(sizes) > 8 << 30:
             raise ProtocolError("a frame is too large")
         header = msgpack.unpackb(memoryview(head)[8 * count :], raw=False, strict_map_key=False)
         if not isinstance(header, dict):
             raise ProtocolError("a frame's header is not a map")
-        return header, [self._exactly(size) for size in sizes]
+        return header, [self._receive_exactly(size) for size in sizes]
 
-    def _exactly(self, size: int) -> bytearray:
+    def _receive_exactly(self, size: int) -> bytearray:
         data = bytearray(size)
         view, done = memoryview(data), 0
         while done < size:

@@ -1,6 +1,6 @@
-"""One message of the virtual device and its answer, as buffers: the first is msgpack, the others raw bytes.
+"""Messages of the virtual device and their answers, as buffers: the first is msgpack, the others raw bytes.
 
-A message carries definitions, frees, the verdict on earlier speculation, and steps to run, of which the last few may be
+A message carries definitions, frees, the verdict on earlier speculation, and steps to run. The last steps may be
 speculative. Its answer has one result per step that ran, and at most one error.
 """
 
@@ -21,14 +21,14 @@ from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import Outcome, Step
 from edge_offload.ir.trace.trace_graph import MOST_STORAGES, TraceGraph, TraceStep, parse_graph, parse_step
 from edge_offload.memory import flat_bytes
-from edge_offload.protocol.blobs import Named
+from edge_offload.protocol.blobs import NamedBlobs
 
-#: Payloads up to this many bytes share one buffer.
+#: Payloads up to this many bytes share one buffer, which saves a buffer's header and copy each.
 SMALL = 16 << 10
 
 
 class _StepRow(NamedTuple):
-    """A step as it travels."""
+    """A step in its wire format."""
 
     segment: Any
     base: Any
@@ -40,21 +40,21 @@ class _StepRow(NamedTuple):
 
 
 @dataclass
-class Message:
-    """What the client has to say.
+class DeviceMessage:
+    """A client's request to its virtual device.
 
     Attributes:
-        entries: new calls: name, key, results that the client worked out by itself (or None), checksum of the schema
-            that the client's torch has for it (0 for calls that are not operators).
-        first_entry: number of the first of them.
-        segments: new segments: number and words.
-        freed: storages that the client has dropped.
-        accepted: how many of the outstanding speculative steps it did; None when there are none outstanding.
-        steps: what to run; those from ``speculative_from`` on are speculative.
-        forget: whether calls, segments and nodes are to be forgotten first.
+        entries: new calls: name, key, results that the client inferred (or None), and checksum of the schema in the
+            client's torch (0 for calls that are no operators).
+        first_entry: number of the first new call.
+        segments: new segments: number and encoding.
+        freed: numbers of storages that the client has dropped.
+        accepted: how many outstanding speculative steps the client performed; None: none were outstanding.
+        steps: steps to run; those from ``speculative_from`` on are speculative.
+        reset_tables: clear calls, segments and nodes before anything else.
         nodes: new nodes: number and node.
-        graph: what to run ahead once the steps are done.
-        fetch: storages whose bytes are wanted, as they are after the steps.
+        graph: trace graph to run ahead after the steps.
+        fetch: numbers of storages whose bytes, after the steps, belong in the answer.
     """
 
     entries: List[Tuple[str, bytes, Optional[List[Any]], int]] = field(default_factory=list)
@@ -64,19 +64,19 @@ class Message:
     accepted: Optional[int] = None
     steps: List[Step] = field(default_factory=list)
     speculative_from: int = 0
-    forget: bool = False
+    reset_tables: bool = False
     nodes: List[Tuple[int, TraceStep]] = field(default_factory=list)
     graph: Optional[TraceGraph] = None
     fetch: List[int] = field(default_factory=list)
 
     def to_wire(self) -> List[Buffer]:
-        """As buffers: facts (msgpack), the small payloads in a row, then each large payload."""
+        """Encode as buffers: facts (msgpack), all small payloads in one, then each large payload."""
         small: List[bytes] = []
         large: List[Buffer] = []
         steps = []
 
-        def pack(payloads: Sequence[Optional[Buffer]]) -> List[Optional[int]]:
-            sizes = [_size(payload) for payload in payloads]
+        def pack_payloads(payloads: Sequence[Optional[Buffer]]) -> List[Optional[int]]:
+            sizes = [_payload_bytes(payload) for payload in payloads]
             for payload, size in zip(payloads, sizes):
                 if payload is None or size is None:
                     continue
@@ -88,9 +88,11 @@ class Message:
 
         for step in self.steps:
             live = [value for pair in step.live for value in pair]
-            sizes = pack(step.payloads)
+            sizes = pack_payloads(step.payloads)
             steps.append(
-                _StepRow(step.segment, step.base, _packed(live), _packed(step.dead), step.numbers, sizes, step.describe)
+                _StepRow(
+                    step.segment, step.base, _pack_u64(live), _pack_u64(step.dead), step.numbers, sizes, step.describe
+                )
             )
         facts: Dict[str, Any] = {"steps": steps, "speculative_from": self.speculative_from}
         if self.entries:
@@ -99,34 +101,38 @@ class Message:
         if self.segments:
             facts["segments"] = [list(segment) for segment in self.segments]
         if self.freed:
-            facts["freed"] = _steps_of(self.freed)
+            facts["freed"] = _encode_differences(self.freed)
         if self.fetch:
-            facts["fetch"] = _packed(self.fetch)
-        if self.forget:
+            facts["fetch"] = _pack_u64(self.fetch)
+        if self.reset_tables:
             facts["forget"] = True
         if self.nodes:
             facts["nodes"] = [[number, node.to_wire()] for number, node in self.nodes]
         if self.graph is not None:
             facts["course"] = self.graph.to_wire()
-            facts["course_sizes"] = pack(self.graph.payloads or ())
+            facts["course_sizes"] = pack_payloads(self.graph.payloads or ())
         if self.accepted is not None:
             facts["accepted"] = self.accepted
         return [msgpack.packb(facts, use_bin_type=True), b"".join(small), *large]
 
-    def unused(self) -> List[int]:
-        """Storages that the client has dropped and that nothing of the message names."""
+    def unused_storages(self) -> List[int]:
+        """Return the freed storages to which no step and no fetch of this message refers."""
         named = {number for step in self.steps for _, number in step.live}.union(self.fetch)
         return [number for number in self.freed if number not in named]
 
 
 @dataclass
 class Answer:
-    """What came back: one outcome per step that ran, what stopped the others, and what ran ahead.
+    """A server's answer to one :class:`DeviceMessage`.
 
-    ``ran``: index of a step of the trace graph, its first new storage, and its outcome, in the order in which they ran.
-    ``fetched``: bytes of the storages that were wanted.
-    ``disagreed``: operators whose results lie otherwise than the robot has worked out.
-    ``refused``: why nothing of the message was done: from then on the session is not what the client takes it to be.
+    Attributes:
+        outcomes: one per step that ran.
+        error: the error that stopped the other steps, if any.
+        ran: steps that ran ahead, in order: index in the trace graph, first new storage, outcome.
+        fetched: bytes of the requested storages.
+        disagreed: operators whose results have another layout than the robot inferred.
+        refused: reason why the message was rejected as a whole; empty: it was not. The session's state then differs
+            from the client's.
     """
 
     outcomes: List[Outcome]
@@ -137,7 +143,7 @@ class Answer:
     refused: str = ""
 
     def extend(self, other: Answer) -> None:
-        """Add what came later."""
+        """Append a later part of the same answer."""
         self.outcomes += other.outcomes
         self.ran += other.ran
         self.fetched += other.fetched
@@ -146,8 +152,8 @@ class Answer:
         self.refused = self.refused or other.refused
 
 
-def parse_message(buffers: Sequence[Buffer]) -> Message:
-    """Read a message off the wire.
+def parse_message(buffers: Sequence[Buffer]) -> DeviceMessage:
+    """Decode a message.
 
     Raises:
         ProtocolError: it is malformed.
@@ -155,46 +161,54 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
     try:
         if len(buffers) < 2:
             raise ProtocolError("a message lacks its first buffers")
-        facts = _facts(buffers[0])
+        facts = _parse_facts(buffers[0])
         small, large = memoryview(buffers[1]), list(buffers[2:])
-        message = Message(speculative_from=_count(facts["speculative_from"]))
+        message = DeviceMessage(speculative_from=_as_count(facts["speculative_from"]))
         if facts.get("accepted") is not None:
-            message.accepted = _count(facts["accepted"])
-        message.forget = bool(facts.get("forget", False))
+            message.accepted = _as_count(facts["accepted"])
+        message.reset_tables = bool(facts.get("forget", False))
         for name, key, claimed, schema in facts.get("entries", ()):
-            message.entries.append((_text(name), _raw(key), claimed, _count(schema)))
-        message.first_entry = _count(facts.get("first_entry", 0))
-        message.segments = [(_count(number), _raw(words)) for number, words in facts.get("segments", ())]
-        message.freed = list(itertools.accumulate(map(_count, facts.get("freed", ()))))
-        message.fetch = list(_words(facts.get("fetch", b"")))
-        message.nodes = [(_count(number), parse_step(node)) for number, node in facts.get("nodes", ())]
+            message.entries.append((_as_text(name), _as_bytes(key), claimed, _as_count(schema)))
+        message.first_entry = _as_count(facts.get("first_entry", 0))
+        message.segments = [(_as_count(number), _as_bytes(encoded)) for number, encoded in facts.get("segments", ())]
+        message.freed = list(itertools.accumulate(map(_as_count, facts.get("freed", ()))))
+        message.fetch = list(_unpack_u64(facts.get("fetch", b"")))
+        message.nodes = [(_as_count(number), parse_step(node)) for number, node in facts.get("nodes", ())]
         used = 0
 
-        def unpack(sizes: Any) -> List[Any]:
+        def unpack_payloads(sizes: Any) -> List[Any]:
             nonlocal used
             payloads: List[Optional[Buffer]] = []
             for size in sizes:
                 if size is None:
                     payloads.append(None)
-                elif _count(size) > SMALL:
+                elif _as_count(size) > SMALL:
                     payloads.append(large.pop(0))
                 else:
                     payloads.append(small[used : used + size])
                     used += size
             return payloads
 
-        for read in itertools.starmap(_StepRow, facts["steps"]):
-            pairs = _words(read.live)
-            if _count(read.base) >= MOST_STORAGES:
+        for row in itertools.starmap(_StepRow, facts["steps"]):
+            pairs = _unpack_u64(row.live)
+            if _as_count(row.base) >= MOST_STORAGES:
                 raise ValueError("a step makes a storage of too high a number")
-            live, dead = list(zip(pairs[::2], pairs[1::2])), _words(read.dead)
-            payloads = unpack(map(_count, read.payload_sizes))
+            live, dead = list(zip(pairs[::2], pairs[1::2])), _unpack_u64(row.dead)
+            payloads = unpack_payloads(map(_as_count, row.payload_sizes))
             message.steps.append(
-                Step(_count(read.segment), read.base, live, dead, _raw(read.numbers), payloads, bool(read.describe))
+                Step(
+                    _as_count(row.segment),
+                    row.base,
+                    live,
+                    dead,
+                    _as_bytes(row.numbers),
+                    payloads,
+                    bool(row.describe),
+                )
             )
         if "course" in facts:
-            message.graph, own = parse_graph(facts["course"])
-            message.graph.payloads = unpack(facts["course_sizes"]) if own else None
+            message.graph, has_payloads = parse_graph(facts["course"])
+            message.graph.payloads = unpack_payloads(facts["course_sizes"]) if has_payloads else None
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, struct.error, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None
     return message
@@ -207,7 +221,7 @@ def answer_to_wire(
     error: Optional[Dict[str, Any]] = None,
     disagreed: Sequence[str] = (),
 ) -> List[Buffer]:
-    """An answer as buffers: facts (msgpack), what was read, then what was fetched."""
+    """Encode an answer as buffers: facts (msgpack), tensors that steps read, then fetched storages."""
     facts: Dict[str, Any] = {"outcomes": []}
     replies: List[Buffer] = []
     if ran:
@@ -233,7 +247,7 @@ def answer_to_wire(
 
 
 def parse_answer(buffers: Sequence[Buffer]) -> Answer:
-    """Read an answer off the wire; the error, if any, is of the class that eager execution would have raised.
+    """Decode an answer; its error, if any, has the class that eager execution would have raised.
 
     Raises:
         ProtocolError: it is malformed.
@@ -241,12 +255,12 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
     answer = Answer([])
     used = 1
     try:
-        facts = _facts(buffers[0])
-        for item in map(_map, facts["outcomes"]):
+        facts = _parse_facts(buffers[0])
+        for item in map(_as_map, facts["outcomes"]):
             outcome = Outcome(results=item.get("results"))
-            outcome.described = {_count(call): results for call, results in item.get("described", ())}
+            outcome.described = {_as_count(call): results for call, results in item.get("described", ())}
             if "dtype" in item:
-                sizes = tuple(_count(size) for size in item["sizes"])
+                sizes = tuple(_as_count(size) for size in item["sizes"])
                 outcome.tensor = host_tensor(buffers[used : used + 1], HostTensor(0, item["dtype"], sizes))
                 used += 1
             answer.outcomes.append(outcome)
@@ -255,13 +269,13 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
         if first < 0:
             raise ProtocolError("more steps ran ahead than have outcomes")
         for (index, base), outcome in zip(ran, answer.outcomes[first:]):
-            answer.ran.append((_count(index), _count(base), outcome))
+            answer.ran.append((_as_count(index), _as_count(base), outcome))
         del answer.outcomes[first:]
-        answer.fetched = list(buffers[used : used + _count(facts.get("fetched", 0))])
-        answer.disagreed = [_text(name) for name in facts.get("disagreed", ())]
+        answer.fetched = list(buffers[used : used + _as_count(facts.get("fetched", 0))])
+        answer.disagreed = [_as_text(name) for name in facts.get("disagreed", ())]
         if "error" in facts:
-            error = _map(facts["error"])
-            answer.error = _exception(error)
+            error = _as_map(facts["error"])
+            answer.error = _rebuild_exception(error)
             answer.refused = str(error["text"]) if error.get("refused") else ""
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed answer: {error}") from None
@@ -282,11 +296,11 @@ _EAGER_ERRORS = {
         torch.linalg.LinAlgError,  # type: ignore[attr-defined]
     )
 }
-#: What releases of torch from 2.8 on raise where CUDA refuses a call; a RuntimeError before.
+#: torch 2.8 and later raise this where CUDA rejects a call; earlier releases raise RuntimeError.
 _EAGER_ERRORS["AcceleratorError"] = getattr(torch, "AcceleratorError", RuntimeError)
 
 
-def _exception(error: Mapping[str, Any]) -> Exception:
+def _rebuild_exception(error: Mapping[str, Any]) -> Exception:
     text, operator = str(error["text"]), str(error["operator"])
     if operator and error["kind"] in _EAGER_ERRORS:
         return _EAGER_ERRORS[error["kind"]](text)
@@ -300,8 +314,8 @@ def _exception(error: Mapping[str, Any]) -> Exception:
     return raised(f"{operator}: {text}" if operator else text)
 
 
-def refusal(error: EdgeOffloadError) -> List[Buffer]:
-    """The answer to a message that could not be read, or of which nothing was done."""
+def refusal_to_wire(error: EdgeOffloadError) -> List[Buffer]:
+    """Encode the answer to a message that was rejected as a whole, or could not be decoded."""
     facts = {
         "operator": "", "kind": type(error).__name__, "text": str(error), "cause": error.cause, "remedy": error.remedy,
         "refused": True,
@@ -309,14 +323,14 @@ def refusal(error: EdgeOffloadError) -> List[Buffer]:
     return [msgpack.packb({"outcomes": [], "error": facts}, use_bin_type=True)]
 
 
-#: Those whose buffers carry their format and shape, which a payload codec makes use of.
+#: dtypes whose buffers carry format and shape, which the payload codecs use.
 _NUMBERS = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool)
 )
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Buffer:
-    """The bytes of a contiguous host tensor, without a copy."""
+    """Return the bytes of a contiguous host tensor, without a copy."""
     if tensor.numel() == 0:
         return b""
     with torch.inference_mode():
@@ -326,55 +340,55 @@ def tensor_bytes(tensor: torch.Tensor) -> Buffer:
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> Buffer:
-    """The bytes of a storage, on the host."""
+    """Return the bytes of a storage, copied to the host if it is elsewhere."""
     return tensor_bytes(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu())
 
 
-def _size(payload: Optional[Buffer]) -> Optional[int]:
+def _payload_bytes(payload: Optional[Buffer]) -> Optional[int]:
     if payload is None:
         return None
-    return payload.nbytes if isinstance(payload, Named) else memoryview(payload).nbytes
+    return payload.nbytes if isinstance(payload, NamedBlobs) else memoryview(payload).nbytes
 
 
-def _steps_of(values: Sequence[int]) -> List[int]:
-    """The first of ``values`` when they rise, and how far each is from the one before: mostly a byte each."""
+def _encode_differences(values: Sequence[int]) -> List[int]:
+    """Sort ``values`` and return the first, then the differences, which mostly take one byte each in msgpack."""
     rising = sorted(values)
     return [value - before for before, value in zip([0, *rising], rising)]
 
 
-def _packed(values: Sequence[int]) -> bytes:
+def _pack_u64(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}Q", *values)
 
 
-def _words(data: Any) -> Tuple[int, ...]:
-    raw = _raw(data)
+def _unpack_u64(data: Any) -> Tuple[int, ...]:
+    raw = _as_bytes(data)
     return struct.unpack(f"<{len(raw) // 8}Q", raw)
 
 
-def _facts(buffer: Buffer) -> Dict[str, Any]:
-    return _map(msgpack.unpackb(bytes(buffer), raw=False, strict_map_key=False))
+def _parse_facts(buffer: Buffer) -> Dict[str, Any]:
+    return _as_map(msgpack.unpackb(bytes(buffer), raw=False, strict_map_key=False))
 
 
-def _map(value: Any) -> Dict[str, Any]:
+def _as_map(value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a map was expected")
     return value
 
 
-def _raw(value: Any) -> bytes:
-    """``value`` if it is bytes: of a number, ``bytes`` would make as many zeros."""
+def _as_bytes(value: Any) -> bytes:
+    """Return ``value`` if it is bytes; ``bytes(number)`` would allocate as many zeros."""
     if not isinstance(value, bytes):
         raise ValueError("bytes were expected")
     return value
 
 
-def _count(value: Any) -> int:
+def _as_count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a number of things")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a name")
     return value

@@ -1,4 +1,4 @@
-"""The device's buffers on their way over the link: coded without loss where that pays, and back again."""
+"""Lossless coding of the virtual device's buffers for the link, where it saves bytes, and decoding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link import codecs
 
-#: Smaller buffers are not worth a descriptor.
-MIN_BYTES = 4096
-
 #: (position among the plain buffers, descriptor, number of coded buffers that stand for it)
 Coded = Tuple[int, Any, int]
 
@@ -20,12 +17,12 @@ Coded = Tuple[int, Any, int]
 def encode(
     buffers: Sequence[Buffer], codec: str, link_bytes_per_s: Optional[float] = None
 ) -> Tuple[List[Coded], List[Buffer]]:
-    """Code the buffers that are arrays (views with a shape and a number format); the others stay as they are."""
+    """Code the buffers that are arrays (views with a shape and a number format) and pass the others through."""
     coded: List[Coded] = []
     out: List[Buffer] = []
     for position, buffer in enumerate(buffers):
         view = memoryview(buffer)
-        if view.nbytes < MIN_BYTES or view.ndim == 0 or (view.ndim == 1 and view.format == "B"):
+        if view.nbytes < 4096 or view.ndim == 0 or (view.ndim == 1 and view.format == "B"):
             out.append(buffer)
             continue
         encoded = codecs.encode(np.asarray(view), codec, link_bytes_per_s=link_bytes_per_s)
@@ -35,10 +32,10 @@ def encode(
 
 
 def decode(coded: Any, buffers: Sequence[Buffer], max_bytes: int) -> List[Buffer]:
-    """The plain buffers that :func:`encode` was given, as bytes.
+    """Decode what :func:`encode` returned to the plain buffers, as bytes.
 
     Raises:
-        ProtocolError: anything that :func:`encode` would not have made.
+        ProtocolError: malformed, or more than ``max_bytes`` when decoded.
     """
     if not coded:
         return list(buffers)

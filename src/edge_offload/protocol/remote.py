@@ -1,4 +1,4 @@
-"""How the robot's half reaches an executor, wherever that is."""
+"""Interface through which the virtual device reaches an executor, in this process or on a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from edge_offload.errors import LinkLost
 from edge_offload.ir.trace.calls import Buffer
-from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.arriving import PendingAnswer
 
 #: Kinds of the requests that a server answers for virtual devices.
 RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
@@ -15,50 +15,50 @@ RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
 
 
 class SessionLost(LinkLost):
-    """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
+    """The server has no such session: the program's storages on the device are lost."""
 
 
 class SessionEnded(SessionLost):
-    """The session refused a message or its GPU failed: the cause says which. What it holds counts no more."""
+    """The session rejected a message or its GPU failed, as the cause says. Its storages are no longer valid."""
 
 
 class Remote:
-    """Sends messages in order; each answer arrives in a Future, perhaps in parts.
+    """Sends messages in order; each answer arrives in a Future, in one or several parts.
 
     Attributes:
-        bytes_up, bytes_down, messages: what has travelled.
-        refused: operators that are others where it leads, each with the reason.
-        facts: what the device there is (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
-        comes_back: whether there may be another session when this one is lost (:meth:`renew`).
+        bytes_up, bytes_down, messages: totals sent and received.
+        refused: operators whose schema differs at the executor, each with the reason.
+        facts: description of the device (:func:`edge_offload.execute.devices.facts`); empty: unknown.
+        renewable: a lost session can be replaced by a new one (:meth:`renew`).
     """
 
-    comes_back = False
+    renewable = False
 
     def __init__(self) -> None:
         self.bytes_up = self.bytes_down = self.messages = 0
         self.refused: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+    def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
         """Send one message (see :mod:`edge_offload.protocol.messages`); the Future may fail with LinkLost.
 
-        ``keep``: what its buffers hold (weights) is likely to be sent again when the program next starts.
+        ``reusable``: its buffers (weights) are likely to be sent again at the program's next start.
 
         Raises:
-            LinkLost: there is nobody to send it to.
+            LinkLost: there is no connection.
         """
         raise LinkLost("the virtual device has no server yet")
 
     def renew(self) -> None:
-        """After SessionLost: go on with a session that knows nothing.
+        """Open an empty session after SessionLost.
 
         Raises:
-            EdgeOffloadError: that cannot be.
+            EdgeOffloadError: none can be opened.
         """
         raise LinkLost("there is no other session")
 
-    def is_back(self) -> bool:
-        """Whether, after it was lost, :meth:`renew` has something to go on with."""
+    def can_renew(self) -> bool:
+        """Return whether :meth:`renew` would find a server, after the session was lost."""
         return False
 
     def close(self) -> None:

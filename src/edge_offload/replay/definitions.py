@@ -8,7 +8,7 @@ from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.keys import packed_words
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
-from edge_offload.protocol.messages import Message
+from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.replay.prediction.predict import Branches
 from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import Call, Definition, SignatureTable
@@ -57,7 +57,7 @@ class Definitions:
             self._new.append(call)
         return found
 
-    def segment(self, segment: int, message: Message, definition: Optional[Definition] = None) -> bool:
+    def segment(self, segment: int, message: DeviceMessage, definition: Optional[Definition] = None) -> bool:
         """Have a segment defined with ``message`` if it is not; says whether it was not."""
         if segment in self._segments:
             return False
@@ -68,7 +68,7 @@ class Definitions:
         self.count += 1
         return True
 
-    def node(self, plan: StepPlan, message: Message) -> int:
+    def node(self, plan: StepPlan, message: DeviceMessage) -> int:
         """The number of a plan's trace step on the server; its definition goes with ``message`` if it is not there."""
         if plan.node.segment is not None:
             self.segment(plan.node.segment, message)
@@ -77,7 +77,7 @@ class Definitions:
             message.nodes.append((plan.slot, plan.node))
         return plan.slot
 
-    def nodes(self, branches: Branches, message: Message) -> Optional[List[Tuple[int, List[Edge]]]]:
+    def nodes(self, branches: Branches, message: DeviceMessage) -> Optional[List[Tuple[int, List[Edge]]]]:
         """The steps of a trace graph along ``branches``; None if they are those of the one before."""
         if branches is self._branches:
             return None
@@ -92,7 +92,7 @@ class Definitions:
         return [None if own is not None and own == before else payload
                 for payload, own, before in zip(payloads, self._uploads, known)]  # fmt: skip
 
-    def complete(self, message: Message) -> None:
+    def complete(self, message: DeviceMessage) -> None:
         """Put in the calls that are new; the message is sent next."""
         message.first_entry = len(self._calls) - len(self._new)
         for call in self._new:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Sequence
 
 from edge_offload.ir.trace.segments import Outcome, Step
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.messages import Message, tensor_bytes
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.messages import DeviceMessage, tensor_bytes
 from edge_offload.protocol.remote import Remote
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.exchange import Exchange, outcome_of
@@ -15,7 +15,7 @@ from edge_offload.replay.recovery.session import SessionRecovery
 from edge_offload.replay.signatures import SegmentInvocation
 
 #: Sends a message with more than its steps in it; None: it did not, and the message is to be sent as it is.
-Sender = Callable[[Message], Optional[Arriving]]
+Sender = Callable[[DeviceMessage], Optional[PendingAnswer]]
 
 
 class SegmentDispatcher:
@@ -35,7 +35,7 @@ class SegmentDispatcher:
         self.native = native
         self.definitions = Definitions(native)
         self.exchange = Exchange(remote, self.definitions, timeout_s)
-        self.recovery = SessionRecovery(enabled=remote.comes_back)
+        self.recovery = SessionRecovery(enabled=remote.renewable)
         self.has_read = False
         self.generation = 0
         self.next_storage = 0
@@ -45,7 +45,7 @@ class SegmentDispatcher:
         self.exchange.restart(remote)
         self.definitions.forget()
         self.has_read = False
-        self.recovery = SessionRecovery(self.next_storage, enabled=remote.comes_back)
+        self.recovery = SessionRecovery(self.next_storage, enabled=remote.renewable)
 
     def run(self, invocations: Sequence[SegmentInvocation], send: Optional[Sender] = None) -> Outcome:
         """The outcome of the last of the segments.
@@ -58,7 +58,7 @@ class SegmentDispatcher:
             LinkLost: the connection is lost, or a storage that is used was lost with an earlier one.
             EdgeOffloadError: what stopped a segment.
         """
-        message, fresh = Message(), False
+        message, fresh = DeviceMessage(), False
         for invocation in invocations:
             self.recovery.check(invocation.live)
         for invocation in invocations:

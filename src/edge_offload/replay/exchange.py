@@ -10,8 +10,8 @@ from typing import Deque, Iterable, Iterator, List, Optional, Sequence, Set
 
 from edge_offload.errors import DeviceLost, LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.messages import Answer, Message
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.messages import Answer, DeviceMessage
 from edge_offload.protocol.remote import Remote, SessionEnded
 from edge_offload.replay.definitions import Definitions
 
@@ -55,8 +55,8 @@ class Exchange:
         self.counters = Counters()
         self._definitions = definitions
         self.disagreed: Set[str] = set()
-        self._outstanding: Deque[Arriving] = deque()
-        self._arriving: Deque[Arriving] = deque()
+        self._outstanding: Deque[PendingAnswer] = deque()
+        self._arriving: Deque[PendingAnswer] = deque()
         self.restart(remote)
 
     def restart(self, remote: Remote) -> None:
@@ -80,7 +80,7 @@ class Exchange:
         yield
         self.freed += storages
 
-    def submit(self, message: Message, keep: bool = False) -> Arriving:
+    def submit(self, message: DeviceMessage, keep: bool = False) -> PendingAnswer:
         """Send a message, and with it what the session has to know by then.
 
         Raises:
@@ -88,7 +88,7 @@ class Exchange:
         """
         message.freed, self.freed = self.freed, []
         message.accepted, self.unsettled = self.unsettled, None
-        message.forget, self.forget = self.forget, False
+        message.reset_tables, self.forget = self.forget, False
         self._definitions.complete(message)
         self.counters.defined = self._definitions.count
         self.counters.messages += 1
@@ -100,18 +100,18 @@ class Exchange:
         self._arriving.append(future)
         return future
 
-    def put_back(self, messages: Iterable[Message]) -> None:
+    def put_back(self, messages: Iterable[DeviceMessage]) -> None:
         """Have the session carry out messages as they are: they make a new one what the one before was.
 
         Raises:
             EdgeOffloadError: what stopped one.
         """
         for message in messages:
-            answer = self.wait(self.remote.submit(message.to_wire(), keep=True), blocked=False)
+            answer = self.wait(self.remote.submit(message.to_wire(), reusable=True), blocked=False)
             if answer.error is not None:
                 raise answer.error
 
-    def wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
+    def wait(self, future: PendingAnswer, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
         """What there is of an answer once it has so many outcomes and speculated steps; all of it by default.
 
         Args:
@@ -127,7 +127,7 @@ class Exchange:
         if blocked:
             self.counters.round_trips += 1
         try:
-            answer = future.until(outcomes, ran, self.timeout_s)
+            answer = future.wait_until(outcomes, ran, self.timeout_s)
         except FutureTimeout:
             self.failure = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
             raise self.failure from None
@@ -142,7 +142,7 @@ class Exchange:
                 raise self.failure
         return answer
 
-    def await_later(self, future: Arriving) -> None:
+    def await_later(self, future: PendingAnswer) -> None:
         """The answer says nothing but that one step was run; it is awaited when there are too many such."""
         self._outstanding.append(future)
         while len(self._outstanding) > MAX_OUTSTANDING:

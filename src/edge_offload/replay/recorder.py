@@ -19,7 +19,7 @@ import torch
 from edge_offload.errors import Disagreement, EdgeOffloadError, LinkLost
 from edge_offload.mode import Mode
 from edge_offload.notices import Once, notify
-from edge_offload.protocol.messages import Message
+from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.protocol.remote import Remote, SessionEnded, SessionLost
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.exchange import Counters
@@ -136,7 +136,7 @@ class Recorder:
         if self.mode is Mode.PER_OP and not self.failed:
             exchange = self.dispatcher.exchange
             try:
-                exchange.wait(exchange.submit(Message()))
+                exchange.wait(exchange.submit(DeviceMessage()))
             except LinkLost as error:
                 if not self._goes_on_after(error):
                     raise  # else the next segment sees to it
@@ -272,7 +272,7 @@ class Recorder:
         self._ask_at_s = time.monotonic() + self._ask_every_s
         if absent is None or self.failed or self.strategy.in_step or flushed.generation != known.generation:
             return
-        if not absent.is_back() or not known.recovery.whole:
+        if not absent.can_renew() or not known.recovery.whole:
             return
         here = exchange.remote
         try:

@@ -7,7 +7,7 @@ from typing import Optional
 from edge_offload.errors import Disagreement
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.trace_graph import TraceGraph
-from edge_offload.protocol.messages import Answer, Message
+from edge_offload.protocol.messages import Answer, DeviceMessage
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.prediction.predict import Branches
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
@@ -29,7 +29,7 @@ class RunningAhead:
         """The session has nothing of it."""
         self.current = None
 
-    def start(self, branches: Branches, graph: TraceGraph, message: Message) -> Speculation:
+    def start(self, branches: Branches, graph: TraceGraph, message: DeviceMessage) -> Speculation:
         """Have the server run ``graph``, along ``branches``, once it has done what ``message`` says.
 
         Raises:

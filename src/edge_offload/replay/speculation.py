@@ -9,7 +9,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import BranchKey, facts_of
 from edge_offload.ir.trace.trace_graph import Edge
-from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import CompletedStep, Integers, SignatureTable
@@ -49,7 +49,7 @@ class Speculation:
     edges: List[List[Edge]]
     first: List[Edge]
     history: List[Tuple[int, ...]]
-    future: Arriving
+    future: PendingAnswer
     accepted: int = 0
     waited: bool = False
     last: Optional[Tuple[int, ...]] = ()

@@ -17,8 +17,8 @@ from edge_offload.ir.trace.budget import Budget
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import facts_of
 from edge_offload.ir.trace.trace_graph import TraceGraph
-from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.messages import Message, tensor_bytes
+from edge_offload.protocol.arriving import PendingAnswer
+from edge_offload.protocol.messages import DeviceMessage, tensor_bytes
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import DYNAMIC, INFER, READ
 from edge_offload.replay.prediction.predict import Predictor
@@ -93,7 +93,7 @@ class Speculative(Strategy):
         graph = TraceGraph([], branches.first, base, start, [sizes] if opens else list(predictor.history))
         graph.payloads = self.dispatcher.definitions.uploads(uploads)
         try:
-            self._ahead.start(branches, graph, Message()).assumed = assumed
+            self._ahead.start(branches, graph, DeviceMessage()).assumed = assumed
         except LinkLost:
             return  # the read that follows sees to it
 
@@ -193,7 +193,7 @@ class Speculative(Strategy):
     def _run_deferred(self, done: Optional[CompletedStep]) -> Outcome:
         """Have segments run that did not run speculatively; after ``done`` the server is to go on by itself."""
 
-        def send(message: Message) -> Optional[Arriving]:
+        def send(message: DeviceMessage) -> Optional[PendingAnswer]:
             branches = self._predictor.branches(done) if done is not None else None
             future = None
             if branches is not None and done is not None and done.reason in (READ, DYNAMIC):

@@ -1,1 +1,1 @@
-"""Looking back at a run: columns of its records, a summary of them, and one self-contained HTML page."""
+"""Report of a recorded run: columns of its records, a summary, and one self-contained HTML page."""

@@ -1,4 +1,4 @@
-"""A run as columns: one array per figure, so that hours of frames fit in memory; and thinned for drawing."""
+"""Records of a run as columns, one array per figure, so that hours of frames fit in memory; thinning for plots."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from edge_offload.timing import STAGES
 
 MODES = tuple(mode.value for mode in TABLE)
 ORIGINS = ("fresh", "carried", "local", "none")
-"""Of results: the first one is that of records that name none."""
+"""Origins of results; records without one have the first."""
 
-FOUND = ("people", "scene")
-"""Kinds of records that tell of a result."""
+RESULT_KINDS = ("people", "scene")
+"""Kinds of records of results."""
 
 MAX_EVENTS = 2000
 
 
-class Columns:
-    """Everything that a report needs of a run.
+class RunColumns:
+    """Columns of a run, for its report.
 
     Attributes:
-        frames: columns of the frames that have a result, float64, as long as each other: ``t_s``, ``total_s``, the
-            stages, ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: not known), ``deadline_s``,
-            ``late``, ``fallback`` (0 or 1), ``mode`` (index into :data:`MODES`) and ``overlap`` (share of the time in
-            which both sides computed; NaN: not told).
-        bandwidth, power, server: columns of those records, ``t_s`` first.
-        results: by what was found (:data:`FOUND`), columns of the results given: ``t_s`` and ``origin`` (index into
-            :data:`ORIGINS`).
-        modes: records of the mode in force. about: what the run ran on.
-        fallbacks: how many frames fell back, by reason. failed: frames that could not be used.
-        events: what happened, oldest first; ``events_left_out`` more did not fit.
+        frames: columns of the frames with a result, float64, of equal length: ``t_s``, ``total_s``, the stages,
+            ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: unknown), ``deadline_s``, ``late``,
+            ``fallback`` (0 or 1), ``mode`` (index into :data:`MODES`) and ``overlap`` (share of the time in which
+            both sides computed; NaN: unknown).
+        bandwidth, power, server: columns of these records, ``t_s`` first.
+        results: by kind (:data:`RESULT_KINDS`), columns ``t_s`` and ``origin`` (index into :data:`ORIGINS`).
+        modes: records of the mode in force. about: the run's platform.
+        fallbacks: number of frames that fell back, by reason. failed: number of unusable frames.
+        events: oldest first, at most :data:`MAX_EVENTS`; ``events_omitted`` more were dropped.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class Columns:
         self.power: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "watts", "joules")}
         self.server: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "load")}
         self.results: Dict[str, Dict[str, array[Any]]] = {
-            kind: {name: array("d") for name in ("t_s", "origin")} for kind in FOUND
+            kind: {name: array("d") for name in ("t_s", "origin")} for kind in RESULT_KINDS
         }
         self.modes: List[Record] = []
         self.about: Dict[str, Any] = {}
@@ -57,45 +56,45 @@ class Columns:
         self.fallbacks: Dict[str, int] = {}
         self.failed = 0
         self.events: List[Event] = []
-        self.events_left_out = 0
+        self.events_omitted = 0
         self.first_s = np.inf
         self.last_s = -np.inf
 
-    def add_all(self, records: Iterable[Record]) -> Columns:
-        """Take a whole run."""
+    def add_records(self, records: Iterable[Record]) -> RunColumns:
+        """Add the records of a run and return ``self``."""
         digest = Digest()
         for record in records:
             self.first_s = min(self.first_s, record["t_s"])
             self.last_s = max(self.last_s, record["t_s"])
-            self._take(record)
-            self._note(digest.events(record))
-        self._note(digest.finish())
+            self._add_record(record)
+            self._add_events(digest.digest_record(record))
+        self._add_events(digest.finish())
         return self
 
-    def _note(self, events: List[Event]) -> None:
+    def _add_events(self, events: List[Event]) -> None:
         room = MAX_EVENTS - len(self.events)
         self.events += events[:room]
-        self.events_left_out += len(events[room:])
+        self.events_omitted += len(events[room:])
 
-    def _take(self, record: Record) -> None:
+    def _add_record(self, record: Record) -> None:
         kind, t_s = record["kind"], record["t_s"]
         if kind == "latency":
-            self._take_frame(record)
+            self._add_frame(record)
         elif kind == "bandwidth":
             up, down = record["uplink_bytes_per_s"], record["downlink_bytes_per_s"]
-            _append(self.bandwidth, t_s, up, down, float(record["connected"]))
+            _append_row(self.bandwidth, t_s, up, down, float(record["connected"]))
         elif kind == "power":
-            _append(self.power, t_s, record["watts"], record.get("joules", np.nan))
+            _append_row(self.power, t_s, record["watts"], record.get("joules", np.nan))
         elif kind == "server":
-            _append(self.server, t_s, record["load"])
-        elif kind in FOUND:
-            _append(self.results[kind], t_s, ORIGINS.index(record.get("origin", ORIGINS[0])))
+            _append_row(self.server, t_s, record["load"])
+        elif kind in RESULT_KINDS:
+            _append_row(self.results[kind], t_s, ORIGINS.index(record.get("origin", ORIGINS[0])))
         elif kind == "mode" and len(self.modes) < MAX_EVENTS:
             self.modes.append(record)
         elif kind == "about":
             self.about.update(record)
 
-    def _take_frame(self, record: Record) -> None:
+    def _add_frame(self, record: Record) -> None:
         if record.get("error"):
             self.failed += 1
             return
@@ -114,32 +113,29 @@ class Columns:
         frames["fallback"].append(float(bool(reason)))
         frames["mode"].append(MODES.index(record["mode"]))
         if reason:
-            _count(self.fallbacks, without_durations(reason))
-        _count(self.models, record.get("model", ""))
+            _count_key(self.fallbacks, without_durations(reason))
+        _count_key(self.models, record.get("model", ""))
         if energy is not None:
-            _count(self.energy_sources, record.get("energy_source", "unknown"))
+            _count_key(self.energy_sources, record.get("energy_source", "unknown"))
         self.slowdown = max(self.slowdown, record.get("robot_slowdown", 1.0))
 
 
-def _append(columns: Dict[str, array[Any]], *values: float) -> None:
+def _append_row(columns: Dict[str, array[Any]], *values: float) -> None:
     for column, value in zip(columns.values(), values):
         column.append(value)
 
 
-def _count(counts: Dict[str, int], key: str, most: int = 200) -> None:
-    """Count ``key``; beyond ``most`` different ones they are counted together."""
+def _count_key(counts: Dict[str, int], key: str, most: int = 200) -> None:
+    """Count ``key``; keys beyond the first ``most`` are counted together."""
     key = key if key in counts or len(counts) < most else "(others)"
     counts[key] = counts.get(key, 0) + 1
 
 
-def thin(t_s: Sequence[float], peaks: Sequence[float], most: int) -> Array:
-    """Which of ``n`` samples to draw when no more than ``most`` can be.
-
-    The samples are put into equal slices of their number; of each the one with the highest ``peaks`` stays, which no
-    outlier escapes, and the middle one by ``peaks``, which is what usually happens.
+def thin_samples(t_s: Sequence[float], peaks: Sequence[float], most: int) -> Array:
+    """Select at most ``most`` samples for a plot: of equal slices the maximum (outliers) and the median of ``peaks``.
 
     Returns:
-        int64 [m], indices in order of time; all of them when ``n <= most``.
+        int64 [m], indices in order of time; all of them when there are at most ``most``.
     """
     count = len(t_s)
     order = np.argsort(np.asarray(t_s, dtype=float), kind="stable")
@@ -150,5 +146,5 @@ def thin(t_s: Sequence[float], peaks: Sequence[float], most: int) -> Array:
     for part in np.array_split(np.arange(count), max(1, most // 2)):
         ranked = part[np.argsort(values[part], kind="stable")]
         chosen += [ranked[-1], ranked[(len(ranked) - 1) // 2]]
-    kept: Array = order[np.unique(chosen)]
-    return kept
+    indices: Array = order[np.unique(chosen)]
+    return indices

@@ -1,4 +1,4 @@
-"""A run as one HTML file: summary, plots, events. Everything it needs is in it; it asks nothing of anybody."""
+"""Report of a run as one self-contained HTML file: summary, plots, events."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.dashboard.server import STATIC
-from edge_offload.report.columns import MODES, ORIGINS, Columns, thin
-from edge_offload.report.summary import rows
+from edge_offload.report.columns import MODES, ORIGINS, RunColumns, thin_samples
+from edge_offload.report.summary import table_rows
 from edge_offload.timing import STAGES
 
 MAX_POINTS = 6000
-"""Samples that a plot is drawn from; the figures are computed from all."""
+"""Most samples of a plot; the figures are computed from all."""
 
 
-def render(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str] = ()) -> str:
-    """The page. ``record`` is what :func:`edge_offload.report.summary.summarise` makes of ``run``."""
+def render_page(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequence[str] = ()) -> str:
+    """Return the page's HTML; ``record`` comes from :func:`edge_offload.report.summary.summarise_run`."""
     files = {name: (STATIC / name).read_text(encoding="utf-8") for name in (
         "uPlot.min.css", "style.css", "uPlot.iife.min.js", "charts.js", "report.js")}  # fmt: skip
     styles = files["uPlot.min.css"] + files["style.css"]
-    scripts = [_script(files[name]) for name in ("uPlot.iife.min.js", "charts.js", "report.js")]
+    scripts = [_escape_script(files[name]) for name in ("uPlot.iife.min.js", "charts.js", "report.js")]
     licence = (STATIC / "uPlot.LICENSE.txt").read_text(encoding="utf-8").replace("--", "- -")
-    # what a file from elsewhere says could be anything: only what is named here is run or shown
+    # records may come from untrusted files: only the hashed scripts and styles run
     policy = (
         "default-src 'none'; img-src data:; "
-        f"style-src {_hash(styles)}; script-src {' '.join(_hash(script) for script in scripts)}"
+        f"style-src {_hash_source(styles)}; script-src {' '.join(_hash_source(script) for script in scripts)}"
     )
     shown = html.escape(title)
-    body = _body(run, record, shown, notes)
+    body = _render_body(run, record, shown, notes)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -49,7 +49,7 @@ def render(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str
 </head>
 <body>
 {body}
-<script type="application/json" id="run">{_embed(data(run))}</script>
+<script type="application/json" id="run">{_embed_json(plot_data(run))}</script>
 <!-- the plots are drawn by uPlot
 {licence}-->
 {"".join(f"<script>{script}</script>" for script in scripts)}
@@ -58,24 +58,24 @@ def render(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str
 """
 
 
-def _script(text: str) -> str:
-    """What can stand between script tags without ending them."""
+def _escape_script(text: str) -> str:
+    """Escape a script's text so that it cannot end its element."""
     return text.replace("</script", "<\\/script")
 
 
-def _embed(value: Any) -> str:
-    """JSON that can stand in a script element: no text in it can end the element."""
+def _embed_json(value: Any) -> str:
+    """Return JSON for a script element, which no text in it can end."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _hash(text: str) -> str:
+def _hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _body(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str]) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["begin_s"]))
-    about = [f"{began}, {_lasting(record['duration_s'])}", f"model {record['model'] or 'not named'}"]
+def _render_body(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequence[str]) -> str:
+    start_s = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["begin_s"]))
+    about = [f"{start_s}, {_format_duration(record['duration_s'])}", f"model {record['model'] or 'not named'}"]
     about += [f"emulated link {record['link']}"] if record.get("link", "none") != "none" else []
     slowdown = record["robot_slowdown"]
     about += [f"robot's compute slowed {slowdown:g} times on purpose (emulation)"] if slowdown > 1 else []
@@ -84,45 +84,45 @@ def _body(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str]
 {warnings}
 <noscript><p class="notice">The plots need JavaScript; the tables do not.</p></noscript>
 <main>
-<section class="tiles report" aria-label="Summary">{_tiles(record)}</section>
+<section class="tiles report" aria-label="Summary">{_render_tiles(record)}</section>
 <section class="panel wide"><h2>By the mode that ran</h2>
-{_table(rows(record), "figures-by-mode")}</section>
+{_render_table(table_rows(record), "figures-by-mode")}</section>
 <section class="panel wide"><h2>Latency by stage <span class="unit">ms per frame; stages may overlap, the line is the
 total; drag to zoom, double click to go back</span></h2><div id="chart-latency" class="chart"></div>
 <div id="ribbon" class="ribbon"></div><p class="empty" id="thinned"></p></section>
 <section class="panel half"><h2>Share of frames that are faster <span class="unit">%, by latency</span></h2>
 <div id="chart-share" class="chart"></div></section>
 <section class="panel half"><h2>Mean time by stage <span class="unit">ms</span></h2>
-{_table(_stage_rows(record), "figures-by-stage")}</section>
+{_render_table(_stage_rows(record), "figures-by-stage")}</section>
 <section class="panel half"><h2>Bandwidth <span class="unit">Mbit/s, measured</span></h2>
 <div id="chart-bandwidth" class="chart"></div></section>
-<section class="panel half"><h2>Energy <span class="unit">J per frame, {html.escape(_source(record))}</span></h2>
+<section class="panel half"><h2>Energy <span class="unit">J per frame, {html.escape(_source_label(record))}</span></h2>
 <div id="chart-energy" class="chart"></div></section>
 <section class="panel half"><h2>Power of the robot <span class="unit">W</span></h2>
 <div id="chart-power" class="chart"></div></section>
 <section class="panel half"><h2>Server load <span class="unit">% of its time</span></h2>
 <div id="chart-server" class="chart"></div></section>
-<section class="panel wide"><h2>Why frames fell back</h2>{_fallbacks(record)}</section>
+<section class="panel wide"><h2>Why frames fell back</h2>{_render_fallbacks(record)}</section>
 <section class="panel wide"><h2>Events <span class="unit">{_event_count(run)}</span></h2>
 <ol id="events" class="event-list"></ol></section>
 </main>"""
 
 
-def _source(record: Dict[str, Any]) -> str:
+def _source_label(record: Dict[str, Any]) -> str:
     return {"measured": "measured", "model": "modelled"}.get(record["energy_source"], "source unknown")
 
 
-def _lasting(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def _many(counts: Dict[str, int]) -> str:
+def _format_counts(counts: Dict[str, int]) -> str:
     return ", ".join(f"{origin} {number}" for origin, number in counts.items())
 
 
-def _tiles(record: Dict[str, Any]) -> str:
+def _render_tiles(record: Dict[str, Any]) -> str:
     figures, link = record["all"], record["bandwidth"]
     latency, count = figures["latency_s"], record["frames"]
     shares = ", ".join(f"{mode} {100 * one['frames'] / count:.0f} %" for mode, one in sorted(
@@ -130,16 +130,16 @@ def _tiles(record: Dict[str, Any]) -> str:
     energy = figures["energy_j"]
     given = record.get("results_by_origin", {})
     tasks = record.get("results_by_task", {"": given})
-    words = "; ".join(f"{task} {_many(counts)}".strip() for task, counts in tasks.items())
-    made = [
-        *([("Results", f"{sum(given.values())}", words)] if given else []),
+    result_counts = "; ".join(f"{task} {_format_counts(counts)}".strip() for task, counts in tasks.items())
+    tiles = [
+        *([("Results", f"{sum(given.values())}", result_counts)] if given else []),
         ("Frames" if not given else "Inferences", f"{count}", f"{record['frames_per_s']:.2f} per second"
          + (f", {record['frames_failed']} more could not be used" if record["frames_failed"] else "")),
-        ("Ran in", shares, f"the mode in force changed {_times(record['mode_switches'])}"),
+        ("Ran in", shares, f"the mode in force changed {_format_times(record['mode_switches'])}"),
         ("Latency, median", f"{latency['p50'] * 1e3:.0f} ms",
          f"mean {latency['mean'] * 1e3:.0f}, p99 {latency['p99'] * 1e3:.0f} ms"),
         ("Fell back", f"{figures['fell_back']} frames", f"{figures['late']} missed their deadline"),
-        ("Energy per frame", "–" if energy is None else f"{energy:.2f} J", _source(record)),
+        ("Energy per frame", "–" if energy is None else f"{energy:.2f} J", _source_label(record)),
         ("Uplink, median", "–" if link is None else f"{link['uplink_p50'] * 8e-6:.1f} Mbit/s",
          "not recorded" if link is None else f"link down {100 * link['down_share']:.0f} % of the time"),
     ]  # fmt: skip
@@ -147,15 +147,15 @@ def _tiles(record: Dict[str, Any]) -> str:
         f'<div class="tile{" broad" if name == "Ran in" else ""}"><h2>{html.escape(name)}</h2>'
         f'<p class="big">{html.escape(big)}</p>'
         f'<p class="small">{html.escape(small)}</p></div>'
-        for name, big, small in made
+        for name, big, small in tiles
     )
 
 
-def _times(number: int) -> str:
+def _format_times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def _table(cells: List[List[str]], name: str) -> str:
+def _render_table(cells: List[List[str]], name: str) -> str:
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in cells[0])
     lines = "".join(
         f'<tr><th scope="row">{html.escape(line[0])}</th>'
@@ -176,82 +176,84 @@ def _stage_rows(record: Dict[str, Any]) -> List[List[str]]:
     ]
     total = ["total", *(f"{one['latency_s']['mean'] * 1e3:.1f}" for one in modes.values())]
     shares = [
-        [words, *(f"{one[name]:.0%}" for one in modes.values())]
-        for words, name in (("robot idle", "idle_robot"), ("server idle", "idle_server"),
+        [label, *(f"{one[name]:.0%}" for one in modes.values())]
+        for label, name in (("robot idle", "idle_robot"), ("server idle", "idle_server"),
                             ("both compute", "overlap_ratio"))
     ]  # fmt: skip
     return [head, *lines, total, *shares]
 
 
-def _fallbacks(record: Dict[str, Any]) -> str:
+def _render_fallbacks(record: Dict[str, Any]) -> str:
     if not record["fallbacks"]:
         return '<p class="empty">No frame did: each ran in the mode that was asked for.</p>'
     shown = list(record["fallbacks"].items())[:20]
-    return _table([["reason", "frames"], *([reason, str(count)] for reason, count in shown)], "fallbacks")
+    return _render_table([["reason", "frames"], *([reason, str(count)] for reason, count in shown)], "fallbacks")
 
 
-def _event_count(run: Columns) -> str:
-    more = f", {run.events_left_out} more are left out" if run.events_left_out else ""
+def _event_count(run: RunColumns) -> str:
+    more = f", {run.events_omitted} more are left out" if run.events_omitted else ""
     return f"{len(run.events)}{more}"
 
 
-def data(run: Columns) -> Dict[str, Any]:
-    """What the plots are drawn from: columns as lists, thinned; times are seconds since the run began."""
-    frames, began = run.frames, float(run.first_s)
-    shown = thin(frames["t_s"], frames["total_s"], MAX_POINTS)
+def plot_data(run: RunColumns) -> Dict[str, Any]:
+    """Return the plots' data: thinned columns as lists, times in seconds since the start of the run."""
+    frames, start_s = run.frames, float(run.first_s)
+    shown = thin_samples(frames["t_s"], frames["total_s"], MAX_POINTS)
     drawn = {
-        "t": _list(np.asarray(frames["t_s"]) - began, shown),
-        "total": _list(frames["total_s"], shown),
-        "stages": [_list(frames[stage], shown) for stage in STAGES],
+        "t": _round_values(np.asarray(frames["t_s"]) - start_s, shown),
+        "total": _round_values(frames["total_s"], shown),
+        "stages": [_round_values(frames[stage], shown) for stage in STAGES],
         "mode": [MODES[int(frames["mode"][index])] for index in shown],
         "fallback": [bool(frames["fallback"][index]) for index in shown],
-        "deadline": _list(frames["deadline_s"], shown),
-        "energy": _list(frames["energy_j"], shown),
+        "deadline": _round_values(frames["deadline_s"], shown),
+        "energy": _round_values(frames["energy_j"], shown),
     }
     return {
-        "end": float(run.last_s) - began,
+        "end": float(run.last_s) - start_s,
         "frames": len(frames["t_s"]),
         "latency": drawn,
-        "results": _results(run, began),
-        "share": _shares(run),
-        "bandwidth": _series(run.bandwidth, ("up", "down"), began, 8e-6),
-        "power": _series(run.power, ("watts",), began),
-        "server": _series(run.server, ("load",), began, 100.0),
-        "modes": [[record["t_s"] - began, record["mode"]] for record in run.modes],
-        "events": [{**event, "t_s": event["t_s"] - began} for event in run.events],
+        "results": _result_series(run, start_s),
+        "share": _latency_percentiles(run),
+        "bandwidth": _column_series(run.bandwidth, ("up", "down"), start_s, 8e-6),
+        "power": _column_series(run.power, ("watts",), start_s),
+        "server": _column_series(run.server, ("load",), start_s, 100.0),
+        "modes": [[record["t_s"] - start_s, record["mode"]] for record in run.modes],
+        "events": [{**event, "t_s": event["t_s"] - start_s} for event in run.events],
     }
 
 
-def _results(run: Columns, began_s: float) -> Dict[str, Dict[str, List[Any]]]:
-    """Of people and of scenes, as far as there are: when results were given, and where they came from."""
-    found = {}
+def _result_series(run: RunColumns, start_s: float) -> Dict[str, Dict[str, List[Any]]]:
+    """Return times and origins of the results, by kind."""
+    series = {}
     for kind, columns in run.results.items():
         times, origins = columns["t_s"], columns["origin"]
         if not times:
             continue
-        shown = thin(times, origins, MAX_POINTS)
-        came = [ORIGINS[int(origins[each])] for each in shown]
-        found[kind] = {"t": _list(np.asarray(times) - began_s, shown), "origin": came}
-    return found
+        shown = thin_samples(times, origins, MAX_POINTS)
+        origin_names = [ORIGINS[int(origins[each])] for each in shown]
+        series[kind] = {"t": _round_values(np.asarray(times) - start_s, shown), "origin": origin_names}
+    return series
 
 
-def _series(columns: Dict[str, Any], names: Sequence[str], began_s: float, factor: float = 1.0) -> Dict[str, List[Any]]:
-    shown = thin(columns["t_s"], columns[names[0]], MAX_POINTS)
-    made = {name: _list(np.asarray(columns[name]) * factor, shown) for name in names}
-    return {"t": _list(np.asarray(columns["t_s"]) - began_s, shown), **made}
+def _column_series(
+    columns: Dict[str, Any], names: Sequence[str], start_s: float, factor: float = 1.0
+) -> Dict[str, List[Any]]:
+    shown = thin_samples(columns["t_s"], columns[names[0]], MAX_POINTS)
+    made = {name: _round_values(np.asarray(columns[name]) * factor, shown) for name in names}
+    return {"t": _round_values(np.asarray(columns["t_s"]) - start_s, shown), **made}
 
 
-def _list(column: Any, shown: Array) -> List[Any]:
+def _round_values(column: Any, shown: Array) -> List[Any]:
     values = np.asarray(column, dtype=float)[shown] if len(shown) else np.zeros(0)
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _shares(run: Columns) -> Dict[str, List[float]]:
-    """Latency in seconds at 0, 0.5, ... 100 % of the frames, by mode."""
+def _latency_percentiles(run: RunColumns) -> Dict[str, List[float]]:
+    """Return percentiles 0, 0.5, ... 100 of the latency (s), by mode."""
     modes, total = np.asarray(run.frames["mode"]), np.asarray(run.frames["total_s"])
-    found = {}
+    percentiles = {}
     for code, mode in enumerate(MODES):
         chosen = total[modes == code]
         if len(chosen):
-            found[mode] = [round(value, 6) for value in np.percentile(chosen, np.linspace(0, 100, 201)).tolist()]
-    return found
+            percentiles[mode] = [round(value, 6) for value in np.percentile(chosen, np.linspace(0, 100, 201)).tolist()]
+    return percentiles

@@ -14,7 +14,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.manager.tuning import IN_TURN_S
-from edge_offload.protocol.promises import ENDED, TURNS, Turns, words
+from edge_offload.protocol.promises import ENDED, TURNS, SlotSchedule, read_text
 
 #: Seconds that a server may take to answer: it may have to measure batches first.
 ANSWER_S = 2 * IN_TURN_S
@@ -83,9 +83,9 @@ class Promise:
         with self._lock:
             try:
                 if kind == TURNS:
-                    self.policy.follow_turns(self._clock(), Turns.parse(body))
+                    self.policy.follow_turns(self._clock(), SlotSchedule.parse(body))
                 elif kind == ENDED:
-                    self.policy.ended(self._clock(), f"the server has ended the promise: {words(body)}")
+                    self.policy.ended(self._clock(), f"the server has ended the promise: {read_text(body)}")
             except ProtocolError as error:
                 _log.warning("turns of the server cannot be used: %s", error)
 
@@ -126,7 +126,7 @@ class Promise:
         error = done.exception()
         with self._lock:
             if error is None:
-                self.policy.admitted(self._clock(), words(done.result().body, "note"))
+                self.policy.admitted(self._clock(), read_text(done.result().body, "note"))
             else:
                 self.policy.ended(self._clock(), str(error))
         _log.info("%s", self.describe())

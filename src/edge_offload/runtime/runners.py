@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 import torch
 from torch import nn
 
-from edge_offload.companion.module import ModuleBeside
+from edge_offload.companion.module import CompanionModule
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
@@ -113,7 +113,9 @@ def executor_of(
 ) -> ModuleExecutor:
     """Make what runs the model ``name`` as a whole; arguments as :class:`ModuleSettings`."""
     if companion is not None:
-        return ModuleBeside(module, companion, module.path if isinstance(module, ByEngine) else name, options, engine)
+        return CompanionModule(
+            module, companion, module.path if isinstance(module, ByEngine) else name, options, engine
+        )
     return ModuleExecutor(module, device, engine, spare=True)
 
 
@@ -133,11 +135,11 @@ def made_once(make: Callable[[], Runner]) -> Callable[[], Runner]:
 
 def split_runner(executor: ModuleExecutor, *source: Any, **link: Any) -> Runner:
     """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
-    from edge_offload.companion.half import PlaceBeside
+    from edge_offload.companion.half import CompanionPlace
     from edge_offload.modes.split.robot.runner import SplitRunner
     from edge_offload.modes.split.unmodified.other_torch import AnyTorchSource
     from edge_offload.split.runtime.places import place_of
 
-    companion = executor.process if isinstance(executor, ModuleBeside) else None
-    place = place_of(executor.device) if companion is None else PlaceBeside(companion)
+    companion = executor.process if isinstance(executor, CompanionModule) else None
+    place = place_of(executor.device) if companion is None else CompanionPlace(companion)
     return SplitRunner(AnyTorchSource(*source), place=place, **link)

@@ -84,12 +84,12 @@ class _Dense(nn.Module):
 
 def synthetic_occupancy(seed: int = 0) -> torch.Tensor:
     """Occupancy of a procedural street as a LiDAR sees it, uint8 [256, 256, 32]."""
-    from edge_offload.models.scenes.lidar import HDL64, SensorPose, sweep
+    from edge_offload.models.scenes.lidar import HDL64, SensorPose, simulate_sweep
     from edge_offload.models.scenes.world import Street
-    from edge_offload.models.voxels import around
+    from edge_offload.models.voxels import grid_around
 
-    points, _ = sweep(Street(seed).world(0.0), SensorPose(), HDL64, seed)
-    return torch.from_numpy(np.ascontiguousarray(around(HDL64.height).occupancy(points)))
+    points, _ = simulate_sweep(Street(seed).world_around(0.0), SensorPose(), HDL64, seed)
+    return torch.from_numpy(np.ascontiguousarray(grid_around(HDL64.height).occupancy(points)))
 
 
 def classifier_input(bgr: Array, size: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ def at(start, velocity, growth, number):
 
 def seen(carrier, boxes_by_frame, wall=(0.0, 0.0)):
     for number, boxes in enumerate(boxes_by_frame):
-        carrier.see(number * FRAME, picture(boxes, (wall[0] * number, wall[1] * number)))
+        carrier.add_frame(number * FRAME, picture(boxes, (wall[0] * number, wall[1] * number)))
 
 
 @settings(max_examples=15)
@@ -55,7 +55,7 @@ def test_step_by_step_is_as_all_at_once_and_frames_passed_are_known():
     seen(once, boxes)
     result = [person(start)]
     for number, in_frame in enumerate(boxes):
-        steps.see(number * FRAME, picture(in_frame))
+        steps.add_frame(number * FRAME, picture(in_frame))
         stepped = steps.carry(result, 0, number * FRAME)
     (all_at_once,) = once.carry(result, 0, 5 * FRAME)
     assert np.allclose(stepped[0].box, all_at_once.box, atol=1e-4)
@@ -90,7 +90,7 @@ def test_where_flow_fails_velocity_goes_on_until_the_person_is_lost():
     carrier = FlowCarrier()
     plain = np.full((SIZE[1], SIZE[0], 3), 128, np.uint8)
     for number in range(20):
-        carrier.see(number * FRAME, plain)
+        carrier.add_frame(number * FRAME, plain)
     result = [person(start, velocity=(20.0, 0.0))]
     (after,) = carrier.carry(result, 0, 5 * FRAME)
     assert after.coasting
@@ -110,8 +110,8 @@ def test_somebody_hidden_goes_on_at_their_velocity_whatever_moves_before_them():
 def test_a_picture_of_another_size_begins_anew_and_that_is_said():
     start = [140.0, 70.0, 180.0, 150.0]
     carrier = FlowCarrier()
-    assert carrier.see(0, picture([start]))
-    assert not carrier.see(FRAME, picture([start], size=(640, 480)))
+    assert carrier.add_frame(0, picture([start]))
+    assert not carrier.add_frame(FRAME, picture([start], size=(640, 480)))
     assert carrier.carry([person(start)], 0, FRAME) == []
     assert "size" in carrier.degraded
 
@@ -119,8 +119,8 @@ def test_a_picture_of_another_size_begins_anew_and_that_is_said():
 def test_stamps_that_go_back_begin_anew_and_a_target_before_the_source_is_refused():
     start = [140.0, 70.0, 180.0, 150.0]
     carrier = FlowCarrier()
-    carrier.see(5 * FRAME, picture([start]))
-    assert not carrier.see(FRAME, picture([start]))
+    carrier.add_frame(5 * FRAME, picture([start]))
+    assert not carrier.add_frame(FRAME, picture([start]))
     with pytest.raises(BadInput, match="back in time"):
         carrier.carry([person(start)], 5 * FRAME, FRAME)
 
@@ -129,7 +129,7 @@ def test_a_frame_that_is_not_held_any_more_costs_the_flow_not_the_result():
     start = [140.0, 70.0, 180.0, 150.0]
     carrier = FlowCarrier(FlowConfig(limit_bytes=3 * SIZE[0] * SIZE[1]))
     for number in range(8):
-        carrier.see(number * FRAME, picture([start]))
+        carrier.add_frame(number * FRAME, picture([start]))
     (after,) = carrier.carry([person(start, velocity=(10.0, 0.0))], 0, 7 * FRAME)
     assert after.box[0] == pytest.approx(145.0, abs=1.0)
     assert "not held" in carrier.degraded
@@ -153,7 +153,7 @@ def test_many_frames_are_caught_up_in_few_hops():
 )
 def test_what_is_no_picture_is_refused(pixels):
     with pytest.raises(BadInput, match="uint8"):
-        FlowCarrier().see(0, pixels)
+        FlowCarrier().add_frame(0, pixels)
 
 
 @given(st.integers(0, 10_000))

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.models.voxels import VoxelGrid, around
-from edge_offload.perception.carry.odometry import SceneCarrier, Sight, moved
+from edge_offload.models.voxels import VoxelGrid, grid_around
+from edge_offload.perception.carry.odometry import LineOfSight, SceneCarrier, move_labels
 from edge_offload.perception.geometry import Transform
 
-GRID = around(0.6, cells=48)
+GRID = grid_around(0.6, cells=48)
 FRAME = 100_000_000
 
 
@@ -29,7 +29,7 @@ def grid_of_labels(seed: int) -> np.ndarray:
 def test_whole_voxels_and_quarter_turns_are_exact(seed, steps, quarters):
     """A point of the frame of now is at ``shift + R point`` before: the label there is the label now."""
     labels = grid_of_labels(seed)
-    found, inside = moved(labels, pose(*(0.2 * step for step in steps), yaw=quarters * np.pi / 2), GRID)
+    found, inside = move_labels(labels, pose(*(0.2 * step for step in steps), yaw=quarters * np.pi / 2), GRID)
     cos, sin = round(np.cos(quarters * np.pi / 2)), round(np.sin(quarters * np.pi / 2))
     now = np.stack(np.meshgrid(*(np.arange(side) for side in GRID.shape), indexing="ij"), axis=-1)
     half = np.array([24, 24])  # voxels from the corner to the sensor
@@ -49,8 +49,8 @@ def test_any_motion_puts_a_label_within_a_voxel_of_where_it_belongs(x, y, yaw):
     labels = np.zeros(GRID.shape, dtype=np.uint8)
     labels[20:22, 30:32, 8:12] = 7
     motion = pose(x, y, yaw=yaw)
-    found, _ = moved(labels, motion, GRID)
-    before = motion.points(GRID.centres(np.argwhere(found == 7)))
+    found, _ = move_labels(labels, motion, GRID)
+    before = motion.map_points(GRID.centres(np.argwhere(found == 7)))
     low, high = (
         np.array(GRID.origin) + 0.2 * np.array([20, 30, 8]),
         np.array(GRID.origin) + 0.2 * np.array([22, 32, 12]),
@@ -64,7 +64,7 @@ def test_a_slope_shears_the_columns():
     labels[:, :, 3] = 9
     tilt = np.radians(5)
     lean = Transform.from_quaternion((0, 0, 0), (0, np.sin(tilt / 2), 0, np.cos(tilt / 2)))
-    level = moved(labels, lean, GRID)[0].argmax(axis=2)
+    level = move_labels(labels, lean, GRID)[0].argmax(axis=2)
     assert level[40, 24] - level[8, 24] == pytest.approx(32 * np.sin(tilt), abs=1.01)
 
 
@@ -79,8 +79,8 @@ def sweep(*boxes: tuple) -> np.ndarray:
 def test_new_hits_are_full_what_is_seen_through_is_not_and_what_comes_into_view_is_from_the_sweep():
     carrier = SceneCarrier(GRID)
     person, wall = (slice(34, 36), slice(23, 25), slice(2, 9)), (40, slice(10, 40), slice(2, 12))
-    carrier.see(0, sweep(), pose())
-    carrier.see(FRAME, sweep(wall), pose(x=0.4))
+    carrier.add_frame(0, sweep(), pose())
+    carrier.add_frame(FRAME, sweep(wall), pose(x=0.4))
     labels = np.zeros(GRID.shape, dtype=np.uint8)
     labels[:, :, 1] = 9
     labels[person] = 6
@@ -95,8 +95,8 @@ def test_new_hits_are_full_what_is_seen_through_is_not_and_what_comes_into_view_
 def test_a_pose_that_comes_late_is_asked_for_when_it_is_needed():
     poses = {}
     carrier = SceneCarrier(GRID)
-    carrier.see(0, sweep(), lambda: poses.get(0))
-    carrier.see(FRAME, sweep(), lambda: poses.get(1))
+    carrier.add_frame(0, sweep(), lambda: poses.get(0))
+    carrier.add_frame(FRAME, sweep(), lambda: poses.get(1))
     labels = np.zeros(GRID.shape, dtype=np.uint8)
     labels[30, 20, 5] = 6
     assert carrier.carry(labels, 0, FRAME)[30, 20, 5] == 6
@@ -110,7 +110,7 @@ def test_who_is_not_seen_through_stays():
     carrier = SceneCarrier(GRID)
     person = (slice(34, 36), slice(23, 25), slice(2, 9))
     for number in range(3):
-        carrier.see(number * FRAME, sweep(person), pose(x=0.2 * number))
+        carrier.add_frame(number * FRAME, sweep(person), pose(x=0.2 * number))
     labels = np.zeros(GRID.shape, dtype=np.uint8)
     labels[person] = 6
     carried = carrier.carry(labels, 0, 2 * FRAME)
@@ -128,9 +128,9 @@ def test_who_is_not_seen_through_stays():
 )
 def test_without_odometry_labels_are_held_and_hits_are_full(first, second, why):
     carrier = SceneCarrier(GRID)
-    carrier.see(0, sweep(), first)
+    carrier.add_frame(0, sweep(), first)
     hit = (slice(20, 22), slice(20, 22), slice(3, 6))
-    carrier.see(FRAME, sweep(hit), second)
+    carrier.add_frame(FRAME, sweep(hit), second)
     labels = np.zeros(GRID.shape, dtype=np.uint8)
     labels[:, :, 1] = 9
     carried = carrier.carry(labels, 0, FRAME)
@@ -141,8 +141,8 @@ def test_without_odometry_labels_are_held_and_hits_are_full(first, second, why):
 
 def test_a_sweep_that_is_forgotten_is_said_and_one_before_is_refused():
     carrier = SceneCarrier(GRID)
-    carrier.see(5 * FRAME, sweep(), pose())
-    carrier.see(2 * FRAME, sweep(), pose())
+    carrier.add_frame(5 * FRAME, sweep(), pose())
+    carrier.add_frame(2 * FRAME, sweep(), pose())
     labels = grid_of_labels(1)
     carrier.carry(labels, FRAME, 2 * FRAME)
     assert "not held" in carrier.degraded
@@ -153,7 +153,7 @@ def test_a_sweep_that_is_forgotten_is_said_and_one_before_is_refused():
     with pytest.raises(BadInput, match="shape"):
         carrier.carry(labels[1:], FRAME, 2 * FRAME)
     with pytest.raises(BadInput, match="grid"):
-        carrier.see(3 * FRAME, labels[1:])
+        carrier.add_frame(3 * FRAME, labels[1:])
 
 
 @given(st.integers(0, 999))
@@ -163,7 +163,7 @@ def test_sight_never_clears_behind_a_hit(seed):
     random = np.random.default_rng(seed)
     hits = (random.random(grid.shape) < 0.03).astype(np.uint8)
     labels = (random.random(grid.shape) < 0.5).astype(np.uint8)
-    gone = (labels > 0) & (Sight(grid).cleared(labels, hits) == 0)
+    gone = (labels > 0) & (LineOfSight(grid).clear_visible(labels, hits) == 0)
     place, ray = grid.centres(np.argwhere(hits)), grid.centres(np.argwhere(gone))
     if len(ray):
         distance = np.linalg.norm(ray, axis=1)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.perception.carry.ring import LIMIT_BYTES, Ring
+from edge_offload.perception.carry.ring import LIMIT_BYTES, FrameRing
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 50)), max_size=120), st.integers(1, 99), st.integers(1, 9))
 def test_no_frame_too_many_and_none_out_of_order(frames, limit_bytes, limit_frames):
-    ring = Ring(limit_bytes, limit_frames)
+    ring = FrameRing(limit_bytes, limit_frames)
     newest = None
     for number, (stamp, size) in enumerate(frames):
         follows = ring.put(stamp, number, size)
@@ -20,7 +20,7 @@ def test_no_frame_too_many_and_none_out_of_order(frames, limit_bytes, limit_fram
         newest = stamp
         assert ring.newest == stamp
         assert ring.get(stamp) == number
-        held = ring.stamps(-1, 60)
+        held = ring.stamps_between(-1, 60)
         assert held == sorted(set(held))
         assert len(held) == len(ring) <= limit_frames
         assert ring.size <= limit_bytes or len(ring) == 1
@@ -28,7 +28,7 @@ def test_no_frame_too_many_and_none_out_of_order(frames, limit_bytes, limit_fram
 
 
 def test_ten_thousand_frames_take_no_more_than_the_limit():
-    ring = Ring()
+    ring = FrameRing()
     peak = 0
     for number in range(10_000):
         ring.put(number, None, 442_368)
@@ -37,12 +37,12 @@ def test_ten_thousand_frames_take_no_more_than_the_limit():
 
 
 def test_what_is_not_there():
-    ring = Ring()
+    ring = FrameRing()
     with pytest.raises(BadInput, match="no frame"):
         _ = ring.newest
     with pytest.raises(BadInput, match="positive"):
-        Ring(0)
+        FrameRing(0)
     ring.put(3, "three", 1)
     assert ring.get(2) is None
-    assert ring.stamps(3, 9) == []
-    assert ring.stamps(2, 3) == [3]
+    assert ring.stamps_between(3, 9) == []
+    assert ring.stamps_between(2, 3) == [3]

@@ -8,13 +8,13 @@ import pathlib
 
 import pytest
 
-from edge_offload.protocol.blobs import Named, digest
+from edge_offload.protocol.blobs import NamedBlobs, digest
 from edge_offload.replay.recovery import copies
 from edge_offload.replay.recovery.copies import UploadCopies
 
 
-def named(data: bytes) -> Named:
-    return Named(len(data), (digest(data),))
+def named(data: bytes) -> NamedBlobs:
+    return NamedBlobs(len(data), (digest(data),))
 
 
 def test_what_is_kept_can_be_had_again_and_has_no_name_on_the_disk(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import BoundOperator
 from edge_offload.ir.trace.keys import calls_in
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
-from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, NamedBlobs, digest
 from edge_offload.protocol.messages import parse_answer, tensor_bytes
 from edge_offload.replay.flushed import READ
 from edge_offload.replay.recovery import log as recovery_log
@@ -310,8 +310,8 @@ def test_a_large_upload_is_remembered_by_its_checksums_where_the_server_keeps_it
     program.do((LARGE_ALLOC, LARGE_ALLOC + 1, 0), (), (weights,), keep=kept)
     steps = [step for message in program.log.messages(13) for step in message.steps]
     payloads = [payload for step in steps for payload in step.payloads]
-    found = [payload for payload in payloads if isinstance(payload, Named)]
+    found = [payload for payload in payloads if isinstance(payload, NamedBlobs)]
     data = bytes(memoryview(weights.numpy()).cast("B"))
-    wanted = [Named(size, (digest(data[:MAX_BLOB_BYTES]), digest(data[MAX_BLOB_BYTES:])))]
+    wanted = [NamedBlobs(size, (digest(data[:MAX_BLOB_BYTES]), digest(data[MAX_BLOB_BYTES:])))]
     assert found == (wanted if kept else [])
-    assert data in [bytes(payload) for payload in payloads if not isinstance(payload, Named)] or kept
+    assert data in [bytes(payload) for payload in payloads if not isinstance(payload, NamedBlobs)] or kept

@@ -82,7 +82,7 @@ def main():
         "constants": sorted(parameter.numel() for parameter in module.parameters()), "moved": sorted(moved),
         "seconds": float(taken.min()), "shape": taken.shape, "crossing": float(crossing.min()),
         "read out": read[0] == read[1], "parameters on": parted.network[0].weight.device.type,
-        "label": accelerators.label_of("cuda"),
+        "label": accelerators.label("cuda"),
     }  # fmt: skip
     print(json.dumps(told), flush=True)
     installed().native.lose()

@@ -8,9 +8,8 @@ import random
 
 from edge_offload.errors import Refused
 from edge_offload.protocol.promises import (
+    INTERVAL_RANGE_S,
     LEAST_BOUND,
-    LEAST_INTERVAL_S,
-    MOST_INTERVAL_S,
     MOST_SLOPE,
     MOST_WAY_S,
     SETTLE_S,
@@ -23,7 +22,7 @@ TABLES = [Latencies((0.0125, 0.0185, 0.0245)), Latencies((5.0,)), Latencies((1e-
 
 
 def an_absurd_wish(source: random.Random) -> Wish:
-    interval = source.choice([LEAST_INTERVAL_S, 0.1, MOST_INTERVAL_S])
+    interval = source.choice([INTERVAL_RANGE_S[0], 0.1, INTERVAL_RANGE_S[1]])
     up, down, usual = (source.choice([0.0, 5e-324, 0.01, MOST_WAY_S]) for _ in range(3))
     slope, flicker, noise = (source.choice([0.0, 5e-324, 1e-300, 0.01, MOST_SLOPE]) for _ in range(3))
     bound = source.choice([LEAST_BOUND, 0.05, 1.0])

@@ -14,7 +14,7 @@ from edge_offload.execute.module import Execution, ModuleExecutor
 from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.transport.messages import Message
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.promises import ENDED, TURNS, Ask, Report
+from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, PromiseRequest
 from edge_offload.server.promises.board import PATIENCE, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
@@ -103,7 +103,7 @@ class Robot:
         self.peer = Peer(f"robot{number}", f"key{number}", session, ready=True)
         self.sent: Dict[int, Inference] = {}
         self.still = False
-        self.ask = Ask(1, bound, FRAME_S, True, self.frame(), 0.0, slope, 0.0, 0.012, 0.006)
+        self.ask = PromiseRequest(1, bound, FRAME_S, True, self.frame(), 0.0, slope, 0.0, 0.012, 0.006)
 
     def frame(self) -> int:
         return int((self.rig.now - self.phase) / FRAME_S)
@@ -124,7 +124,7 @@ class Robot:
     def send(self, frame: int, turn: Any = None, late: float = 0.0) -> Inference:
         descriptors, buffers = pack([INPUT if self.still else INPUT + frame % 7], "raw")
         body: Dict[str, Any] = {"handle": 1, "inputs": descriptors, "codec": "raw"}
-        body["turn"] = Report(frame, self.slope, 0.0, 0.012, 0.006).to_wire() if turn is None else turn
+        body["turn"] = PromiseReport(frame, self.slope, 0.0, 0.012, 0.006).to_wire() if turn is None else turn
         message = Message("request", 0, frame, "infer", body, (), [memoryview(one).cast("B") for one in buffers])
         received = self.arrives(frame) + late
         request = Request(self.peer, message, received, 10, lambda *answer: self.rig.answers.append(answer))

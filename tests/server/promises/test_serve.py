@@ -17,7 +17,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Unsup
 from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.protocol.promises import TURNS, Ask, Report, Turns
+from edge_offload.protocol.promises import TURNS, PromiseReport, PromiseRequest, SlotSchedule
 from tests.server.server_rig import TIMINGS, until
 
 pytestmark = pytest.mark.process
@@ -49,7 +49,7 @@ class TinyRobot:
 
     def _told(self, kind: str, body: Dict[str, Any], _: Any) -> None:
         if kind == TURNS:
-            self.plan.append((time.monotonic(), Turns.parse(body)))
+            self.plan.append((time.monotonic(), SlotSchedule.parse(body)))
         else:
             self.ended.append(body["reason"])
 
@@ -60,12 +60,12 @@ class TinyRobot:
     def promise(self, bound: float = 0.2, **more: Any) -> Dict[str, Any]:
         frame = int((time.monotonic() - self.began) / FRAME_S)
         age = time.monotonic() - self.began - frame * FRAME_S
-        ask = Ask(self.handle, bound, FRAME_S, True, frame, age, 0.01, 0.0, 0.005, 0.005)
+        ask = PromiseRequest(self.handle, bound, FRAME_S, True, frame, age, 0.01, 0.0, 0.005, 0.005)
         return self.ask("promise", {**ask.to_wire(), **more})
 
     def infer(self, frame: int, slope: float = 0.01) -> Dict[str, Any]:
         descriptors, buffers = pack(X, "raw")
-        turn = Report(frame, slope, 0.0, 0.005, 0.005).to_wire()
+        turn = PromiseReport(frame, slope, 0.0, 0.005, 0.005).to_wire()
         return self.ask("infer", {"handle": self.handle, "inputs": descriptors, "codec": "raw", "turn": turn}, buffers)
 
 
@@ -82,7 +82,7 @@ def test_promises_over_real_sockets(own_server: Any, keys: pathlib.Path, table: 
     other.client.close()
     until(lambda: bool(robot.plan), 60)
     _told, turns = robot.plan[-1]
-    (frame, _begin), *_ = [turn for turn in turns.turns if turn[1] > 0.1]
+    (frame, _begin), *_ = [turn for turn in turns.slots if turn[1] > 0.1]
     time.sleep(max(0.0, robot.began + frame * FRAME_S - time.monotonic()))
     assert robot.infer(frame)["engine"] == f"emulated:{table}"
     assert robot.infer(frame - 1000)["engine"] == f"emulated:{table}", "a frame without a turn is computed, too"
@@ -116,7 +116,7 @@ def test_who_lies_floods_or_is_silent_takes_no_promise_from_others(
     def follows(name: str) -> None:
         robot, sent = robots[name], -1
         while time.monotonic() < ends:
-            turns = [frame for frame, _ in robot.plan[-1][1].turns if frame > sent] if robot.plan else []
+            turns = [frame for frame, _ in robot.plan[-1][1].slots if frame > sent] if robot.plan else []
             if name == "greedy" or not turns:
                 frame = int((time.monotonic() - robot.began) / FRAME_S) if name == "greedy" else None
             else:

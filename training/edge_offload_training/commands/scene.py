@@ -67,19 +67,19 @@ def run(args: argparse.Namespace) -> int:
 
 def completer_of(args: argparse.Namespace) -> Any:
     """SCONet with the weights that the arguments name."""
-    from edge_offload.companion.module import ModuleBeside
-    from edge_offload.companion.process import choose
+    from edge_offload.companion.module import CompanionModule
+    from edge_offload.companion.process import choose_device
     from edge_offload.execute.module import ModuleExecutor
     from edge_offload.execute.threads import pin
     from edge_offload.models.sconet.completer import SceneCompleter
 
     pin(args.threads or None)
     completer = SceneCompleter(weights=args.weights)
-    device, companion = choose(args.device, threads=args.threads)
+    device, companion = choose_device(args.device, threads=args.threads)
     executor = (
         ModuleExecutor(completer.module, device, spare=True)
         if companion is None
-        else ModuleBeside(completer.module, companion, completer.name, {"weights": args.weights})
+        else CompanionModule(completer.module, companion, completer.name, {"weights": args.weights})
     )
     if companion is not None:
         atexit.register(executor.close)
@@ -105,7 +105,7 @@ def _complete(args: argparse.Namespace) -> int:
 
     from edge_offload.errors import BadInput
     from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
-    from edge_offload.models.voxels import around
+    from edge_offload.models.voxels import grid_around
     from edge_offload.perception.scene.planning import find_path, occupancy_slice
     from edge_offload.perception.scene.scans import read_scan
     from edge_offload.perception.scene.view import draw_scene
@@ -116,7 +116,7 @@ def _complete(args: argparse.Namespace) -> int:
     if not len(points):
         raise BadInput(f"scan {args.scan} holds no return of the LiDAR", remedy="give another scan")
     completer = completer_of(args)
-    completer.grid = grid = around(args.sensor_height, forward=args.extent == "forward")
+    completer.grid = grid = grid_around(args.sensor_height, forward=args.extent == "forward")
     occupancy = grid.occupancy(points)
     labels = completer.complete(points)
     found = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
@@ -194,12 +194,12 @@ def _make(args: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from edge_offload_training.sconet.samples import pair
+    from edge_offload_training.sconet.samples import make_pair
 
     folder = places.expand(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(args.first, args.first + args.count):
-        made = pair(number, args.held_out)
+        made = make_pair(number, args.held_out)
         (folder / f"{number:06d}.bin").write_bytes(made.points.astype("<f4").tobytes())
         np.savez_compressed(
             folder / f"{number:06d}.npz",

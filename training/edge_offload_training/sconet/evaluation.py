@@ -9,10 +9,10 @@ import torch
 
 from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import LABELS
-from edge_offload.models.sconet.baselines import BASELINES, keep_hits
+from edge_offload.models.sconet.baselines import BASELINES, retain_hits
 from edge_offload.models.sconet.network import SCONet
 from edge_offload_training.sconet.metrics import Confusion
-from edge_offload_training.sconet.samples import Pair, pair
+from edge_offload_training.sconet.samples import Pair, make_pair
 
 Method = Callable[[Array], Array]
 FIRST_SEED = 10_000_000
@@ -26,7 +26,7 @@ def method_of(network: SCONet) -> Method:
         device = next(network.parameters()).device
         with torch.inference_mode():
             labels: Array = network(torch.from_numpy(occupancy).to(device))[0].cpu().numpy()
-        return keep_hits(labels, occupancy)
+        return retain_hits(labels, occupancy)
 
     return complete
 
@@ -58,7 +58,7 @@ def evaluate(
         numbers = range(first + run * scenes, first + (run + 1) * scenes)
         here = {name: Confusion() for name in methods}
         for number in numbers:
-            _score(pair(number, held_out), methods, [here, pooled])
+            _score(make_pair(number, held_out), methods, [here, pooled])
             if report is not None:
                 report(f"scene {number - first + 1} of {runs * scenes}")
         for name, confusion in here.items():

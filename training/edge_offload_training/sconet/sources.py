@@ -13,7 +13,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import IGNORED, LABELS, VALUE
 from edge_offload_training.sconet.crops import Source
-from edge_offload_training.sconet.samples import pair
+from edge_offload_training.sconet.samples import make_pair
 
 KITTI_SHAPE = (256, 256, 32)
 MAX_FILE_BYTES = 64 << 20
@@ -45,7 +45,7 @@ _KITTI_IDS: Dict[str, Tuple[int, ...]] = {
 
 def procedural(number: int) -> Tuple[Array, Array]:
     """Occupancy and labels of the procedural scene of this number."""
-    made = pair(number)
+    made = make_pair(number)
     return made.occupancy, made.labels
 
 

@@ -1,8 +1,7 @@
-"""Which voxels a sensor could ever see that drives along the robot's path: the others are nobody's to complete.
+"""Voxels that are visible to a sensor on the robot's path; only these can be completed.
 
-SemanticKITTI's scene-completion benchmark leaves voxels out of every score that no scan of the drive observed (Behley
-et al., 2019, section 5.3). Here the drive is a handful of poses about the robot, and what each could see is cast
-exactly.
+SemanticKITTI's scene-completion benchmark excludes voxels from scores that no scan of the drive observed (Behley et
+al., 2019, section 5.3). Here the drive consists of some poses around the robot, with exact ray casting from each.
 """
 
 from __future__ import annotations
@@ -23,43 +22,45 @@ LOOK = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, 
 
 
 def along_the_street(pose: SensorPose, grid: VoxelGrid) -> Tuple[SensorPose, ...]:
-    """Places every :data:`SPACING_M` along the x axis of the world, through ``pose``, as far as ``grid`` goes."""
+    """Return poses every :data:`SPACING_M` along the world's x axis, through ``pose``, within ``grid``."""
     far = float(np.hypot(*grid.extent[:2]))
     steps = np.arange(1, int(far / SPACING_M) + 1) * SPACING_M
     others = [dataclasses.replace(pose, x=pose.x + float(x)) for x in (*steps, *-steps)]
-    return (pose, *(other for other in others if _above(other, pose, grid)))
+    return (pose, *(other for other in others if _lies_in_grid(other, pose, grid)))
 
 
 def across_a_room(world: World, pose: SensorPose) -> Tuple[SensorPose, ...]:
-    """``pose``, and the middles of the quarters of a room where nothing stands."""
+    """Return ``pose`` and the free middles of a room's quarters."""
     west, south, east, north = world.bounds
-    found: List[SensorPose] = [pose]
+    poses: List[SensorPose] = [pose]
     for x, y in ((west, south), (west, north), (east, south), (east, north)):
         here = dataclasses.replace(pose, x=0.5 * x, y=0.5 * y)
         place = np.array([here.x]), np.array([here.y]), np.array([1.0])
         if all(float(solid.depth(*place, 0.2)[0]) < 0 for solid in world.solids):
-            found.append(here)
-    return tuple(found)
+            poses.append(here)
+    return tuple(poses)
 
 
-def visible(world: World, poses: Tuple[SensorPose, ...], pose: SensorPose, lidar: Lidar, grid: VoxelGrid) -> Array:
-    """Bool [x, y, z]: air that a sensor at one of ``poses`` sees, and the surfaces that border on it.
+def visible_voxels(
+    world: World, poses: Tuple[SensorPose, ...], pose: SensorPose, lidar: Lidar, grid: VoxelGrid
+) -> Array:
+    """Return bool [x, y, z]: air that a sensor at one of ``poses`` sees, and the surfaces that border on it.
 
-    Leaves and grilles hide nothing: some ray comes through from somewhere.
+    Leaves and grilles hide nothing, because some ray passes them.
 
     Args:
-        world: what stands there.
-        poses: where sensors are.
+        world: ground and solids.
+        poses: of the sensors.
         pose: of the sensor in whose frame ``grid`` lies; ``lidar.height`` is the height of all of them.
-        lidar: what the sensors are.
-        grid: voxels about ``pose``.
+        lidar: kind of the sensors.
+        grid: voxels around ``pose``.
     """
     opaque = dataclasses.replace(world, solids=tuple(solid for solid in world.solids if not solid.porosity))
     look = dataclasses.replace(LOOK, height=lidar.height)
     air = np.zeros(grid.shape, dtype=bool)
     x, y, z = (axis.astype(np.float32) for axis in grid.axes())
     for other in poses:
-        # one ray more up and down: a voxel is larger than a ray
+        # one more ray up and down, because a voxel is larger than a ray
         ranges = ndimage.maximum_filter(exact_ranges(opaque, other, look), size=(3, 1), mode="nearest")
         east, north = to_local(pose, np.array(other.x), np.array(other.y))
         up = ground_height(world, other) - ground_height(world, pose)
@@ -72,10 +73,10 @@ def visible(world: World, poses: Tuple[SensorPose, ...], pose: SensorPose, lidar
         row = np.clip(np.rint(row), 0, look.rings - 1).astype(np.int64)
         distance = np.sqrt(flat[:, :, None] ** 2 + rise**2)
         air |= (distance <= ranges[row, column[:, :, None]]) & (distance < look.reach)
-    found: Array = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
-    return found
+    result: Array = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
+    return result
 
 
-def _above(other: SensorPose, pose: SensorPose, grid: VoxelGrid) -> bool:
+def _lies_in_grid(other: SensorPose, pose: SensorPose, grid: VoxelGrid) -> bool:
     local = to_local(pose, np.array(other.x), np.array(other.y))
     return all(start <= float(value) < start + side for value, start, side in zip(local, grid.origin, grid.extent))

@@ -11,7 +11,7 @@ from edge_offload.execute.devices import failures
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.segments import CallFailed, Outcome
-from edge_offload.protocol.messages import Message, answer_to_wire, parse_message, refusal, storage_bytes
+from edge_offload.protocol.messages import DeviceMessage, answer_to_wire, parse_message, refusal_to_wire, storage_bytes
 
 #: Of one answer, what is sent in parts ahead of the rest: it is kept for a repetition until the answer is acknowledged.
 MAX_FLUSHED_BYTES = 256 << 20
@@ -57,8 +57,8 @@ def serve(
     except DeviceLost:
         raise
     except EdgeOffloadError as failure:
-        return refusal(failure)
-    session.unused = message.unused
+        return refusal_to_wire(failure)
+    session.unused = message.unused_storages
     try:
         with failures():
             for index, step in enumerate(message.steps):
@@ -84,7 +84,7 @@ def serve(
     return answer_to_wire(outcomes, ran, fetched, error, sorted(set(disagreed)))
 
 
-def _take_in(session: DeviceSession, message: Message) -> None:
+def _take_in(session: DeviceSession, message: DeviceMessage) -> None:
     """Settle and define what a message says before any of its steps is run.
 
     Raises:
@@ -92,7 +92,7 @@ def _take_in(session: DeviceSession, message: Message) -> None:
     """
     if message.accepted is not None:
         session.settle(message.accepted)
-    if message.forget:
+    if message.reset_tables:
         session.forget()
     if message.entries and message.first_entry != len(session.operators):
         raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.operators)} are known")

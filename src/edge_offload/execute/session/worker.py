@@ -85,7 +85,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     from edge_offload.execute.session.native_runner import library
     from edge_offload.execute.session.serve import serve
     from edge_offload.protocol import payloads
-    from edge_offload.protocol.messages import refusal
+    from edge_offload.protocol.messages import refusal_to_wire
 
     heap.keep_freed()
     if args.cores:
@@ -138,13 +138,13 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             compute_s = time.monotonic() - began_s
             coded, answer = payloads.encode(answer, codec, header.get("downlink")) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
-            coded, answer, compute_s = [], refusal(error), 0.0
+            coded, answer, compute_s = [], refusal_to_wire(error), 0.0
         except DeviceLost as error:  # the next process has a context of its own
-            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, refusal(error))
+            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, refusal_to_wire(error))
             raise
         except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
             text = f"the executor failed: {type(error).__name__}: {error}"
-            told = refusal(RemoteError(text, remedy="start the program again"))
+            told = refusal_to_wire(RemoteError(text, remedy="start the program again"))
             channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, told)
             raise
         coded_parts = [list(item) for item in coded]

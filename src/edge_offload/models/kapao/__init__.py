@@ -19,35 +19,38 @@ _SUMMARIES = {
 SHIPPED = pathlib.Path(__file__).parent / "weights" / "kapao_vtest.safetensors"
 """The moving average of ``edge-offload train kapao`` on the first 550 frames of the sample video, float16."""
 
-SHIPPED_SIZE = 512
-"""Long side that those weights were trained at, pixels."""
-
 
 def entries() -> Tuple[Entry, ...]:
-    """What the registry lists."""
+    """Return the registry's entries."""
 
     def build(scale: str, options: Dict[str, Any]) -> KapaoEstimator:
         return KapaoEstimator(scale, **options)
 
-    return (*_general(build), *((_shipped(),) if SHIPPED.exists() else ()))
+    return (*_general_entries(build), *((_shipped_entry(),) if SHIPPED.exists() else ()))
 
 
-def _shipped() -> Entry:
-    """Its own name, because it knows one scene only: nobody is to take it for a network that finds people anywhere."""
+def _shipped_entry() -> Entry:
+    """Return the entry of the shipped weights, named apart because they are trained for one scene only."""
     options = {name: value for name, value in DEFAULTS.items() if name not in ("checkpoint", "seed")}
+
+    def build(values: Dict[str, Any]) -> KapaoEstimator:
+        estimator = KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, **values)
+        estimator.name = "kapao_vtest"
+        return estimator
+
     return Entry(
         name="kapao_vtest",
         kind="people",
         summary="KAPAO nano with weights, for the sample video's scene only: 3.2 M parameters, 2.2 GFLOP at 512×384",
         source="shipped; from 'edge-offload train kapao' on that video, MoveNet teaching (see its card in docs/)",
         licence="Apache-2.0 (part of edge_offload)",
-        build=lambda options: KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, name="kapao_vtest", **options),
-        options={**options, "size": SHIPPED_SIZE},
+        build=build,
+        options={**options, "size": 512},  # the long side in training
         shipped=SHIPPED,
     )
 
 
-def _general(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[Entry, ...]:
+def _general_entries(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[Entry, ...]:
     return tuple(
         Entry(
             name=f"kapao_{scale}",

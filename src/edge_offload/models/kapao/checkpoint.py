@@ -1,4 +1,4 @@
-"""KAPAO's weights in safetensors files, under YOLOv5's names or our own."""
+"""KAPAO's weights in safetensors files, under YOLOv5's names or with this package's prefixes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FACTS = {"depth": (0.0, 2.0), "width": (0.0, 2.0), "size": (0.0, 4096.0), "conf
 
 
 def facts_of(path: pathlib.Path, metadata: Mapping[str, str]) -> Dict[str, float]:
-    """Numbers that ``edge-offload train kapao`` stored with the weights in ``path``; empty for any other file.
+    """Parse the numbers that ``edge-offload train kapao`` stored with the weights in ``path``; empty for other files.
 
     ``depth`` and ``width`` of the network, ``size`` of the images, ``conf`` chosen on training images.
 
@@ -34,16 +34,16 @@ def facts_of(path: pathlib.Path, metadata: Mapping[str, str]) -> Dict[str, float
     return facts
 
 
-def load(network: Kapao, path: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_network(network: Kapao, path: pathlib.Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy the weights and anchors ``tensors`` of the file ``path`` into ``network`` (float32), by name.
 
     Raises:
         BadInput: the names or shapes are not those of this size of KAPAO, or a number is not finite.
     """
-    state = _renamed(tensors)
+    state = _strip_prefixes(tensors)
     expected = network.state_dict()
     _complete_anchors(state)
-    # a counter of training steps, which inference never reads and some exports drop
+    # a counter of training steps, which inference does not read and some exports omit
     for name in expected:
         if name.endswith(".num_batches_tracked"):
             state.setdefault(name, torch.zeros((), dtype=torch.int64))
@@ -65,8 +65,8 @@ def load(network: Kapao, path: pathlib.Path, tensors: Mapping[str, torch.Tensor]
     network.load_state_dict({name: tensor.to(expected[name].dtype) for name, tensor in state.items()})
 
 
-def _renamed(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """Without the prefixes that data-parallel wrappers and our own estimator put before YOLOv5's names."""
+def _strip_prefixes(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """Strip the prefixes of data-parallel wrappers and of this package's estimator from YOLOv5's names."""
     renamed = dict(state)
     for prefix in ("module.", "network."):
         if renamed and all(name.startswith(prefix) for name in renamed):
@@ -75,7 +75,7 @@ def _renamed(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
 
 
 def _complete_anchors(state: Dict[str, torch.Tensor]) -> None:
-    """Later YOLOv5 code stores the anchors in strides only; in pixels they follow."""
+    """Compute the anchors in pixels, which later YOLOv5 code does not store, from those in strides."""
     anchors, grid = "model.33.anchors", "model.33.anchor_grid"
     if anchors in state and grid not in state and state[anchors].shape == (len(STRIDES), 3, 2):
         strides = torch.tensor(STRIDES, dtype=torch.float32).view(-1, 1, 1)

@@ -13,10 +13,10 @@ from edge_offload.errors import BadInput
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.checkpoint import read
 from edge_offload.models.kapao import random
-from edge_offload.models.kapao.checkpoint import facts_of, load
+from edge_offload.models.kapao.checkpoint import facts_of, load_network
 from edge_offload.models.kapao.fusion import fuse_keypoints
-from edge_offload.models.kapao.network import KEYPOINTS, SCALES, STRIDES, Kapao, Scale, fuse
-from edge_offload.models.kapao.readout import KEYPOINT_ROW, PERSON_ROW, Readout
+from edge_offload.models.kapao.network import KEYPOINTS, SCALES, STRIDES, Kapao, Scale, fold_norms
+from edge_offload.models.kapao.readout import KEYPOINT_ROW, PERSON_ROW, KapaoReadout
 from edge_offload.models.kapao.thresholds import PRESETS, Thresholds
 from edge_offload.models.letterbox import Letterbox
 from edge_offload.models.people import People
@@ -38,8 +38,7 @@ class KapaoEstimator(PersonEstimator):
     """People from persons float32 [n, PERSON_ROW] and keypoint objects float32 [m, KEYPOINT_ROW], by fusion.
 
     Without a checkpoint the weights are random, ``trained`` is false, and ``interpret`` finds nobody. A checkpoint of
-    ``edge-offload train kapao`` says its own depth and width, and the confidence that was chosen for it, which holds
-    unless ``conf`` is given.
+    ``edge-offload train kapao`` has its own depth, width and confidence; ``conf`` overrides the last.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class KapaoEstimator(PersonEstimator):
         checkpoint: str,
         fuse: bool,
         seed: int,
-        name: str = "",
     ) -> None:
         path = places.expand(checkpoint)
         tensors, metadata = read(path) if checkpoint else ({}, {})
@@ -62,15 +60,17 @@ class KapaoEstimator(PersonEstimator):
             network = Kapao(
                 Scale(facts["depth"], facts["width"]) if {"depth", "width"} <= set(facts) else SCALES[scale]
             )
-            load(network, path, tensors)
+            load_network(network, path, tensors)
         else:
             network = Kapao(SCALES[scale])
-            random.fill(network, seed)
-        module = PeopleModule(_ready(network, fuse), Readout(network.detect.anchor_grid, self.thresholds))
-        super().__init__(name or f"kapao_{scale}", module, size, STRIDES[-1], trained=bool(checkpoint))
+            random.fill_random(network, seed)
+        module = PeopleModule(
+            _prepare_network(network, fuse), KapaoReadout(network.detect.anchor_grid, self.thresholds)
+        )
+        super().__init__(f"kapao_{scale}", module, size, STRIDES[-1], trained=bool(checkpoint))
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """See the base class; ``outputs`` are the persons and the keypoint objects."""
+        """Fuse persons and keypoint objects, the two ``outputs``."""
         shapes = [tuple(output.shape) for output in outputs]
         if [shape[1:] for shape in shapes] != [(PERSON_ROW,), (KEYPOINT_ROW,)]:
             raise BadInput(f"{self.name} gave outputs of shapes {shapes}")
@@ -81,13 +81,13 @@ class KapaoEstimator(PersonEstimator):
         return People(placement.boxes_to_image(persons[:, :4]), persons[:, 4], keypoints)
 
 
-def _ready(network: Kapao, fused: bool) -> Kapao:
+def _prepare_network(network: Kapao, fused: bool) -> Kapao:
     network.eval()
-    return fuse(network) if fused else network
+    return fold_norms(network) if fused else network
 
 
 def thresholds_for(preset: str, conf: Optional[float] = None, conf_kp: Optional[float] = None) -> Thresholds:
-    """The thresholds of ``preset`` with ``conf`` and ``conf_kp`` replaced where they are given and not 0.
+    """Return the thresholds of ``preset``, with ``conf`` and ``conf_kp`` replaced where given and not 0.
 
     Raises:
         BadInput: no such preset, or a confidence outside 0 to 1.

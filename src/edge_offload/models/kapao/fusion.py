@@ -9,11 +9,11 @@ from edge_offload.models.kapao.thresholds import Thresholds
 
 
 def fuse_keypoints(poses: Array, scores: Array, objects: Array, thresholds: Thresholds) -> Array:
-    """Keypoints with scores, float32 [n, 17, 3], from poses and keypoint objects.
+    """Fuse poses and keypoint objects to keypoints with scores, float32 [n, 17, 3].
 
-    Keypoint objects are taken in the order given (best first). Each goes to the pose whose keypoint of the same index
-    is nearest, among persons above ``conf_kp_person``, and replaces it if it is nearer than ``overwrite_tol`` and more
-    confident than the keypoint object that replaced it before, if any.
+    Keypoint objects are processed in the given order (best first). Each is assigned to the nearest keypoint of the
+    same index, among persons above ``conf_kp_person``. It replaces that keypoint if it is nearer than
+    ``overwrite_tol`` and more confident than an earlier replacement.
 
     Args:
         poses: float [n, 17, 2], keypoints of the pose objects, pixels of the original image.
@@ -22,8 +22,7 @@ def fuse_keypoints(poses: Array, scores: Array, objects: Array, thresholds: Thre
         thresholds: of the estimator.
 
     Returns:
-        x y score per keypoint. A keypoint that no object replaced has no confidence of its own: it carries the
-        score of the pose that predicted it.
+        x y score per keypoint. A keypoint that no object replaced has the score of its pose.
     """
     fused: Array = np.concatenate((poses, np.zeros_like(poses[..., :1])), axis=2).astype(np.float32)
     takers = np.flatnonzero(scores > thresholds.conf_kp_person)

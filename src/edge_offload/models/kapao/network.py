@@ -1,7 +1,7 @@
 """KAPAO's network: the YOLOv5-P6 detector with SiLU, whose four heads predict poses and keypoints as objects.
 
-Layers are numbered 0 to 33 and their parts named as YOLOv5 numbers and names them, so that published checkpoints load
-by name (``model.{i}.conv.weight``, ``model.{i}.m.{j}.cv1.bn.weight``, ``model.33.m.{k}.weight``, ...).
+Layers have YOLOv5's numbers, 0 to 33, and names, so that published checkpoints load by name
+(``model.{i}.conv.weight``, ``model.{i}.m.{j}.cv1.bn.weight``, ``model.33.m.{k}.weight``, ...).
 Source: McNally et al., "Rethinking Keypoint Representations" (KAPAO), and the YOLOv5 P6 architecture.
 """
 
@@ -13,8 +13,10 @@ from typing import Dict, List, Sequence, Tuple, Union
 import torch
 from torch import nn
 
+from edge_offload.models.people import COCO_KEYPOINTS
+
 STRIDES = (8, 16, 32, 64)
-KEYPOINTS = 17
+KEYPOINTS = len(COCO_KEYPOINTS)
 CLASSES = 1 + KEYPOINTS
 """A person, and one class per keypoint."""
 
@@ -22,14 +24,15 @@ COORDINATES = 2 * KEYPOINTS
 OUTPUTS = 5 + CLASSES + COORDINATES
 """Numbers per anchor: x y w h objectness, class scores, keypoint x y of the pose."""
 
-ANCHORS_PER_LEVEL = 3
 DEFAULT_ANCHORS = (
     (19, 27, 44, 40, 38, 94),
     (96, 68, 86, 152, 180, 137),
     (140, 301, 303, 264, 238, 542),
     (436, 615, 739, 380, 925, 792),
 )
-"""Width and height of three anchors per level, pixels of the network's input; a checkpoint brings its own."""
+"""Width and height of three anchors per level, pixels of the network's input; a checkpoint has its own."""
+
+ANCHORS_PER_LEVEL = len(DEFAULT_ANCHORS[0]) // 2
 
 CHANNELS = (64, 128, 256, 512, 768, 1024)
 """At width 1: stem, then strides 4, 8, 16, 32, 64."""
@@ -37,7 +40,7 @@ CHANNELS = (64, 128, 256, 512, 768, 1024)
 
 @dataclass(frozen=True)
 class Scale:
-    """Factors on the number of blocks and of channels of the largest network."""
+    """Factors of the numbers of blocks and of channels of the largest network."""
 
     depth: float
     width: float
@@ -76,7 +79,7 @@ class Conv(nn.Module):
 
 
 class Focus(nn.Module):
-    """Every 2×2 block of pixels becomes 12 channels, then a 3×3 convolution."""
+    """Rearrangement of 2×2 blocks of pixels to 12 channels, then a 3×3 convolution."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -105,7 +108,7 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Cross-stage partial block: half of the channels through ``blocks`` bottlenecks, half past them."""
+    """Cross-stage partial block: half of the channels pass ``blocks`` bottlenecks, half bypass them."""
 
     def __init__(self, inputs: int, outputs: int, blocks: int, shortcut: bool = True) -> None:
         super().__init__()
@@ -122,7 +125,7 @@ class C3(nn.Module):
 
 
 class SPP(nn.Module):
-    """Spatial pyramid pooling: max pools of several windows side by side."""
+    """Spatial pyramid pooling: concatenated max pools of several windows."""
 
     def __init__(self, inputs: int, outputs: int, kernels: Sequence[int] = (3, 5, 7)) -> None:
         super().__init__()
@@ -147,7 +150,7 @@ class Concat(nn.Module):
 
 
 class Detect(nn.Module):
-    """The four heads: a 1×1 convolution per level. Holds the anchors; decoding is the read-out's work."""
+    """The four heads, a 1×1 convolution per level, and the anchors; the read-out decodes."""
 
     anchors: torch.Tensor
     anchor_grid: torch.Tensor
@@ -249,11 +252,11 @@ class Kapao(nn.Module):
         return raw
 
 
-def fuse(network: Kapao) -> Kapao:
+def fold_norms(network: Kapao) -> Kapao:
     """Fold every batch normalisation into its convolution, in place, and return ``network``.
 
-    Saves one pass over every map; what that gains depends on the device (on one CPU thread, nothing measurable). The
-    numbers change by rounding, so robot and server must agree on it: it is an option of the model, off by default.
+    It saves one pass over every map, which gains nothing measurable on one CPU thread. Results change by rounding, so
+    robot and server must agree: it is an option of the model, off by default.
     """
     network.eval()
     for module in network.modules():

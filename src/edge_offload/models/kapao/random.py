@@ -1,8 +1,7 @@
-"""Random weights for KAPAO: for latency, split and parity work only, never for finding people.
+"""Random weights for KAPAO, for latency, split and parity work only.
 
-They are made so that errors show: batch normalisation is calibrated, so that no map dies or explodes and a mistake of a
-millionth in any layer reaches the outputs, and the read-out has a few hundred candidates to suppress, as it has with
-trained weights.
+They make errors visible. Batch normalisation is calibrated, so that no map vanishes or explodes and an error of a
+millionth in any layer reaches the outputs. The read-out has a few hundred candidates, as with trained weights.
 """
 
 from __future__ import annotations
@@ -19,25 +18,12 @@ from edge_offload.models.kapao.network import ANCHORS_PER_LEVEL, OUTPUTS, Conv, 
 CALIBRATION_SIDE = 192
 """Side of the calibration image, pixels."""
 
-NORM_GAIN = 0.1
-"""Weight of the batch normalisations. Small values pass SiLU where it is nearly linear: there a signal neither dies out
-nor explodes through a hundred layers when the image is brighter than the one that the layers were calibrated on."""
-
-SCORE_SPREAD = 0.85
-"""Standard deviation of the raw scores, before the sigmoid, on the calibration image."""
-
-OBJECTNESS_BIAS = -1.5
-"""Lets about one anchor in a hundred pass a confidence of 0.5."""
-
-PERSON_BIAS = 1.0
-"""Makes persons among the 18 classes common enough for the read-out to have both kinds of objects."""
-
 SIGNIFICANT_BITS = 8
-"""Statistics are computed in float64 and rounded to this many bits: the last bits of a float differ between processors
-and thread counts, and robot and server must make the same weights from the same seed."""
+"""Bits to which float64 statistics are rounded. The last bits differ between processors and thread counts, and robot
+and server must make equal weights from equal seeds."""
 
 
-def fill(network: Kapao, seed: int) -> None:
+def fill_random(network: Kapao, seed: int) -> None:
     """Fill ``network`` with random weights that depend on ``seed`` alone, on every machine."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -48,45 +34,46 @@ def fill(network: Kapao, seed: int) -> None:
                 if module.bias is not None:
                     module.bias.zero_()
             elif isinstance(module, nn.BatchNorm2d):
-                module.weight.fill_(NORM_GAIN)
+                # small values pass SiLU where it is nearly linear, so that brighter images do not explode
+                module.weight.fill_(0.1)
         coarse = torch.rand((1, 3, CALIBRATION_SIDE // 16, CALIBRATION_SIDE // 16), generator=generator)
         fine = torch.rand((1, 3, CALIBRATION_SIDE, CALIBRATION_SIDE), generator=generator)
         image = 0.8 * nn.functional.interpolate(coarse, scale_factor=16, mode="nearest") + 0.2 * fine
-        _calibrate(network, image.double())
+        _calibrate_norms(network, image.double())
         for head in network.detect.m:
             assert isinstance(head, nn.Conv2d)
             assert head.bias is not None
             biases = head.bias.view(ANCHORS_PER_LEVEL, OUTPUTS)
-            biases[:, 4] = OBJECTNESS_BIAS
-            biases[:, 5] = PERSON_BIAS
+            biases[:, 4] = -1.5  # about one anchor in a hundred passes a confidence of 0.5
+            biases[:, 5] = 1.0  # persons are frequent enough for both kinds of objects
 
 
-def _calibrate(network: Kapao, image: torch.Tensor) -> None:
-    """Scale every layer by the mean power that it has for the float64 ``image`` [1, 3, h, w].
+def _calibrate_norms(network: Kapao, image: torch.Tensor) -> None:
+    """Scale every layer by its mean power for the float64 ``image`` [1, 3, h, w].
 
-    One number per layer: channels calibrated one by one on one image blow up on another.
+    One number per layer, because channels calibrated separately on one image explode on another.
     """
     precise = copy.deepcopy(network).double().eval()
 
-    def hook(ours: Conv, theirs: Conv) -> None:
-        def measure(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            power = _rounded(output.square().mean())
+    def add_hook(ours: Conv, theirs: Conv) -> None:
+        def set_variance(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            power = _round_bits(output.square().mean())
             for norm in (ours.bn, theirs.bn):
                 assert isinstance(norm, nn.BatchNorm2d)
                 assert norm.running_var is not None
                 norm.running_var.fill_(power)
 
-        theirs.conv.register_forward_hook(measure)
+        theirs.conv.register_forward_hook(set_variance)
 
     for ours, theirs in zip(network.modules(), precise.modules()):
         if isinstance(ours, Conv) and isinstance(theirs, Conv):
-            hook(ours, theirs)
+            add_hook(ours, theirs)
     for head, raw in zip(network.detect.m, precise.maps(image)):
         assert isinstance(head, nn.Conv2d)
-        head.weight.mul_(_rounded(SCORE_SPREAD / raw.square().mean().sqrt()).float())
+        head.weight.mul_(_round_bits(0.85 / raw.square().mean().sqrt()).float())
 
 
-def _rounded(value: torch.Tensor) -> torch.Tensor:
-    """A float64 scalar rounded to :data:`SIGNIFICANT_BITS` significant bits."""
+def _round_bits(value: torch.Tensor) -> torch.Tensor:
+    """Round a float64 scalar to :data:`SIGNIFICANT_BITS` significant bits."""
     mantissa, exponent = torch.frexp(value)
     return torch.ldexp(torch.round(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)

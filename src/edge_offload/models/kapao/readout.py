@@ -1,4 +1,4 @@
-"""KAPAO's read-out on the device: decode the raw maps, keep what is confident, suppress duplicates."""
+"""KAPAO's read-out on the device: decode the raw maps, select confident objects, suppress duplicates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from edge_offload.models.kapao.network import ANCHORS_PER_LEVEL, CLASSES, COORDI
 from edge_offload.models.kapao.nms import nms
 from edge_offload.models.kapao.thresholds import Thresholds
 
-MAX_DET = 300
 PERSON_ROW = 5 + COORDINATES
 """x1 y1 x2 y2 score, then x y per keypoint; pixels of the network's input."""
 
@@ -19,12 +18,12 @@ KEYPOINT_ROW = 4
 """x y of the keypoint object's centre, score, keypoint index 0 to 16."""
 
 
-class Readout(nn.Module):
+class KapaoReadout(nn.Module):
     """Raw maps to persons float32 [n, PERSON_ROW] and keypoint objects float32 [m, KEYPOINT_ROW], n, m ≤ 300.
 
     Args:
         anchors: float [4, 3, 2], width and height per level, pixels of the network's input.
-        thresholds: what to keep.
+        thresholds: confidences and overlaps.
     """
 
     anchors: torch.Tensor
@@ -32,7 +31,7 @@ class Readout(nn.Module):
     def __init__(self, anchors: torch.Tensor, thresholds: Thresholds) -> None:
         super().__init__()
         shape = (len(STRIDES), ANCHORS_PER_LEVEL, 2)
-        # the network's own anchors: part of its state already
+        # already part of the network's state
         self.register_buffer("anchors", anchors.detach().clone().float().reshape(shape), persistent=False)
         self.thresholds = thresholds
 
@@ -51,21 +50,21 @@ class Readout(nn.Module):
             scores.append(raw.float().view(ANCHORS_PER_LEVEL, OUTPUTS, height * width).sigmoid())
             levels.append((rows, height * width, width, stride))
             rows += ANCHORS_PER_LEVEL * height * width
-        # a few hundred rows of some ten thousand are of interest: the others are not put in order
-        found = (torch.cat([one[:, 4].flatten() for one in scores]) > least).nonzero()[:, 0]
-        facts = torch.tensor(levels, device=found.device)
-        level = (found[:, None] >= facts[1:, 0]).sum(1)
+        # a few hundred rows of some ten thousand are confident: only these are decoded
+        indices = (torch.cat([one[:, 4].flatten() for one in scores]) > least).nonzero()[:, 0]
+        facts = torch.tensor(levels, device=indices.device)
+        level = (indices[:, None] >= facts[1:, 0]).sum(1)
         first, cells, width_of, stride_of = facts[level].unbind(1)
-        which = torch.div(found - first, cells, rounding_mode="floor")
-        cell = found - first - which * cells
-        line = torch.div(cell, width_of, rounding_mode="floor")
-        at = first * OUTPUTS + which * OUTPUTS * cells + cell
-        column = torch.arange(OUTPUTS, device=found.device)
-        y = torch.cat([one.flatten() for one in scores])[at[:, None] + column * cells[:, None]]
+        anchor_index = torch.div(indices - first, cells, rounding_mode="floor")
+        cell = indices - first - anchor_index * cells
+        cell_row = torch.div(cell, width_of, rounding_mode="floor")
+        offsets = first * OUTPUTS + anchor_index * OUTPUTS * cells + cell
+        column = torch.arange(OUTPUTS, device=indices.device)
+        y = torch.cat([one.flatten() for one in scores])[offsets[:, None] + column * cells[:, None]]
 
-        grid = torch.stack((cell - line * width_of, line), 1).to(y.dtype)
+        grid = torch.stack((cell - cell_row * width_of, cell_row), 1).to(y.dtype)
         strides = stride_of[:, None].to(y.dtype)
-        anchor = self.anchors[level, which]
+        anchor = self.anchors[level, anchor_index]
         centre = (y[:, 0:2] * 2 - 0.5 + grid) * strides
         size = (y[:, 2:4] * 2) ** 2 * anchor
         points = y[:, 5 + CLASSES :].unflatten(-1, (-1, 2))
@@ -73,7 +72,7 @@ class Readout(nn.Module):
         return torch.cat((centre, size, y[:, 4 : 5 + CLASSES], points.flatten(-2)), 1)
 
     def forward(self, *maps: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Persons and keypoint objects, each best first, from the raw maps."""
+        """Decode the raw maps to persons and keypoint objects, each best first."""
         limits = self.thresholds
         rows = self.decode(maps, min(limits.conf, limits.conf_kp))
         score, kind = (rows[:, 5 : 5 + CLASSES] * rows[:, 4:5]).max(1)
@@ -81,11 +80,11 @@ class Readout(nn.Module):
         boxes = torch.cat((rows[:, :2] - half, rows[:, :2] + half), 1)
 
         person = ((kind == 0) & (score > limits.conf)).nonzero()[:, 0]
-        person = person[nms(boxes[person], score[person], kind[person], limits.iou, MAX_DET)]
+        person = person[nms(boxes[person], score[person], kind[person], limits.iou)]
         persons = torch.cat((boxes[person], score[person, None], rows[person, 5 + CLASSES :]), 1)
 
         point = ((kind > 0) & (score > limits.conf_kp)).nonzero()[:, 0]
-        point = point[nms(boxes[point], score[point], kind[point], limits.iou_kp, MAX_DET)]
+        point = point[nms(boxes[point], score[point], kind[point], limits.iou_kp)]
         index = (kind[point] - 1).to(rows.dtype)
         keypoints = torch.cat((rows[point, :2], score[point, None], index[:, None]), 1)
         return persons, keypoints

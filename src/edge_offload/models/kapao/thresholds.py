@@ -8,14 +8,13 @@ from typing import Dict
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What counts as found.
+    """Thresholds of read-out and fusion.
 
     Attributes:
         conf, iou: least confidence of a person; overlap above which the weaker of two is suppressed.
-        conf_kp, iou_kp: the same for keypoint objects.
-        conf_kp_person: only persons above this take part in the fusion.
-        overwrite_tol: farthest that a keypoint object may be from the pose's keypoint to replace it, pixels of the
-            original image.
+        conf_kp, iou_kp: these of keypoint objects.
+        conf_kp_person: least confidence of persons in the fusion.
+        overwrite_tol: largest distance at which a keypoint object replaces a pose's keypoint, pixels of the image.
     """
 
     conf: float

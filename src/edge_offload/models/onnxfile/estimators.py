@@ -1,4 +1,4 @@
-"""Models from ONNX files: the network with its decoder; and as an estimator of people."""
+"""Models from ONNX files: the network with its decoder, and an estimator of people."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import CPU, Built, facts
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.entry import Scalar
-from edge_offload.models.letterbox import Letterbox, fit
+from edge_offload.models.letterbox import Letterbox, fit_image
 from edge_offload.models.onnxfile import recognition
-from edge_offload.models.onnxfile.decoders import NONE, Plan, Readout
+from edge_offload.models.onnxfile.decoders import NONE, DecodePlan, OnnxReadout
 from edge_offload.models.onnxfile.network import OnnxNetwork
-from edge_offload.models.onnxfile.reading import image_input, labels_of, read
+from edge_offload.models.onnxfile.reading import image_input, labels_of, read_graph
 from edge_offload.models.people import COCO_KEYPOINTS, People
 
 #: Options of a model from an ONNX file, with their defaults; ``size`` may be a number as well.
@@ -29,74 +29,74 @@ _CHOICES = {
 
 
 class OnnxModule(PeopleModule):
-    """uint8 [3, H, W] RGB → what :mod:`~edge_offload.models.onnxfile.decoders` says; or the outputs as they are.
+    """uint8 [3, H, W] RGB → detections of :mod:`~edge_offload.models.onnxfile.decoders`, or the outputs unchanged.
 
     Attributes:
-        name: of the file; ``path``: where it lies.
-        plan: how outputs are decoded.
-        labels: names of the classes, as the file has them.
-        stretch: whether an image fills the input whatever its aspect.
+        name: of the file; ``path``: its full path.
+        plan: parameters of the decoding.
+        labels: names of the classes in the file.
+        stretch: an image fills the input whatever its aspect.
     """
 
     network: OnnxNetwork
 
-    def __init__(self, network: OnnxNetwork, plan: Plan, labels: Tuple[str, ...], stretch: bool) -> None:
-        super().__init__(network, Readout(plan))
+    def __init__(self, network: OnnxNetwork, plan: DecodePlan, labels: Tuple[str, ...], stretch: bool) -> None:
+        super().__init__(network, OnnxReadout(plan))
         self.name, self.path, self.plan, self.labels, self.stretch = network.name, network.path, plan, labels, stretch
 
     def backend(self, device: str) -> Built:
-        """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""
         return self.network.backend(device)
 
     def use(self, backend: Optional[Built]) -> None:
-        """See :class:`~edge_offload.models.onnxfile.network.OnnxNetwork`."""
         self.network.use(backend)
 
-    def place(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
-        """An image in the network's input.
+    def place_image(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
+        """Fit an image into the network's input.
 
         Raises:
             BadInput: not a non-empty uint8 colour image.
         """
-        return fit(bgr, self.plan.size[1], self.plan.size[0], self.stretch)
+        return fit_image(bgr, self.plan.size[1], self.plan.size[0], self.stretch)
 
     def describe(self) -> str:
-        """What was read of the file, in one line."""
+        """Describe the network in one line."""
         plan = self.plan
-        found = "keypoints, " * bool(plan.keypoints[0]) + "masks, " * plan.masks
-        known = f"{len(self.labels)} names of classes" if self.labels else "classes without names"
+        finds = "keypoints, " * bool(plan.keypoints[0]) + "masks, " * plan.masks
+        classes = f"{len(self.labels)} names of classes" if self.labels else "classes without names"
         return (
-            f"{self.name}: {recognition.size_words(plan.size)}, {self.network.values} values, "
-            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {found}{known}"
-            f"; {facts(self.backend(CPU))}"
+            f"{self.name}: {recognition.describe_size(plan.size)}, {self.network.values} values, "
+            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {finds}"
+            f"{classes}; {facts(self.backend(CPU))}"
         )
 
 
-def load(path: str, options: Mapping[str, Scalar]) -> OnnxModule:
-    """The model in an ONNX file, in eval mode.
+def load_module(path: str, options: Mapping[str, Scalar]) -> OnnxModule:
+    """Load the model of an ONNX file, in eval mode.
 
     Args:
         path: of the file.
         options: see :data:`OPTIONS`.
 
     Raises:
-        BadInput: the file cannot be used as it is, or an option makes no sense.
+        BadInput: the file is not usable, or an option is invalid.
         Unsupported: no engine is installed.
     """
-    asked = _checked(path, options)
-    graph = read(path, str(asked["sha256"]))
-    image = image_input(graph, str(asked["size"]))
+    merged = _check_options(path, options)
+    graph = read_graph(path, str(merged["sha256"]))
+    image = image_input(graph, str(merged["size"]))
     network, size = OnnxNetwork(graph, image), (image.height, image.width)
-    outputs = network.outputs()
-    plan = recognition.plan_of(graph, size, outputs, str(asked["decoder"]), float(asked["score"]), float(asked["iou"]))
-    values, fitted = recognition.prepared(graph, plan)
-    network.values = str(asked["values"]) or values
-    stretch = (str(asked["fit"]) or fitted) == recognition.STRETCH
+    outputs = network.probe_outputs()
+    plan = recognition.plan_of(
+        graph, size, outputs, str(merged["decoder"]), float(merged["score"]), float(merged["iou"])
+    )
+    values, fitted = recognition.input_format(graph, plan)
+    network.values = str(merged["values"]) or values
+    stretch = (str(merged["fit"]) or fitted) == recognition.STRETCH
     module: OnnxModule = OnnxModule(network, plan, labels_of(graph), stretch).eval()
     return module
 
 
-def _checked(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+def _check_options(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
     for name, value in options.items():
         if name not in OPTIONS:
             raise BadInput(f"model {path!r} is a file and has no option {name}", f"it has: {', '.join(OPTIONS)}")
@@ -111,10 +111,10 @@ def _checked(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
 
 
 class OnnxPeople(PersonEstimator):
-    """People with COCO's 17 keypoints.
+    """Estimator of people with COCO's 17 keypoints.
 
     Raises:
-        BadInput: the network does not find such.
+        BadInput: the network has other keypoints, or none.
     """
 
     def __init__(self, name: str, module: OnnxModule) -> None:
@@ -129,11 +129,9 @@ class OnnxPeople(PersonEstimator):
         self._module = module
 
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
-        """See :class:`~edge_offload.models.base.PersonEstimator`."""
-        return self._module.place(bgr)
+        return self._module.place_image(bgr)
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
-        """See :class:`~edge_offload.models.base.PersonEstimator`."""
         if len(outputs) != 4:
             raise BadInput(f"{self.name} gave {len(outputs)} outputs in place of boxes, scores, classes and keypoints")
         boxes, scores, _, points = (output.cpu().numpy() for output in outputs)

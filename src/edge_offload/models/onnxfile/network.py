@@ -1,4 +1,4 @@
-"""A network from an ONNX file, which an engine computes where its input is, and torch never."""
+"""Network of an ONNX file, which an engine computes on its input's device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_offload.execute.engines.base import CPU, Built, Engine, facts, machine
 from edge_offload.execute.engines.cache import EngineCache, Entry, key_of
 from edge_offload.execute.engines.table import alone
 from edge_offload.models.onnxfile.reading import Graph, ImageInput, document_of
-from edge_offload.models.onnxfile.recognition import BYTE, IMAGENET, UNIT, Output
+from edge_offload.models.onnxfile.recognition import BYTE, IMAGENET, UNIT, GraphOutput
 
 #: Mean and deviation of ImageNet's colours, of 1, red first.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -23,14 +23,14 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class OnnxNetwork(nn.Module):
     """uint8 [3, H, W] RGB → the graph's outputs. Thread-safe.
 
-    Its state is the checksum of the file: equal ones mean equal weights, and an equal graph.
+    Its state is the checksum of the file: equal ones mean equal weights and graphs.
 
     Args:
-        graph: what the file holds.
-        image: how it takes an image.
+        graph: contents of the file.
+        image: its input for an image.
 
     Attributes:
-        values: what the input's values are: ``unit``, ``imagenet`` or ``byte``.
+        values: range of the input's values: ``unit``, ``imagenet`` or ``byte``.
 
     Raises:
         BadInput: it is too large.
@@ -45,10 +45,10 @@ class OnnxNetwork(nn.Module):
         self._names = graph.outputs
         self._document = document_of(graph, image)
         self.register_buffer("checksum", torch.tensor(list(bytes.fromhex(graph.sha256)), dtype=torch.uint8))
-        self._asked: Optional[Built] = None
-        self._begin()
+        self._chosen: Optional[Built] = None
+        self._reset_engines()
 
-    def _begin(self) -> None:
+    def _reset_engines(self) -> None:
         self._lock = threading.Lock()
         self._loaded: Optional[Tuple[Tuple[Built, str, int], Engine]] = None
         self._backends: Dict[str, Built] = {}
@@ -58,46 +58,46 @@ class OnnxNetwork(nn.Module):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._begin()
+        self._reset_engines()
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """The outputs, on the image's device.
+        """Compute the outputs, on the image's device.
 
         Raises:
             BadInput: another size than the network's.
-            Unsupported: no engine computes it, or this is a trace.
+            Unsupported: no engine is installed, or torch is tracing.
         """
         if type(image) is not torch.Tensor:
             raise Unsupported(f"{self.name} is computed by an engine, whole: torch cannot trace it")
         if tuple(image.shape) != (3, self.image.height, self.image.width):
-            wanted = f"[3, {self.image.height}, {self.image.width}]"
-            raise BadInput(f"{self.name} takes images {wanted}, not {list(image.shape)}")
+            expected = f"[3, {self.image.height}, {self.image.width}]"
+            raise BadInput(f"{self.name} takes images {expected}, not {list(image.shape)}")
         device = image.device.type
         with self._lock:
             backend = self.backend(device)
-            inputs = [self._prepared(image), *(tensor.to(image.device) for tensor in self.image.beside)]
+            inputs = [self._normalise_image(image), *(tensor.to(image.device) for tensor in self.image.extra_inputs)]
             moved = inputs if backend.device == device else [one.cpu() for one in inputs]
-            found = self._engine(backend, device).run(moved)
-        return tuple(one.to(image.device) for one in found)
+            outputs = self._current_engine(backend, device).run(moved)
+        return tuple(one.to(image.device) for one in outputs)
 
     def backend(self, device: str) -> Built:
-        """What computes it where the image is on ``device``.
+        """Return the engine for images on ``device``.
 
         Raises:
             Unsupported: no engine is installed.
         """
         if device not in self._backends:
-            asked = self._asked is not None and device == self._asked.device
-            self._backends[device] = self._asked if asked and self._asked is not None else alone(device)
+            is_chosen = self._chosen is not None and device == self._chosen.device
+            self._backends[device] = self._chosen if is_chosen and self._chosen is not None else alone(device)
         return self._backends[device]
 
     def use(self, backend: Optional[Built]) -> None:
-        """Have ``backend`` compute it on its device from now on; None: the first engine that is installed."""
+        """Set the engine of ``backend``'s device; None: the first engine that is installed."""
         with self._lock:
-            self._asked, self._loaded, self._backends = backend, None, {}
+            self._chosen, self._loaded, self._backends = backend, None, {}
 
-    def outputs(self) -> List[Output]:
-        """What it gives for an image, by computing a grey one.
+    def probe_outputs(self) -> List[GraphOutput]:
+        """Compute a grey image to learn names, shapes and kinds of the outputs.
 
         Raises:
             BadInput: no engine can compute it.
@@ -105,16 +105,16 @@ class OnnxNetwork(nn.Module):
         grey = torch.full((3, self.image.height, self.image.width), 114, dtype=torch.uint8)
         with torch.inference_mode():
             try:
-                found = self(grey)
+                outputs = self(grey)
             except (BadInput, Unsupported):
                 raise
-            except Exception as error:  # whatever an engine raises
-                said = " ".join(str(error).split())[:300]
-                raise BadInput(f"{self.name} cannot be computed by {facts(self.backend(CPU))}: {said}") from error
-        shapes = [(tuple(one.shape), one.is_floating_point()) for one in found]
-        return [Output(name, *shape) for name, shape in zip(self._names, shapes)]
+            except Exception as error:  # engines may raise anything
+                reason = " ".join(str(error).split())[:300]
+                raise BadInput(f"{self.name} cannot be computed by {facts(self.backend(CPU))}: {reason}") from error
+        shapes = [(tuple(one.shape), one.is_floating_point()) for one in outputs]
+        return [GraphOutput(name, *shape) for name, shape in zip(self._names, shapes)]
 
-    def _prepared(self, image: torch.Tensor) -> torch.Tensor:
+    def _normalise_image(self, image: torch.Tensor) -> torch.Tensor:
         values = image
         if self.values != BYTE and self.image.dtype is not torch.uint8:
             values = image.float() / 255
@@ -125,21 +125,21 @@ class OnnxNetwork(nn.Module):
             values = values.permute(1, 2, 0)
         return values.reshape(self.image.shape).to(self.image.dtype).contiguous()
 
-    def _engine(self, backend: Built, device: str) -> Engine:
-        """The engine for as many threads as torch has here; another is built where that has changed."""
+    def _current_engine(self, backend: Built, device: str) -> Engine:
+        """Return the engine for torch's number of threads; another is built when that has changed."""
         key = (backend, device, torch.get_num_threads())
         if self._loaded is None or self._loaded[0] != key:
             if self._loaded is not None:
                 self._loaded[1].close()
-            self._loaded = key, self._load(backend, key[2])
+            self._loaded = key, self._load_engine(backend, key[2])
         return self._loaded[1]
 
-    def _load(self, backend: Built, threads: int) -> Engine:
+    def _load_engine(self, backend: Built, threads: int) -> Engine:
         if not backend.timed:
             return backend.load(backend.build(self._document, threads), threads)
-        # kernels that are picked by timing: minutes, and other bits each time
+        # such an engine selects kernels by timing, which takes minutes and may change the results' last bits
         document = hashlib.sha256(self._document).hexdigest()
         facts_of = {"engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()}
         key = key_of({"document": document, **facts_of})
-        kept = EngineCache().get(key, lambda: Entry(backend.build(self._document, threads), document, True))
-        return backend.load(kept.built, threads)
+        entry = EngineCache().get(key, lambda: Entry(backend.build(self._document, threads), document, True))
+        return backend.load(entry.built, threads)

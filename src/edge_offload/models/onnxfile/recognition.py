@@ -1,4 +1,4 @@
-"""Which decoder a network's outputs need: by their shapes, by their names, by what the exporter wrote; or as asked."""
+"""Selection of a network's decoder: by the outputs' shapes and names and the exporter's metadata, or by option."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput
-from edge_offload.models.onnxfile.decoders import DECODERS, NAMES, NONE, SEGMENTATION, Plan
+from edge_offload.models.onnxfile.decoders import DECODERS, NAMES, NONE, SEGMENTATION, DecodePlan
 from edge_offload.models.onnxfile.reading import Graph, keypoints_of, labels_of
+from edge_offload.models.people import COCO_KEYPOINTS
 
 AUTO = "auto"
-#: Sets of strides of detectors, pixels; YOLOv5's heads have three anchors at every place.
+#: Sets of strides of detectors, pixels.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
-ANCHORS = 3
-#: Tasks of exporters that are decoded; others are refused by name.
+#: Exporters' tasks that are supported.
 TASKS = ("", "detect", "segment", "pose", "semantic")
-#: How many numbers a pose of COCO's 17 keypoints has.
-COCO_POSE = 51
 MOST_CLASSES_OF_A_MASK = 254
-#: Overlap of one object's boxes, as published with each format.
+#: Overlap of one object's boxes, where published with the format.
 IOU = {"yolov5": 0.45}
-#: Values of an input: 0 to 1, the same less the mean of ImageNet by its deviation, or 0 to 255.
+#: Values of an input: 0 to 1, these normalised with ImageNet's mean and deviation, or 0 to 255.
 UNIT, IMAGENET, BYTE = "unit", "imagenet", "byte"
 LETTERBOX, STRETCH = "letterbox", "stretch"
 _PREPARED: Dict[str, Tuple[str, str]] = {
@@ -29,8 +27,8 @@ _PREPARED: Dict[str, Tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Output:
-    """One output of the network, as it was computed for an image.
+class GraphOutput:
+    """One output of the network, for a computed image.
 
     Attributes:
         name: in the graph.
@@ -46,23 +44,23 @@ class Output:
 def plan_of(
     graph: Graph,
     size: Tuple[int, int],
-    outputs: Sequence[Output],
+    outputs: Sequence[GraphOutput],
     decoder: str = AUTO,
     score: float = 0.25,
     iou: float = 0.0,
-) -> Plan:
-    """How ``outputs`` are decoded.
+) -> DecodePlan:
+    """Plan the decoding of ``outputs``.
 
     Args:
         graph: of the file.
         size: height and width of the network's input, pixels.
         outputs: of the network.
-        decoder: a name of :data:`~edge_offload.models.onnxfile.decoders.NAMES`; ``none``: not at all; ``auto``.
-        score: see :class:`Plan`.
-        iou: see :class:`Plan`; 0: the format's own.
+        decoder: a name of :data:`~edge_offload.models.onnxfile.decoders.NAMES`, ``none`` or ``auto``.
+        score: see :class:`DecodePlan`.
+        iou: see :class:`DecodePlan`; 0: the format's default.
 
     Raises:
-        BadInput: no decoder is known for them, or the one that is asked for does not fit.
+        BadInput: no decoder fits, or the given one does not.
     """
     if decoder not in (AUTO, NONE, *NAMES):
         raise BadInput(f"no decoder {decoder!r}", remedy=f"use one of: {', '.join((AUTO, *NAMES))}")
@@ -70,29 +68,31 @@ def plan_of(
     if decoder == AUTO and task not in TASKS:
         remedy = "boxes, keypoints, masks and segmentation are decoded; of others detector:=package.module:Class"
         raise BadInput(f"{graph.name} was exported for {task[:40]!r}", remedy)
-    name = _recognised(graph, size, outputs) if decoder == AUTO else decoder
-    plan = _plan(name, graph, size, outputs)
+    name = _recognise_decoder(graph, size, outputs) if decoder == AUTO else decoder
+    plan = _make_plan(name, graph, size, outputs)
     if plan is None:
         shapes = ", ".join(f"{one.name} {list(one.shape)}{'' if one.real else ' of integers'}" for one in outputs[:8])
         unfit = f"decoder {name} does not fit" if name else "no decoder is known for them"
         remedy = f"name one (decoder: {', '.join(NAMES)}), or a class of your own (detector:=package.module:Class)"
-        raise BadInput(f"outputs of {graph.name}: {shapes}, for {size_words(size)}: {unfit}", remedy)
+        raise BadInput(f"outputs of {graph.name}: {shapes}, for {describe_size(size)}: {unfit}", remedy)
     labels = len(labels_of(graph))
     if plan.classes and labels and labels != plan.classes:
         cause = f"{graph.name} has {labels} names of classes, and its outputs have {plan.classes} classes"
         raise BadInput(cause, remedy="export it anew")
     if plan.masks and max(plan.classes, labels) > MOST_CLASSES_OF_A_MASK:
         raise BadInput(f"{graph.name}: a mask tells {MOST_CLASSES_OF_A_MASK} classes apart, not {plan.classes}")
-    return Plan(**{**vars(plan), "size": size, "score": score, "iou": iou or IOU.get(plan.decoder, Plan.iou)})
+    return DecodePlan(
+        **{**vars(plan), "size": size, "score": score, "iou": iou or IOU.get(plan.decoder, DecodePlan.iou)}
+    )
 
 
-def size_words(size: Tuple[int, int]) -> str:
-    """An input's size in words."""
+def describe_size(size: Tuple[int, int]) -> str:
+    """Format an input's size."""
     return f"images of {size[1]}x{size[0]}"
 
 
-def prepared(graph: Graph, plan: Plan) -> Tuple[str, str]:
-    """What values the input has and how an image is fitted into it, by the format."""
+def input_format(graph: Graph, plan: DecodePlan) -> Tuple[str, str]:
+    """Return the input's range of values and the way an image is fitted into it."""
     if plan.decoder == SEGMENTATION and graph.metadata.get("task") == "semantic":
         return UNIT, LETTERBOX
     if plan.tensorflow:
@@ -100,57 +100,57 @@ def prepared(graph: Graph, plan: Plan) -> Tuple[str, str]:
     return _PREPARED.get(plan.decoder, (UNIT, LETTERBOX))
 
 
-def _recognised(graph: Graph, size: Tuple[int, int], outputs: Sequence[Output]) -> str:
-    """A decoder's name; empty: none is certain."""
+def _recognise_decoder(graph: Graph, size: Tuple[int, int], outputs: Sequence[GraphOutput]) -> str:
+    """Return a decoder's name; empty: none fits unambiguously."""
     task, labels, names = graph.metadata.get("task", ""), len(labels_of(graph)), {one.name for one in outputs}
     if {"logits", "pred_boxes"} <= names:
-        # references that are refined through an inverse sigmoid: scores are sigmoids; without them: DETR, YOLOS
+        # reference points refined through an inverse sigmoid: scores are sigmoids; without them: DETR, YOLOS
         refined = graph.operators & {"Log", "GridSample", "TopK"}
         return "detr" if not refined else "rtdetr" if {"GridSample", "TopK"} <= graph.operators else ""
-    if _ssd(outputs) is not None:
+    if _find_ssd_outputs(outputs) is not None:
         return "ssd"
     first = outputs[0]
     if len(first.shape) == 3 and first.real and task != "semantic":
-        if first.shape[2] in _places(size):
-            unsaid = not task and not labels and first.shape[1] == 5 + COCO_POSE
+        if first.shape[2] in _count_places(size):
+            unsaid = not task and not labels and first.shape[1] == 5 + 3 * len(COCO_KEYPOINTS)
             return "" if unsaid else "yolov8-pose" if task == "pose" else "yolov8"
-        if first.shape[1] in [ANCHORS * places for places in _places(size)]:
+        if first.shape[1] in [3 * places for places in _count_places(size)]:  # three anchors at every place
             return "yolov5"
-        wrote = f"{graph.metadata.get('head', '')} {graph.metadata.get('description', '')}".lower()
-        if "rtdetr" in wrote or "rt-detr" in wrote:
+        exporter_text = f"{graph.metadata.get('head', '')} {graph.metadata.get('description', '')}".lower()
+        if "rtdetr" in exporter_text or "rt-detr" in exporter_text:
             return "rtdetr"
         return "end2end" if task or graph.metadata.get("end2end") == "True" else ""
-    whole = first.shape[-2:] == size or first.name in ("logits", "out")
+    full_size = first.shape[-2:] == size or first.name in ("logits", "out")
     alike = all(one.shape == first.shape and one.real == first.real for one in outputs)
-    return SEGMENTATION if task == "semantic" or (whole and alike and _segments(first)) else ""
+    return SEGMENTATION if task == "semantic" or (full_size and alike and _is_segmentation(first)) else ""
 
 
-def _plan(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[Output]) -> Optional[Plan]:
-    """The plan of a decoder; None: the outputs are not its own."""
+def _make_plan(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[GraphOutput]) -> Optional[DecodePlan]:
+    """Make the plan of a decoder; None: the outputs do not fit."""
     if name == NONE:
-        return Plan(NONE, size)
+        return DecodePlan(NONE, size)
     if name == "ssd":
-        found = _ssd(outputs)
+        positions = _find_ssd_outputs(outputs)
         by_tensorflow = any(one.name.startswith("detection_boxes") for one in outputs)
-        return Plan(name, size, outputs=found, tensorflow=by_tensorflow) if found else None
+        return DecodePlan(name, size, outputs=positions, tensorflow=by_tensorflow) if positions else None
     if name == SEGMENTATION:
         classes = outputs[0].shape[1] if outputs[0].real else 0
-        return Plan(name, size, classes, masks=True) if _segments(outputs[0]) else None
+        return DecodePlan(name, size, classes, masks=True) if _is_segmentation(outputs[0]) else None
     if name in ("rtdetr", "detr"):
         pair = _logits_and_boxes(outputs)
         if pair is not None:
-            return Plan(name, size, outputs[pair[0]].shape[2] - (name == "detr"), outputs=pair)
+            return DecodePlan(name, size, outputs[pair[0]].shape[2] - (name == "detr"), outputs=pair)
     first = outputs[0]
     if name not in DECODERS or name == "detr" or len(first.shape) != 3 or not first.real:
         return None
     if name == "rtdetr":
         six = first.shape[2] == 6 and ("head" in graph.metadata or len(labels_of(graph)) != 2)
-        return Plan(name, size, 0 if six else first.shape[2] - 4) if first.shape[2] > 4 else None
-    return _yolo(name, graph, size, outputs)
+        return DecodePlan(name, size, 0 if six else first.shape[2] - 4) if first.shape[2] > 4 else None
+    return _plan_yolo(name, graph, size, outputs)
 
 
-def _yolo(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[Output]) -> Optional[Plan]:
-    """Formats of one table, whose columns are those of a box, and of its keypoints or its mask."""
+def _plan_yolo(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[GraphOutput]) -> Optional[DecodePlan]:
+    """Make the plan of a format of one table, with columns of boxes, keypoints or masks."""
     prototypes = [number for number, one in enumerate(outputs) if len(one.shape) == 4 and one.real]
     of_mask = outputs[prototypes[0]].shape[1] if prototypes else 0
     columns = outputs[0].shape[1 if name.startswith("yolov8") else 2] - {"yolov5": 5, "end2end": 6}.get(name, 4)
@@ -168,28 +168,28 @@ def _yolo(name: str, graph: Graph, size: Tuple[int, int], outputs: Sequence[Outp
         points, classes = (0, 0), columns - of_mask
         fits = classes >= 1
     chosen = (0, prototypes[0]) if of_mask else (0,)
-    return Plan(name, size, classes, points, chosen, bool(of_mask)) if fits else None
+    return DecodePlan(name, size, classes, points, chosen, bool(of_mask)) if fits else None
 
 
-def _ssd(outputs: Sequence[Output]) -> Optional[Tuple[int, ...]]:
-    """Positions of boxes, scores and classes: by name, else by kind where there are three; None: these are others."""
-    words = (("box",), ("score", "conf"), ("label", "class"))
-    found: List[int] = []
-    for few in words:
+def _find_ssd_outputs(outputs: Sequence[GraphOutput]) -> Optional[Tuple[int, ...]]:
+    """Find boxes, scores and classes: by name, or by kind among three outputs; None: not found."""
+    keywords = (("box",), ("score", "conf"), ("label", "class"))
+    positions: List[int] = []
+    for few in keywords:
         named = [
             n for n, one in enumerate(outputs) if any(w in one.name.lower() for w in few) and "raw" not in one.name
         ]
-        found += named[:1] if len(named) == 1 else []
-    if len(set(found)) != len(words) and len(outputs) == len(words):
-        kinds = [_kind(one) for one in outputs]
-        found = [kinds.index(kind) for kind in ("boxes", "scores", "classes") if kinds.count(kind) == 1]
-    if len(set(found)) != len(words) or _kind(outputs[found[0]]) != "boxes":
+        positions += named[:1] if len(named) == 1 else []
+    if len(set(positions)) != len(keywords) and len(outputs) == len(keywords):
+        kinds = [_output_kind(one) for one in outputs]
+        positions = [kinds.index(kind) for kind in ("boxes", "scores", "classes") if kinds.count(kind) == 1]
+    if len(set(positions)) != len(keywords) or _output_kind(outputs[positions[0]]) != "boxes":
         return None
-    rows = outputs[found[0]].shape[-2]
-    return tuple(found) if all(outputs[number].shape[-1:] == (rows,) for number in found[1:]) else None
+    rows = outputs[positions[0]].shape[-2]
+    return tuple(positions) if all(outputs[number].shape[-1:] == (rows,) for number in positions[1:]) else None
 
 
-def _kind(one: Output) -> str:
+def _output_kind(one: GraphOutput) -> str:
     shape = one.shape[1:] if len(one.shape) > 1 and one.shape[0] == 1 and len(one.shape) != 2 else one.shape
     if len(shape) == 2 and shape[1] == 4 and one.real:
         return "boxes"
@@ -197,7 +197,7 @@ def _kind(one: Output) -> str:
     return ("scores" if one.real else "classes") if rows else ""
 
 
-def _logits_and_boxes(outputs: Sequence[Output]) -> Optional[Tuple[int, int]]:
+def _logits_and_boxes(outputs: Sequence[GraphOutput]) -> Optional[Tuple[int, int]]:
     names = [one.name for one in outputs]
     if "logits" in names and "pred_boxes" in names:
         return names.index("logits"), names.index("pred_boxes")
@@ -208,13 +208,13 @@ def _logits_and_boxes(outputs: Sequence[Output]) -> Optional[Tuple[int, int]]:
     return None
 
 
-def _segments(one: Output) -> bool:
-    """Scores of at least two classes at every pixel, or whole numbers."""
+def _is_segmentation(one: GraphOutput) -> bool:
+    """Return whether an output has scores of at least two classes per pixel, or integers."""
     if one.real:
         return len(one.shape) == 4 and one.shape[0] == 1 and one.shape[1] >= 2
     return len(one.shape) in (3, 4) and all(side == 1 for side in one.shape[:-2])
 
 
-def _places(size: Tuple[int, int]) -> List[int]:
-    """How many places a network without anchors has, with each set of strides."""
+def _count_places(size: Tuple[int, int]) -> List[int]:
+    """Count the places of a network without anchors, for each set of strides."""
     return [sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in strides) for strides in STRIDES]

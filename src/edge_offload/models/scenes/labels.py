@@ -1,4 +1,4 @@
-"""What the label values of a completed grid mean: names, colours, and which of them a planner may drive on."""
+"""Label values of a completed grid: names, colours, and those that a planner may drive on."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LABELS: Tuple[str, ...] = (
 VALUE: Dict[str, int] = {name: value for value, name in enumerate(LABELS)}
 
 IGNORED = 255
-"""Value of voxels in a true grid whose content nobody can know, such as the inside of a building."""
+"""Value of voxels in a true grid whose content cannot be known, such as the inside of a building."""
 
 GROUND: Tuple[int, ...] = tuple(VALUE[name] for name in ("road", "parking", "sidewalk", "other-ground", "terrain"))
-"""What a robot drives on."""
+"""Labels that a robot may drive on."""
 
 COLOURS: Array = np.array(
     [

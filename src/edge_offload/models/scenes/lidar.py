@@ -14,16 +14,16 @@ from edge_offload.models.scenes.world import World
 
 @dataclass(frozen=True)
 class Lidar:
-    """What a sensor sends out and how well it measures.
+    """Rays and errors of a sensor.
 
     Attributes:
-        rings: rays one above the other.
+        rings: number of elevations.
         low, high: rad, elevation of the lowest and highest.
         columns: rays per turn.
         height: m above the ground.
         reach: m.
         noise: m, standard deviation of the range.
-        dropout: share of the returns that are lost at no distance; at ``reach`` it is ``dropout_far``.
+        dropout: share of the returns that are lost at distance 0; at ``reach`` it is ``dropout_far``.
     """
 
     rings: int = 64
@@ -47,7 +47,7 @@ VLP16 = Lidar(16, -0.262, 0.262, 1800, 0.6, 60.0)
 
 @dataclass(frozen=True)
 class SensorPose:
-    """Where the sensor is: x, y (m) and yaw (rad) in the world, at ``time_s``; it stands upright."""
+    """Pose of an upright sensor: x, y (m) and yaw (rad) in the world, at ``time_s``."""
 
     x: float = 0.0
     y: float = 0.0
@@ -56,54 +56,54 @@ class SensorPose:
 
 
 def local_solids(world: World, pose: SensorPose, height: float) -> List[Solid]:
-    """The world's solids in the frame of a sensor ``height`` (m) above the ground."""
+    """Return the world's solids in the frame of a sensor ``height`` (m) above the ground."""
     down = -height - ground_height(world, pose)
-    return [solid.seen_from(pose.x, pose.y, pose.yaw, pose.time_s).raised(down) for solid in world.solids]
+    return [solid.seen_from(pose.x, pose.y, pose.yaw, pose.time_s).raised_by(down) for solid in world.solids]
 
 
 def ground_height(world: World, pose: SensorPose) -> float:
-    """m, of the ground under the sensor."""
+    """Height in m of the ground under the sensor."""
     return float(world.ground.at(np.array(pose.x), np.array(pose.y))[0])
 
 
 def to_world(pose: SensorPose, x: Array, y: Array) -> Tuple[Array, Array]:
-    """Places in the sensor's frame, as places in the world (m)."""
+    """Map positions (m) from the sensor's frame to the world."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     return pose.x + cos * x - sin * y, pose.y + sin * x + cos * y
 
 
 def to_local(pose: SensorPose, x: Array, y: Array) -> Tuple[Array, Array]:
-    """Places in the world, as places in the sensor's frame (m): the inverse of :func:`to_world`."""
+    """Map positions (m) from the world to the sensor's frame."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     east, north = x - pose.x, y - pose.y
     return cos * east + sin * north, cos * north - sin * east
 
 
 def exact_ranges(world: World, pose: SensorPose, lidar: Lidar) -> Array:
-    """Range of every ray without noise and dropouts, float32 [rings, columns] metres; inf where nothing is met."""
-    return _cast(world, pose, lidar, _directions(lidar), np.random.default_rng(0))[0]
+    """Range of every ray without noise and dropouts, float32 [rings, columns] metres; inf: no hit."""
+    return _cast_rays(world, pose, lidar, _ray_directions(lidar), np.random.default_rng(0))[0]
 
 
-def sweep(world: World, pose: SensorPose, lidar: Lidar, seed: int) -> Tuple[Array, Array]:
-    """One turn of the sensor.
+def simulate_sweep(world: World, pose: SensorPose, lidar: Lidar, seed: int) -> Tuple[Array, Array]:
+    """Simulate one turn of the sensor.
 
     Returns:
         float32 [n, 4] x, y, z (m, frame of the sensor: x forward, y left, z up) and intensity (0 to 1, by kind of
-        object), and uint8 [n], the label of what was hit.
+        object), and uint8 [n], the label of the hit object.
     """
     random = np.random.default_rng((seed, 5))
-    directions = _directions(lidar)
-    ranges, labels = _cast(world, pose, lidar, directions, random)
+    directions = _ray_directions(lidar)
+    ranges, labels = _cast_rays(world, pose, lidar, directions, random)
     ranges += random.normal(0.0, lidar.noise, ranges.shape).astype(np.float32)
     lost = lidar.dropout + (lidar.dropout_far - lidar.dropout) * np.clip(ranges / lidar.reach, 0, 1) ** 2
-    kept = np.isfinite(ranges) & (ranges < lidar.reach) & (ranges > 0.3) & (random.random(ranges.shape) > lost)
-    points = np.empty((int(kept.sum()), 4), dtype=np.float32)
-    points[:, :3] = directions[kept] * ranges[kept][:, None]
-    points[:, 3] = 0.1 + 0.04 * labels[kept]
-    return points, labels[kept]
+    valid = np.isfinite(ranges) & (ranges < lidar.reach) & (ranges > 0.3) & (random.random(ranges.shape) > lost)
+    points = np.empty((int(valid.sum()), 4), dtype=np.float32)
+    points[:, :3] = directions[valid] * ranges[valid][:, None]
+    points[:, 3] = 0.1 + 0.04 * labels[valid]
+    return points, labels[valid]
 
 
-def _directions(lidar: Lidar) -> Array:
+def _ray_directions(lidar: Lidar) -> Array:
     """Unit vectors of the rays, float32 [rings, columns, 3]."""
     elevations = lidar.elevations()[:, None]
     azimuths = (np.arange(lidar.columns) * (2 * np.pi / lidar.columns) - np.pi)[None, :]
@@ -114,25 +114,25 @@ def _directions(lidar: Lidar) -> Array:
     return directions
 
 
-def _cast(
+def _cast_rays(
     world: World, pose: SensorPose, lidar: Lidar, directions: Array, random: np.random.Generator
 ) -> Tuple[Array, Array]:
-    """Range (inf: none) and label of what every ray meets first."""
+    """Range (inf: none) and label of the first hit of every ray."""
     ranges, labels = _ground_hits(world, pose, lidar, directions)
     for solid in local_solids(world, pose, lidar.height):
-        _hit(solid, directions, lidar, ranges, labels, random)
+        _apply_solid(solid, directions, lidar, ranges, labels, random)
     return ranges, labels
 
 
 def _ground_hits(world: World, pose: SensorPose, lidar: Lidar, directions: Array) -> Tuple[Array, Array]:
-    """Range (inf: none) and label where every ray meets the ground, by fixed-point iteration from the flat one."""
+    """Range (inf: none) and label of every ray's hit of the ground, by fixed-point iteration from a flat one."""
     down = np.minimum(directions[..., 2], -1e-3)
     base = ground_height(world, pose)
     ranges = (-lidar.height / down).astype(np.float32)
     for _ in range(4):
         ranges = np.minimum(ranges, 2 * lidar.reach)
         x, y = to_world(pose, directions[..., 0] * ranges, directions[..., 1] * ranges)
-        # the swell alone: kerbs are too steep for the iteration
+        # without kerbs, which are too steep for the iteration
         ranges = np.maximum((world.ground.swell(x, y) - base - lidar.height) / down, 0.3).astype(np.float32)
     x, y = to_world(pose, directions[..., 0] * ranges, directions[..., 1] * ranges)
     height, labels = world.ground.at(x, y)
@@ -141,7 +141,7 @@ def _ground_hits(world: World, pose: SensorPose, lidar: Lidar, directions: Array
     return ranges, labels
 
 
-def _hit(
+def _apply_solid(
     solid: Solid,
     directions: Array,
     lidar: Lidar,
@@ -149,14 +149,14 @@ def _hit(
     labels: Array,
     random: np.random.Generator,
 ) -> None:
-    """Shorten the ranges of the rays that meet ``solid`` first."""
-    rows, columns = _window(solid, lidar)
+    """Update ranges and labels of the rays that hit ``solid`` first."""
+    rows, columns = _ray_window(solid, lidar)
     if rows[0] >= rows[1]:
         return
     for start, stop in columns:
         window = (slice(*rows), slice(start, stop))
-        entry = solid.entry(directions[window])
-        # a reading of this solid at its own range; where the ground lies nearer, the solid is below it
+        entry = solid.entry_distance(directions[window])
+        # where the ground is nearer, the solid lies below it
         closer = entry < ranges[window]
         if solid.porosity:
             closer &= random.random(entry.shape) > solid.porosity
@@ -165,8 +165,8 @@ def _hit(
         labels[window] = np.where(closer, solid.label, labels[window])
 
 
-def _window(solid: Solid, lidar: Lidar) -> Tuple[Tuple[int, int], List[Tuple[int, int]]]:
-    """Rows and ranges of columns of the rays that may meet ``solid``: none beyond the sensor's reach."""
+def _ray_window(solid: Solid, lidar: Lidar) -> Tuple[Tuple[int, int], List[Tuple[int, int]]]:
+    """Return rows and ranges of columns of the rays that may hit ``solid``; none beyond the sensor's reach."""
     distance = float(np.hypot(solid.centre[0], solid.centre[1]))
     radius = solid.radius
     if distance - radius > lidar.reach:

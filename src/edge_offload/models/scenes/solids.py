@@ -1,4 +1,4 @@
-"""Solids with a vertical axis: what rays hit and which voxels they fill."""
+"""Solids with a vertical axis: intersections with rays, and the voxels that they fill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Solid:
         yaw: rad, of its own x axis from the world's.
         label: value from :data:`edge_offload.models.scenes.labels.LABELS`.
         porosity: share of the rays that pass through it, as through leaves and grilles.
-        shell: m; what lies deeper inside is unknown rather than full. 0: full.
+        shell: m, depth below which the inside is unknown; 0: it is full.
         velocity: m/s in the plane.
     """
 
@@ -42,21 +42,21 @@ class Solid:
         return float(np.hypot(self.half[0], self.half[1]))
 
     def seen_from(self, x: float, y: float, yaw: float, time_s: float = 0.0) -> Solid:
-        """The same solid at ``time_s`` in the frame of a sensor at ``x``, ``y`` (m) that looks along ``yaw`` (rad)."""
+        """Transform it, at ``time_s``, to the frame of a sensor at ``x``, ``y`` (m) with ``yaw`` (rad)."""
         east = self.centre[0] + self.velocity[0] * time_s - x
         north = self.centre[1] + self.velocity[1] * time_s - y
         cos, sin = float(np.cos(yaw)), float(np.sin(yaw))
         centre = (cos * east + sin * north, cos * north - sin * east, self.centre[2])
         return replace(self, centre=centre, yaw=self.yaw - yaw, velocity=(0.0, 0.0))
 
-    def raised(self, height: float) -> Solid:
-        """The same solid, higher by ``height`` (m)."""
+    def raised_by(self, height: float) -> Solid:
+        """Return a copy, higher by ``height`` (m)."""
         return replace(self, centre=(self.centre[0], self.centre[1], self.centre[2] + height))
 
-    def entry(self, directions: Array) -> Array:
-        """Where rays from the origin enter, as multiples of ``directions`` (float [..., 3]); inf where they miss.
+    def entry_distance(self, directions: Array) -> Array:
+        """Distance at which rays from the origin enter, in multiples of ``directions`` (float [..., 3]); inf: a miss.
 
-        A solid that holds the origin is not hit.
+        A solid that contains the origin is not hit.
         """
         cos, sin = np.cos(self.yaw), np.sin(self.yaw)
         a, b, c = self.half
@@ -89,7 +89,7 @@ class Solid:
         return distance
 
     def depth(self, x: Array, y: Array, z: Array, margin: float) -> Array:
-        """How far inside the solid, grown by ``margin`` (m) on all sides, points lie: metres, negative outside.
+        """Depth in metres of points inside the solid, grown by ``margin`` (m) on all sides; negative outside.
 
         Exact for boxes, an estimate for the round ones. ``x``, ``y`` and ``z`` are broadcast.
         """
@@ -108,12 +108,12 @@ class Solid:
 
 
 def _slab(place: float, rate: Array) -> Tuple[Array, Array]:
-    """Where a coordinate that starts at ``place`` and grows by ``rate`` enters and leaves [-1, 1]."""
+    """Return the times at which a coordinate from ``place`` with ``rate`` enters and leaves [-1, 1]."""
     one, two = (-1.0 - place) / rate, (1.0 - place) / rate
     return np.fmin(one, two), np.fmax(one, two)
 
 
-def box(x: float, y: float, low: float, size: Tuple[float, float, float], yaw: float, label: int) -> Solid:
-    """A box of full ``size`` (m) that stands at height ``low`` over ``x``, ``y``."""
+def make_box(x: float, y: float, low: float, size: Tuple[float, float, float], yaw: float, label: int) -> Solid:
+    """Make a box of full ``size`` (m) that stands at height ``low`` over ``x``, ``y``."""
     half = (size[0] / 2, size[1] / 2, size[2] / 2)
     return Solid(BOX, (x, y, low + half[2]), half, yaw, label)

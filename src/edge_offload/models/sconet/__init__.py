@@ -9,7 +9,7 @@ from edge_offload.models.sconet.completer import DEFAULTS, SHIPPED, SceneComplet
 
 
 def entries() -> Tuple[Entry, ...]:
-    """What the registry lists."""
+    """Return the registry's entries."""
 
     def build(options: Dict[str, Any]) -> Any:
         return SceneCompleter(**options).module

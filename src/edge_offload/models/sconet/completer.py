@@ -1,4 +1,4 @@
-"""A scene completer: points to the network's input, a device module, its output to a labelled grid."""
+"""Scene completer: from points to the network's input, a device module, from its output to a labelled grid."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
 from edge_offload.models.scenes.labels import LABELS
-from edge_offload.models.sconet.baselines import keep_hits, nothing
+from edge_offload.models.sconet.baselines import label_sweep, retain_hits
 from edge_offload.models.sconet.network import HEIGHT, STRIDE, SCONet
 from edge_offload.models.voxels import VoxelGrid
 
 DEFAULTS: Dict[str, Any] = {"weights": "", "seed": 0}
 SHIPPED = pathlib.Path(__file__).parent / "weights" / "sconet.safetensors"
-VOXEL_SIZE_M = 0.2
-"""What the shipped weights were trained on."""
+VOXEL_SIZE_M = VoxelGrid.voxel_size
+"""Voxel size in the training of the shipped weights."""
 
 
 class SceneCompleter:
@@ -28,9 +28,9 @@ class SceneCompleter:
     Attributes:
         name: the model's name in the registry.
         module: plain PyTorch, in eval mode: uint8 occupancy [x, y, 32] in, a tuple of uint8 labels [x, y, 32] out.
-        trained: whether the weights come from training. If not, ``interpret`` gives the sweep itself, without any
-            completion: random numbers are never presented as a scene.
-        grid: where the voxels lie; the caller may set it.
+        trained: whether the weights come from training. If not, ``interpret`` returns the sweep without completion, so
+            that random numbers never look like a scene.
+        grid: the voxel grid, which the caller may replace.
 
     Args:
         weights: a safetensors file, from :func:`save_weights` or a training checkpoint (its moving average is
@@ -44,7 +44,7 @@ class SceneCompleter:
 
     def __init__(self, weights: str = "", seed: int = 0, grid: Optional[VoxelGrid] = None) -> None:
         self.name = "sconet"
-        #: Runs the module in :meth:`complete`; None: it is called as it is.
+        #: Runs the module in :meth:`complete`; None: it is called directly.
         self.executor: Optional[Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]] = None
         self.grid = grid or VoxelGrid()
         path = places.expand(weights) if weights else SHIPPED
@@ -57,10 +57,10 @@ class SceneCompleter:
         self.module = module.eval().requires_grad_(False)
 
     def prepare(self, points: Array) -> torch.Tensor:
-        """Occupancy of float [n, 3 or more] points (m, in the grid's frame), uint8 [x, y, 32].
+        """Compute the occupancy uint8 [x, y, 32] of float [n, 3 or more] points (m, in the grid's frame).
 
         Raises:
-            BadInput: not points, or a grid that the network does not take.
+            BadInput: not points, or a grid that does not fit the network.
         """
         x, y, z = self.grid.shape
         if z != HEIGHT or x % STRIDE or y % STRIDE:
@@ -78,16 +78,16 @@ class SceneCompleter:
         """
         hit = occupancy.cpu().numpy()
         if not self.trained:
-            return nothing(hit)
+            return label_sweep(hit)
         if len(outputs) != 1 or outputs[0].dtype != torch.uint8 or tuple(outputs[0].shape) != hit.shape:
             raise BadInput("the outputs are not a label grid of the input's size")
         labels: Array = outputs[0].cpu().numpy()
         if labels.max(initial=0) >= len(LABELS):
             raise BadInput(f"the outputs hold a label above {len(LABELS) - 1}")
-        return keep_hits(labels, hit)
+        return retain_hits(labels, hit)
 
     def complete(self, points: Array) -> Array:
-        """All steps here and now: labels uint8 [x, y, 32]."""
+        """Run all steps and return labels uint8 [x, y, 32]."""
         occupancy = self.prepare(points)
         if self.executor is not None:
             return self.interpret(self.executor([occupancy]), occupancy)
@@ -98,7 +98,7 @@ class SceneCompleter:
 
 
 def load_weights(module: SCONet, path: pathlib.Path) -> Dict[str, str]:
-    """Put the weights of a safetensors file into ``module``; returns what the file says of itself.
+    """Load the weights of a safetensors file into ``module`` and return the file's metadata.
 
     Raises:
         BadInput: the file is damaged or of another network.

@@ -3,9 +3,9 @@
 After the scene-completion network of AGRNav (Wang et al., 2024): height is the channel of a light 2D U-Net whose
 convolutions are depthwise separable, with criss-cross attention (Huang et al., CCNet) and MobileViTv2 blocks (Mehta
 and Rastegari) at the coarse scales; a head of dilated 3D convolutions (as in LMSCNet, Roldao et al.) gives every voxel
-its class. In difference to it, the U-Net hands the head ``features`` numbers per voxel instead of one, and both are
-shown where the ground seems to be: far off, the rings on the ground are metres apart, and a layer one voxel thick is
-either met or missed.
+its class. Unlike there, the U-Net gives the head ``features`` numbers per voxel instead of one, and both have the
+estimated level of the ground as an input: far away the rings on the ground are metres apart, so that many of its
+voxels have no hit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-CLASSES = 20
+from edge_offload.models.scenes.labels import LABELS
+
+CLASSES = len(LABELS)
 HEIGHT = 32
 WIDTHS = (32, 48, 64, 80)
 DILATIONS = (1, 2, 3)
@@ -25,17 +27,17 @@ STRIDE = 16
 
 
 NEAR = 51
-"""Columns: side of the square in which the lowest hit counts as ground, 10 m at 0.2 m."""
+"""Side in columns of the square in which the lowest hit counts as ground: 10 m at 0.2 m."""
 
 
 def ground_level(occupancy: torch.Tensor) -> torch.Tensor:
-    """Level of the ground in every column, float [b, x, y] in voxels, from float [b, x, y, z] occupancy.
+    """Estimate the ground's level in every column, float [b, x, y] in voxels, from float [b, x, y, z] occupancy.
 
-    Hits at most two voxels above the lowest one near by are ground. Between them it is filled in by pull and push
-    (Gortler et al., The Lumigraph, 1996, section 3.4): averages over ever larger squares, used where nothing finer is
-    known. Where nothing was hit at all it is level 1, where the grid puts it.
+    Hits at most two voxels above the lowest one near by are ground. Pull and push (Gortler et al., The Lumigraph,
+    1996, section 3.4) fills the gaps with averages over larger and larger squares. Without any hit the level is 1, as
+    the grid defines it.
     """
-    # columns without a hit get the number of levels
+    # columns without a hit have the number of levels
     low = (occupancy.cumsum(dim=3) == 0).sum(dim=3).float().unsqueeze(1)
     near = -F.max_pool2d(-low, (NEAR, 1), stride=1, padding=(NEAR // 2, 0))
     near = -F.max_pool2d(-near, (1, NEAR), stride=1, padding=(0, NEAR // 2))
@@ -52,7 +54,7 @@ def ground_level(occupancy: torch.Tensor) -> torch.Tensor:
 
 
 class SeparableConv(nn.Module):
-    """Depthwise 3x3, then pointwise, each normalised; ReLU at the end."""
+    """Depthwise 3x3, then pointwise convolution, each normalised, with ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -67,14 +69,14 @@ class SeparableConv(nn.Module):
 
 
 class CrissCross(nn.Module):
-    """Every cell attends to the cells of its own row and column (CCNet, section 3.2, one recurrence)."""
+    """Attention of each cell to the cells of its row and column (CCNet, section 3.2, one recurrence)."""
 
     def __init__(self, channels: int, reduction: int = 8) -> None:
         super().__init__()
         self.query = nn.Conv2d(channels, channels // reduction, 1)
         self.key = nn.Conv2d(channels, channels // reduction, 1)
         self.value = nn.Conv2d(channels, channels, 1)
-        # zero: at the start of training the block passes its input on
+        # 0: at the start of training the block is the identity
         self.gain = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,11 +84,10 @@ class CrissCross(nn.Module):
         height = x.shape[2]
         in_column = torch.einsum("bchw,bcgw->bhwg", query, key)
         in_row = torch.einsum("bchw,bchv->bhwv", query, key)
-        # the cell itself is in its row already
-        # not torch.eye: ONNX Runtime has none of booleans
+        # the cell itself is already in its row; ONNX Runtime has no torch.eye of booleans
         place = torch.arange(height, device=x.device)
-        own = (place[:, None] == place).view(1, height, 1, height)
-        in_column = in_column.masked_fill(own, float("-inf"))
+        is_self = (place[:, None] == place).view(1, height, 1, height)
+        in_column = in_column.masked_fill(is_self, float("-inf"))
         weights = torch.softmax(torch.cat((in_column, in_row), dim=3), dim=3)
         column, row = weights[..., :height], weights[..., height:]
         gathered = torch.einsum("bhwg,bcgw->bchw", column, value) + torch.einsum("bhwv,bchv->bchw", row, value)
@@ -97,7 +98,7 @@ class CrissCross(nn.Module):
 class SeparableAttention(nn.Module):
     """MobileViTv2's attention: one context vector per sequence, linear in its length (section 3.2).
 
-    Takes and gives float [b, channels, p, n]: p sequences of n tokens.
+    Input and output are float [b, channels, p, n]: p sequences of n tokens.
     """
 
     def __init__(self, channels: int) -> None:
@@ -137,7 +138,7 @@ class MobileViT(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = x.shape
         y = self.local(x)
-        # sequence p holds the cells at place p of all 2x2 patches
+        # sequence p has the cells at place p of all 2x2 patches
         y = y.reshape(batch, channels, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
         y = y.reshape(batch, channels, 4, (height // 2) * (width // 2))
         for norm, attention, feed in zip(self.attention_norms, self.attentions, self.feeds):
@@ -149,7 +150,7 @@ class MobileViT(nn.Module):
 
 
 class Level(nn.Module):
-    """One scale of the decoder: the coarser map, doubled, beside the map of the encoder."""
+    """One scale of the decoder: merges the doubled coarser map with the encoder's map."""
 
     def __init__(self, coarse: int, skip: int) -> None:
         super().__init__()
@@ -188,8 +189,8 @@ class Unet(nn.Module):
         y = self.criss_cross(skips.pop())
         for up, skip in zip(reversed(self.ups), reversed(skips)):
             y = up(y, skip)
-        left: torch.Tensor = self.leave(y)
-        return left
+        result: torch.Tensor = self.leave(y)
+        return result
 
 
 class DilatedHead(nn.Module):
@@ -200,9 +201,9 @@ class DilatedHead(nn.Module):
     ) -> None:
         super().__init__()
         self.enter = nn.Conv3d(features, planes, 3, padding=1)
-        self.first = nn.ModuleList(_dilated(planes, dilation) for dilation in dilations)
+        self.first = nn.ModuleList(_dilated_conv(planes, dilation) for dilation in dilations)
         self.first_norms = nn.ModuleList(nn.BatchNorm3d(planes) for _ in dilations)
-        self.second = nn.ModuleList(_dilated(planes, dilation) for dilation in dilations)
+        self.second = nn.ModuleList(_dilated_conv(planes, dilation) for dilation in dilations)
         self.second_norms = nn.ModuleList(nn.BatchNorm3d(planes) for _ in dilations)
         self.classify = nn.Conv3d(planes, classes, 3, padding=1)
 
@@ -215,14 +216,14 @@ class DilatedHead(nn.Module):
         return logits
 
 
-def _dilated(planes: int, dilation: int) -> nn.Conv3d:
+def _dilated_conv(planes: int, dilation: int) -> nn.Conv3d:
     return nn.Conv3d(planes, planes, 3, padding=dilation, dilation=dilation, bias=False)
 
 
 class SCONet(nn.Module):
     """The whole network: uint8 occupancy [x, y, 32] to uint8 labels of the same shape.
 
-    The 20 logits of a voxel never leave the device: of 256 x 256 x 32 voxels they take 168 MB, the labels 2 MB.
+    Logits do not leave the device: of 256 x 256 x 32 voxels they have 168 MB, the labels 2 MB.
 
     Args:
         features: numbers per voxel between U-Net and head.
@@ -246,9 +247,9 @@ class SCONet(nn.Module):
         self.head = DilatedHead(features + 1, planes, classes)
 
     def volume(self, occupancy: torch.Tensor) -> torch.Tensor:
-        """Float [b, x, y, 32] occupancy to float [b, features + 1, x, y, 32], what the head takes.
+        """Map float [b, x, y, 32] occupancy to the head's input float [b, features + 1, x, y, 32].
 
-        The last number of a voxel is how near it is to the ground's level: 1 at it, 0 from one voxel away.
+        A voxel's last number is its nearness to the ground's level: 1 at it, 0 from one voxel away.
         """
         levels = torch.arange(HEIGHT, device=occupancy.device, dtype=occupancy.dtype)
         ground = F.relu(1.0 - (levels - ground_level(occupancy).unsqueeze(3)).abs())
@@ -257,8 +258,8 @@ class SCONet(nn.Module):
         shaped = flat.reshape(batch, self.features, HEIGHT, x, y).permute(0, 1, 3, 4, 2)
         both = torch.cat((shaped, ground.unsqueeze(1)), dim=1)
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            return both  # ONNX says nothing of the order in memory
-        # channels last: on a processor the 3D convolutions take two thirds of the time
+            return both  # ONNX has no order in memory
+        # channels last: on a CPU the 3D convolutions take two thirds of the time
         volume: torch.Tensor = both.contiguous(memory_format=torch.channels_last_3d)
         return volume
 

@@ -65,7 +65,7 @@ from edge_offload.nodes.inference.vision import DetectionPublisher, Place, place
 from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.detection_view import draw_detections
 from edge_offload.perception.locator import Locator
-from edge_offload.perception.pipeline import Prepared
+from edge_offload.perception.pipeline import NetworkInput
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import ObjectArray
 
@@ -107,7 +107,8 @@ class DetectionsView(CameraView):
 
     def prepare(self, frame: Frame) -> PreparedImage:
         bgr = image_to_bgr(frame.message)
-        return PreparedImage(bgr, (bgr.shape[1], bgr.shape[0]), Prepared.of(self._detector, bgr, frame.received_s))
+        size = (bgr.shape[1], bgr.shape[0])
+        return PreparedImage(bgr, size, NetworkInput.from_image(self._detector, bgr, frame.received_s))
 
     def infer(self, frame: Frame, prepared: PreparedImage) -> Inferred:
         frame_id, image = frame.message.header.frame_id, list(prepared.size)
@@ -116,11 +117,11 @@ class DetectionsView(CameraView):
     def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
         node, header, size = self.node, frame.message.header, prepared.size
         seen = prepared.image.interpret(self._detector, *inferred)
-        found, report = seen.found, seen.report
+        found, report = seen.result, seen.report
         if not isinstance(found, Detections):
             name = type(self._detector).__name__
             raise BadInput(f"{name}.interpret returned a {type(found).__name__}", remedy="return Detections")
-        found.fit(size, len(self._detector.labels))
+        found.check_fit(size, len(self._detector.labels))
         energy, measured = node.energy(frame, report)
         labels, places = self._labels(found), self._places(frame, size, found)
         self._objects.publish(objects_message(header, report, size, found, labels, places))

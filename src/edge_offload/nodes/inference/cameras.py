@@ -25,7 +25,7 @@ from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode, SensorStages
 from edge_offload.nodes.inference.pictures import Painter, Picture
-from edge_offload.perception.pipeline import Prepared
+from edge_offload.perception.pipeline import NetworkInput
 from edge_offload.timing import InferenceReport
 
 Inferred = Tuple[Any, InferenceReport]
@@ -44,7 +44,7 @@ class PreparedImage:
 
     bgr: Array
     size: Tuple[int, int]
-    image: Prepared
+    image: NetworkInput
 
 
 class SensorView(SensorStages):

@@ -85,7 +85,7 @@ class MatchedIntake:
         nearest, off_s = None, math.inf
         for message, received_s in reversed(list(self._recent)):
             by_stamp_s = (message.header.stamp - frame.message.header.stamp).to_sec()
-            apart_s = by_stamp_s if frame.instant.placeable else received_s - frame.received_s
+            apart_s = by_stamp_s if frame.instant.has_valid_stamp else received_s - frame.received_s
             if abs(apart_s) < abs(off_s):
                 nearest, off_s = message, apart_s
         return nearest, off_s

@@ -102,7 +102,7 @@ class Arrivals:
         header = message.header
         header.frame_id = frame_name(header.frame_id)
         with self._lock:
-            instant = self._timeline.instant(header.stamp.to_nsec(), received_s, _clock_ns())
+            instant = self._timeline.make_instant(header.stamp.to_nsec(), received_s, _clock_ns())
             until_s = waits_until(received_s, self._interval.arrived(received_s), self._params)
         if instant.recording != self._recording:
             self._recording = instant.recording
@@ -112,7 +112,7 @@ class Arrivals:
     def refresh(self) -> None:
         """Tell of the newest stamps. Call it about once a second."""
         with self._lock:
-            faults, counted = self._timeline.faults.most_common(), self._timeline.counted
+            faults, counted = self._timeline.fault_counts.most_common(), self._timeline.counted_frames
         if not faults:
             self._health.clear("stamps")
             return
@@ -122,7 +122,7 @@ class Arrivals:
 
 def tf_time(header: Any, instant: Instant) -> rospy.Time:
     """The time at which tf is asked for poses of a frame: its stamp, or the newest there is (0)."""
-    return header.stamp if instant.placeable else rospy.Time()
+    return header.stamp if instant.has_valid_stamp else rospy.Time()
 
 
 def _clock_ns() -> int:
@@ -335,7 +335,9 @@ class CameraIntake:
         """The camera for images of this size, or why there is none."""
         infos = list(self._infos)
         # that of the frame's time; where stamps tell nothing, the newest
-        past = [info for info in infos if frame.instant.placeable and info.header.stamp <= frame.message.header.stamp]
+        past = [
+            info for info in infos if frame.instant.has_valid_stamp and info.header.stamp <= frame.message.header.stamp
+        ]
         info = (past or infos or [None])[-1]
         if info is None:
             return None, "no CameraInfo has come"

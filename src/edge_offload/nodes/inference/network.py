@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import rospy
 
-from edge_offload.companion.process import choose
+from edge_offload.companion.process import choose_device
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
@@ -106,7 +106,7 @@ class Network:
             keys = KeyStore(params["keys"]) if params["keys"] else None
             self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._notified)
         engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
-        device, companion = choose(params["device"], engine, params["threads"])
+        device, companion = choose_device(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
             self.name,
             self.estimator.module,

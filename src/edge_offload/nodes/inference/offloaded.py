@@ -263,7 +263,7 @@ class OffloadedNode(Node):
 
     def energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
         """Joules from taking the frame up to its result, and whether they were measured."""
-        return self._energy.of(frame.received_s, report)
+        return self._energy.measure_frame(frame.received_s, report)
 
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""

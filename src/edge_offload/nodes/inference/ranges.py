@@ -189,7 +189,7 @@ class CloudIntake(MatchedIntake):
             if eye is not None and sensor is not None:
                 self._unmoved.note()
                 self._node.health.value("clouds", f"moved to the time of the image by {fixed!r}")
-                return eye.inverse().after(sensor)
+                return eye.inverse().compose_after(sensor)
             cause = cause or f"by {fixed!r}: {camera.cause or lidar.cause}"
         if cause:
             self._unmoved.note(cause)

@@ -40,7 +40,7 @@ def places_of(
 ) -> List[Optional[Place]]:
     """Return detections' places by boxes [n, 4] and positions of ``locator``; None: not known."""
     return [
-        None if locator is None or position is None else (locator.placed(position), locator.extent(box, position))
+        None if locator is None or position is None else (locator.to_world(position), locator.box_extent(box, position))
         for box, position in zip(boxes, positions)
     ]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, sweep
-from edge_offload.models.scenes.world import Street, World, room
+from edge_offload.models.scenes.lidar import Lidar, SensorPose, ground_height, simulate_sweep
+from edge_offload.models.scenes.world import Street, World, make_room
 from edge_offload.nodes.common.convert import cloud_to_points
 from edge_offload.perception.scene.scans import AUTO, read_scan, scan_files
 
@@ -126,7 +126,7 @@ class WorldSweeps:
         half = 0.43 if height > 1.4 else 0.35
         self._lidar = Lidar(low=-half, high=0.1 if height > 1.4 else 0.3, columns=1200, height=height)
         self._street = Street(seed)
-        self._room: Optional[World] = room(seed) if kind == "room" else None
+        self._room: Optional[World] = make_room(seed) if kind == "room" else None
 
     def __iter__(self) -> Iterator[Sweep]:
         number = 0
@@ -142,8 +142,8 @@ class WorldSweeps:
             pose, world = SensorPose(yaw=(self._speed * passed) % (2 * np.pi), time_s=walked), self._room
         else:
             pose = SensorPose(x=self._speed * passed, time_s=walked)
-            world = self._street.world(pose.x)
-        points, _ = sweep(world, pose, self._lidar, self._seed + number)
+            world = self._street.world_around(pose.x)
+        points, _ = simulate_sweep(world, pose, self._lidar, self._seed + number)
         up = ground_height(world, pose) + self._lidar.height
         return Sweep(points, "", (pose.x, pose.y, up, pose.yaw))
 

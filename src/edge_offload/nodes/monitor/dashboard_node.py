@@ -28,10 +28,10 @@ from sensor_msgs.msg import CompressedImage
 
 from edge_offload.dashboard import messages
 from edge_offload.dashboard.access import Access, read_token
-from edge_offload.dashboard.digest import event
+from edge_offload.dashboard.digest import make_event
 from edge_offload.dashboard.history import History
 from edge_offload.dashboard.server import DEFAULT_PORT, DashboardServer
-from edge_offload.dashboard.source import Source
+from edge_offload.dashboard.source import RecordSource
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.master_watch import ANEW, GONE, MasterWatch
 from edge_offload.nodes.common.params import Param
@@ -39,7 +39,7 @@ from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.monitor.run_topics import RunTopics
 
 
-class DashboardNode(Node, Source):
+class DashboardNode(Node, RecordSource):
     """See the module's docstring."""
 
     name = "dashboard_node"
@@ -83,18 +83,18 @@ class DashboardNode(Node, Source):
         if not hasattr(self, "_server"):
             return
         self.health.value("browsers", self._server.viewers)
-        for kind, count in self._history.counts().items():
+        for kind, count in self._history.count_records().items():
             self.health.value(f"{kind} received", count)
 
     def status(self) -> Dict[str, Any]:
-        """See :class:`Source`."""
+        """See :class:`RecordSource`."""
         with self._lock:
             lost_since = self._lost_since
         if lost_since is not None:
             state = "lost"
             gone_s = time.monotonic() - lost_since
             text = f"no ROS master at {rosgraph.get_master_uri()} for {gone_s:.0f} s; trying again"
-        elif not self._history.counts()["latency"]:
+        elif not self._history.count_records()["latency"]:
             state, text = "waiting", f"no frame yet: nothing came on {rospy.resolve_name('offload/latency')}"
         else:
             state, text = "live", ""
@@ -102,8 +102,8 @@ class DashboardNode(Node, Source):
         waits_for = {**(topics.names if topics else {}), "picture": rospy.resolve_name(messages.FRAME_TOPIC)}
         return {"state": state, "text": text, "now_s": time.time(), "waits_for": waits_for}
 
-    def watched(self, viewers: int) -> None:
-        """See :class:`Source`. Called in the server's thread, which must not wait for the master."""
+    def set_viewers(self, viewers: int) -> None:
+        """See :class:`RecordSource`. Called in the server's thread, which must not wait for the master."""
         self._viewers = viewers
 
     def _tick(self) -> None:
@@ -114,13 +114,13 @@ class DashboardNode(Node, Source):
                 self._lost_since = time.monotonic() if before is None else before
         if found == GONE:
             if before is None:
-                self._history.note(event(time.time(), "error", "master", "the ROS master does not answer"))
+                self._history.add_event(make_event(time.time(), "error", "master", "the ROS master does not answer"))
                 self.health.warn("master", "the ROS master does not answer")
             return
         self.health.clear("master")
         if found == ANEW or before is not None:
             words = "a new ROS master; registered with it" if found == ANEW else "the ROS master answers again"
-            self._history.note(event(time.time(), "ok", "master", words))
+            self._history.add_event(make_event(time.time(), "ok", "master", words))
         self._fetch_pictures(self._viewers > 0)
 
     def _fetch_pictures(self, wanted: bool) -> None:
@@ -141,12 +141,12 @@ class DashboardNode(Node, Source):
         now = time.monotonic()
         if now - self._shown_at < 0.9 / self.params["picture_rate"]:
             return
-        data = messages.picture(message)
+        data = messages.picture_bytes(message)
         if data is None:
             self.health.count("pictures that are neither JPEG nor PNG, or too large")
             return
         self._shown_at = now
-        self._history.show(data, time.time())
+        self._history.set_picture(data, time.time())
 
 
 NODE = DashboardNode

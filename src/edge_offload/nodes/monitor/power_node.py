@@ -103,7 +103,7 @@ class PowerNode(Node):
             self._joules += energy.joules
             self._known = True
         recent = self._meter.energy_between(settled, now)
-        power = self._meter.power()
+        power = self._meter.read_power()
         if self._meter.problem:
             self.health.warn("sensor", self._meter.problem)
         else:
@@ -118,7 +118,7 @@ class PowerNode(Node):
         self._publisher.publish(message)
 
     def _state(self, begin: float, end: float) -> int:
-        held = self._timeline.seconds(begin, end)
+        held = self._timeline.busy_seconds(begin, end)
         if held[COMPUTE] <= 0 and held[COMMUNICATE] <= 0:
             state: int = Power.STANDBY
         elif held[COMPUTE] >= held[COMMUNICATE]:

@@ -235,7 +235,7 @@ class RegressNode(Node):
         weights = rospy.get_param(f"{self._node}/weights_sha256", "")
         if not weights:
             raise BadInput(f"{self._node} does not say which weights it has (~weights_sha256)")
-        return regression.golden(models.pop(), weights, max(set(modes), key=modes.count), frames)
+        return regression.make_golden(models.pop(), weights, max(set(modes), key=modes.count), frames)
 
 
 def _origin(results: List[Any]) -> Dict[str, str]:

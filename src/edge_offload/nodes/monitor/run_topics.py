@@ -34,7 +34,7 @@ class RunTopics:
     ) -> None:
         self._on_record = on_record
         self._lock = threading.Lock()
-        self._changes = messages.Diagnostics()
+        self._changes = messages.DiagnosticChanges()
         self.names: Dict[str, str] = {}
         self._subscribers: List[Any] = []
         for kind, topic in messages.TOPICS.items():
@@ -66,5 +66,5 @@ class RunTopics:
 
     def _on_diagnostics(self, message: Any) -> None:
         with self._lock:
-            for record in self._changes.records(message, time.time()):
+            for record in self._changes.changed_records(message, time.time()):
                 self._on_record(record)

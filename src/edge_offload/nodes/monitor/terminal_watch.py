@@ -10,7 +10,7 @@ import rosgraph
 import rospy
 
 from edge_offload.dashboard.progress import PROGRESS, results_line, waiting_line
-from edge_offload.dashboard.terminal import TerminalView, columns, summary_line
+from edge_offload.dashboard.terminal import TerminalView, summary_line, terminal_width
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.nodes.monitor.run_topics import RunTopics
 from edge_offload_msgs.msg import Latency
@@ -34,7 +34,7 @@ def watch(interval_s: float, window_s: float, once: bool) -> None:
         time.sleep(interval_s if once else 0)
         while True:
             time.sleep(interval_s)
-            _print(view.lines(columns(), f": nothing comes on {topics.names['latency']}"), window_s, once)
+            _print(view.render_lines(terminal_width(), f": nothing comes on {topics.names['latency']}"), window_s, once)
             if once:
                 break
             if not rosgraph.is_master_online():

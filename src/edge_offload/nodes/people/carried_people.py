@@ -22,8 +22,8 @@ from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.people.people_view import PeopleView, people_drop
 from edge_offload.perception.carry.flow import FlowCarrier
-from edge_offload.perception.pipeline import located
-from edge_offload.perception.tracking import TrackedPerson, recognised
+from edge_offload.perception.pipeline import add_positions
+from edge_offload.perception.tracking import TrackedPerson, match_people
 from edge_offload.runtime.carrying import CARRIED, LOCAL, Along
 from edge_offload.timing import InferenceReport
 
@@ -72,7 +72,7 @@ class CarriedPeopleView(PeopleView):
         energy, measured = node.energy(frame, seen.report)
         node.account(frame, image.inputs, seen.report, energy, measured)
         self.health.clear("frame")
-        found = seen.found if estimator.trained else People.empty()
+        found = seen.result if estimator.trained else People.empty()
         self._thread.came(functools.partial(self._found, frame, found, prepared.size, (seen.report, energy)))
 
     # in the thread that carries
@@ -82,8 +82,8 @@ class CarriedPeopleView(PeopleView):
         frame.pixels = image_to_bgr(frame.message)
         another = self._notice_recording(frame)
         if another:
-            self._flow.forget()
-        follows = self._flow.see(frame.instant, frame.pixels) and not another
+            self._flow.clear_frames()
+        follows = self._flow.add_frame(frame.instant, frame.pixels) and not another
         if not follows:
             self._pipeline.tracker.reset()
         self.node.slot.put(frame)
@@ -112,7 +112,7 @@ class CarriedPeopleView(PeopleView):
         known = self._thread.loop.carrying.carried(frame.instant)
         if known is None:
             return None
-        return recognised(found.select(np.flatnonzero(found.scores >= self.params["min_score"])), known)
+        return match_people(found.select(np.flatnonzero(found.scores >= self.params["min_score"])), known)
 
     def _leave(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
         """The result of an image, whatever its origin."""
@@ -123,7 +123,7 @@ class CarriedPeopleView(PeopleView):
         report, energy = along.tag or (InferenceReport(Mode.LOCAL, model), float("nan"))
         locator = self._locator(frame, size)
         if locator is not None:
-            people = located(locator, people)
+            people = add_positions(locator, people)
         placed, target = self._publish(frame, size, people, report, locator, along)
         age_s = (frame.instant - along.source) / 1e9 if along.origin == CARRIED else None
         self._show(frame, bgr, people, placed, target, report, energy, locator, age_s)

@@ -27,7 +27,7 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import TF_WAIT, Interval, PoseLookup, Poses, waits_until
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.common.topic_types import awaited
-from edge_offload.perception.follower import Follower, FollowerConfig
+from edge_offload.perception.follower import FollowerConfig, PersonFollower
 from edge_offload.perception.timeline import AHEAD_S
 from edge_offload_msgs.msg import Person, PersonArray
 
@@ -55,7 +55,7 @@ class FollowerNode(Node):
     def start(self) -> None:
         params = self.params
         self._lock = threading.Lock()
-        self._follower = Follower(
+        self._follower = PersonFollower(
             FollowerConfig(
                 distance=params["distance"],
                 max_linear=params["max_linear"],
@@ -91,7 +91,7 @@ class FollowerNode(Node):
         target = next((person for person in message.people if person.target and person.observed), None)
         place = None if target is None else self._in_base(target, message.header.stamp, received_s, until_s)
         with self._lock:
-            self._follower.see(place, received_s - age_s)
+            self._follower.add_sighting(place, received_s - age_s)
 
     def _age_s(self, stamp: rospy.Time) -> float:
         """Seconds since the image was taken; infinity where the stamp does not tell, for whoever drives has to know."""
@@ -121,12 +121,12 @@ class FollowerNode(Node):
         if found is None:
             return None
         place = person.position
-        x, y, _ = found.points(np.array([place.x, place.y, place.z])).tolist()
+        x, y, _ = found.map_points(np.array([place.x, place.y, place.z])).tolist()
         return x, y
 
     def _tick(self) -> None:
         with self._lock:
-            command = self._follower.command()
+            command = self._follower.compute_command()
         self.health.value("doing", command.reason)
         self._publisher.publish(Twist(linear=Vector3(x=command.linear), angular=Vector3(z=command.angular)))
 

@@ -70,7 +70,7 @@ def place(
     placed = {}
     for person in people:
         if person.position is not None and locator is not None:
-            position = locator.placed(person.position)
+            position = locator.to_world(person.position)
             placed[person.id] = Placed(position, motion.update(person.id, position, stamp_s))
     return placed
 

@@ -21,7 +21,7 @@ from edge_offload.nodes.inference.vision import DetectionPublisher, places_of
 from edge_offload.nodes.people.people_messages import Motion, Placed, marker_message, people_message, place
 from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.locator import Locator
-from edge_offload.perception.overlay import draw
+from edge_offload.perception.overlay import draw_people
 from edge_offload.perception.pipeline import PeoplePipeline
 from edge_offload.perception.target import TargetSelector
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
@@ -142,4 +142,4 @@ class PeopleView(CameraView):
 
     def draw(self, picture: Picture) -> Array:
         people, target = picture.found
-        return draw(picture.bgr, people, picture.status(), target)
+        return draw_people(picture.bgr, people, picture.status(), target)

@@ -46,7 +46,7 @@ from sensor_msgs.msg import PointCloud2
 from edge_offload.arrays import Array
 from edge_offload.mode import Mode
 from edge_offload.models.scenes.labels import GROUND
-from edge_offload.models.sconet.baselines import nothing
+from edge_offload.models.sconet.baselines import label_sweep
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid
 from edge_offload.nodes.common.convert import cloud_to_points
@@ -69,7 +69,7 @@ from edge_offload.nodes.scene.scene_outputs import SceneOutputs, ScenePicture
 from edge_offload.perception.agreement import scene_drop
 from edge_offload.perception.carry.odometry import SceneCarrier
 from edge_offload.perception.scene.pipeline import PreparedSweep, ScenePipeline, SceneResult
-from edge_offload.perception.scene.planning import Plan, find_path, occupancy_slice
+from edge_offload.perception.scene.planning import GridPath, find_path, occupancy_slice
 from edge_offload.runtime.carrying import Along, FrameLoop
 from edge_offload.timing import InferenceReport
 
@@ -127,7 +127,7 @@ class SweepView(SensorView):
     def prepare(self, frame: Frame) -> PreparedSweep:
         if frame.pixels is None:
             return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
-        return self._pipeline.prepared(frame.pixels, frame.received_s)
+        return self._pipeline.prepare_occupancy(frame.pixels, frame.received_s)
 
     def infer(self, frame: Frame, prepared: PreparedSweep) -> Any:
         return self.node.infer(frame, (prepared.occupancy,))
@@ -154,10 +154,10 @@ class SweepView(SensorView):
         frame.pixels = self._grid.occupancy(cloud_to_points(frame.message))
         same = frame.instant.recording == self._recording
         if not same:
-            self._carrier.forget()
+            self._carrier.clear_frames()
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
-        follows = self._carrier.see(frame.instant, frame.pixels, self._pose(frame).transform) and same
+        follows = self._carrier.add_frame(frame.instant, frame.pixels, self._pose(frame).transform) and same
         self.node.slot.put(frame)
         return follows
 
@@ -175,7 +175,7 @@ class SweepView(SensorView):
 
     def _alone(self, frame: Frame) -> Array:
         """What can be made of a sweep without a network."""
-        return self._carrier.alone(frame.instant)
+        return self._carrier.label_sweep(frame.instant)
 
     def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> Iterator[None]:
         """The network's result for an earlier sweep (in the thread that carries)."""
@@ -188,7 +188,7 @@ class SweepView(SensorView):
         pose.settled(wait=False)
         self._losses.note(pose.cause)
         report = along.tag or InferenceReport(Mode.LOCAL, self._completer.name)
-        labels = nothing(frame.pixels) if along.result is None else along.result
+        labels = label_sweep(frame.pixels) if along.result is None else along.result
         self._publish(frame, labels, frame.pixels, report, along)()
 
     def _publish(
@@ -219,13 +219,13 @@ class SweepView(SensorView):
         return lambda: self.painter.paint(ScenePicture(header, labels, occupancy, report, found, plan, robot, goal))
 
     def _tell_server(
-        self, header: Any, labels: Array, found: Array, plan: Optional[Plan], report: InferenceReport
+        self, header: Any, labels: Array, found: Array, plan: Optional[GridPath], report: InferenceReport
     ) -> None:
         told = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, "frame_id": header.frame_id}
         told.update(scene_report.facts(self._grid, self._outputs.path_height_m))
         self._network.tell(scene_report.coded(labels, found, plan), report, told)
 
-    def _tell(self, plan: Optional[Plan]) -> None:
+    def _tell(self, plan: Optional[GridPath]) -> None:
         if plan is None:
             self.health.warn("path", "no way out of where the robot is")
         elif not plan.reached:

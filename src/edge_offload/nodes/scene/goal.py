@@ -67,7 +67,7 @@ class GoalIntake:
             self._losses.note(pose.cause)
             if found is None:
                 return None
-            place = found.points(place)
+            place = found.map_points(place)
         if not np.isfinite(place).all():
             self._losses.note("the goal's place is not finite; publish another one on agrnav/goal")
             return None

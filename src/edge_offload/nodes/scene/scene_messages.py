@@ -16,7 +16,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.inference.compose import copy_header, origin_message
-from edge_offload.perception.scene.planning import Plan
+from edge_offload.perception.scene.planning import GridPath
 from edge_offload.runtime.carrying import Along
 from edge_offload_msgs.msg import SemanticGrid
 
@@ -119,7 +119,7 @@ def markers_message(
     return MarkerArray(markers=markers)
 
 
-def path_message(header: Any, plan: Optional[Plan], grid: VoxelGrid, height_m: float) -> Path:
+def path_message(header: Any, plan: Optional[GridPath], grid: VoxelGrid, height_m: float) -> Path:
     """The plan as a ``Path`` at height ``height_m`` of the header's frame; without poses if there is none."""
     message = Path(header=copy_header(header))
     if plan is None:

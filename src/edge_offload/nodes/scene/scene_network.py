@@ -7,7 +7,7 @@ from typing import ClassVar, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.models.sconet.completer import SceneCompleter
-from edge_offload.models.voxels import around
+from edge_offload.models.voxels import grid_around
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.network import Network
 
@@ -34,5 +34,7 @@ class SceneNetwork(Network):
         unknown = sorted(set(options) - {"weights", "seed"})
         if unknown:
             raise BadInput(f"model sconet has no option {', '.join(unknown)}", remedy="it has: weights, seed")
-        grid = around(params["sensor_height"], params["voxel_size"], params["extent"] == "forward", params["cells"])
+        grid = grid_around(
+            params["sensor_height"], params["voxel_size"], params["extent"] == "forward", params["cells"]
+        )
         return SceneCompleter(grid=grid, **options)

@@ -15,7 +15,7 @@ from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
 from edge_offload.models.voxels import VoxelGrid
 from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.scene import scene_messages
-from edge_offload.perception.scene.planning import Cell, Plan
+from edge_offload.perception.scene.planning import Cell, GridPath
 from edge_offload.perception.scene.view import draw_scene
 from edge_offload.runtime.carrying import Along
 from edge_offload.timing import InferenceReport
@@ -30,7 +30,7 @@ class ScenePicture(NamedTuple):
     occupancy: Array
     report: InferenceReport
     found: Any
-    plan: Optional[Plan]
+    plan: Optional[GridPath]
     robot: Cell
     goal: Optional[Cell]
 
@@ -55,7 +55,7 @@ class SceneOutputs:
         self._markers = rospy.Publisher("agrnav/markers", MarkerArray, queue_size=2)
 
     def publish(
-        self, header: Any, labels: Array, found: Array, plan: Optional[Plan], along: Optional[Along[Array]]
+        self, header: Any, labels: Array, found: Array, plan: Optional[GridPath], along: Optional[Along[Array]]
     ) -> None:
         """The one result of a sweep: labels [x, y, z], the slice [x, y] and the path; ``along``: unless it is fresh."""
         self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS, along))
@@ -87,7 +87,7 @@ class SceneOutputs:
             self._lines(picture.report, plan), top=self._top,
         )  # fmt: skip
 
-    def _lines(self, report: InferenceReport, plan: Optional[Plan]) -> List[str]:
+    def _lines(self, report: InferenceReport, plan: Optional[GridPath]) -> List[str]:
         way = "no path" if plan is None else f"path {plan.length_m:.1f} m{'' if plan.reached else ' (not to the goal)'}"
         lines = [
             f"{report.model}, mode {report.mode}, {report.total_s * 1e3:.0f} ms, {report.bytes_up / 1e3:.1f} kB up, "

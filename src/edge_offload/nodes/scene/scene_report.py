@@ -18,7 +18,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.scene import scene_messages
-from edge_offload.perception.scene.planning import Plan
+from edge_offload.perception.scene.planning import GridPath
 
 #: Cells of a path, and metres of a grid's corner or a path's height.
 MAX_CELLS, MAX_METRES = 65536, 1e5
@@ -32,7 +32,7 @@ class SceneMessages(NamedTuple):
     path: Any
 
 
-def coded(labels: Array, found: Array, plan: Optional[Plan]) -> List[torch.Tensor]:
+def coded(labels: Array, found: Array, plan: Optional[GridPath]) -> List[torch.Tensor]:
     """Labels uint8 [x, y, z], slice int8 [x, y] and path as the outputs of a report."""
     coder = zstandard.ZstdCompressor(level=9)  # a sweep is coded twice a second at most
     frames = [coder.compress(np.ascontiguousarray(array).tobytes()) for array in (labels, found)]
@@ -70,7 +70,7 @@ def messages(outputs: Sequence[torch.Tensor], meta: Mapping[str, Any], header: H
     path = cells.numpy()
     if len(path) and (path.min() < 0 or (path >= shape[:2]).any()):
         raise BadInput("a path leaves its grid")
-    plan = Plan(path, math.nan, (0, 0), False) if len(path) else None
+    plan = GridPath(path, math.nan, (0, 0), False) if len(path) else None
     return SceneMessages(
         scene_messages.grid_message(header, labels, grid, names),
         scene_messages.slice_message(header, found, grid),

@@ -154,7 +154,7 @@ class OffloadServerNode(Node):
             robot_names=names,
             queue_length=status.queue_length,
             load=status.load,
-            gpu_load=self._gpu.share(),
+            gpu_load=self._gpu.mean_share(),
             memory=psutil.Process().memory_info().rss,
             inferences=status.inferences,
             refused=status.refused,

@@ -96,7 +96,7 @@ class _Followed:
         self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
 
     def update(self, found: People, facts: FrameFacts) -> List[TrackedPerson]:
-        instant = self._timeline.instant(facts.stamp_ns, time.monotonic())
+        instant = self._timeline.make_instant(facts.stamp_ns, time.monotonic())
         if instant.recording != self._recording:
             self._recording = instant.recording
             self._tracker.reset()
@@ -147,8 +147,8 @@ class ResultInterpreter:
 
     def _built(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
         """What finds people; None for another kind of model of the operator's own, which its robot interprets."""
-        if name in self._allow and registry.is_own(name):
-            built = None if registry.is_file(name) else registry.build(name, options)
+        if name in self._allow and registry.is_user_model(name):
+            built = None if registry.is_file(name) else registry.build_model(name, options)
             return built if isinstance(built, PersonEstimator) else None
         return registry.build_estimator(name, **options)
 

@@ -1,5 +1,5 @@
-"""Results carried along: what a network saw a few frames ago, moved to the frame of now.
+"""Propagation of a network's result from an older frame to the current one.
 
-``Carrier.carry(result, source, target)`` over a bounded :class:`~edge_offload.perception.carry.ring.Ring` of recent
-frames; ``flow`` for people (sparse optical flow), ``odometry`` for scenes (the grid moved as the robot moved).
+``Carrier.carry(result, source, target)`` uses a :class:`~edge_offload.perception.carry.ring.FrameRing` of recent
+frames. ``flow`` carries people (sparse optical flow), ``odometry`` scenes (the grid moves with the robot).
 """

@@ -1,4 +1,4 @@
-"""What carries results along."""
+"""Interface of carriers, which propagate results to later frames."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ Result = TypeVar("Result")
 
 
 class Carrier(Protocol[Result]):
-    """Moves a result of one frame to a later one, over the frames that it has seen.
+    """Carrier of results from one frame to a later one, over the frames added to it.
 
     Attributes:
-        degraded: why the last result was carried less well than it could be; empty: it was not.
+        degraded: reason why the last result was carried with less accuracy; empty: it was not.
     """
 
     degraded: str
 
     def carry(self, result: Result, source: int, target: int) -> Result:
-        """``result`` of the frame ``source`` as it is in the frame ``target`` (stamps, ns).
+        """Return ``result`` of frame ``source`` moved to frame ``target`` (stamps, ns).
 
         Raises:
             BadInput: the target is before the source.
         """
 
     def steps(self, result: Result, source: int, target: int) -> Iterator[None]:
-        """What :meth:`carry` does ahead for ``target``, in steps, where that takes long: it is quick then."""
+        """Do the work of :meth:`carry` for ``target`` ahead, one part per step; :meth:`carry` is quick afterwards."""

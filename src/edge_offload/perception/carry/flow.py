@@ -1,4 +1,4 @@
-"""People carried along by sparse optical flow inside each box, frame by frame (OpenCV's pyramidal Lucas-Kanade)."""
+"""Propagation of people by sparse optical flow inside each box, frame by frame (OpenCV's pyramidal Lucas-Kanade)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,25 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.perception.carry.ring import LIMIT_BYTES, LIMIT_FRAMES, Ring
+from edge_offload.perception.carry.ring import LIMIT_BYTES, LIMIT_FRAMES, FrameRing
 from edge_offload.perception.tracking import TrackedPerson
-
-_OTHERS = 2
-"""Results on their way beside the newest one."""
-
-_LEAST_STEP_S = 0.004
-"""Between two images over which a velocity can be measured: over less, it is noise."""
 
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """Knobs of the flow.
+    """Parameters of the flow.
 
     Attributes:
-        points: followed in a box, at most.
-        least: points that have to agree; with fewer the person goes on at the velocity known.
+        points: most points tracked in a box.
+        least: points that must agree; with fewer the person moves at the last velocity.
         agree: share of the box's height (at least 1 px) by which a point may depart from the median.
-        back_px: px, by which a point may miss its place when it is followed forth and back.
-        side: px, long side of the images that flow is computed on; larger ones are made smaller.
-        window: px, of a point's neighbourhood.
-        levels: of the pyramid above the image.
-        hops: of a catch-up at most: over more frames than that, some are left out.
+        back_px: largest error of tracking a point forward and backward, px.
+        side: long side of the images on which flow is computed, px; larger ones are scaled down.
+        window: side of a point's neighbourhood, px.
+        levels: number of levels of the pyramid above the image.
+        hops: most frames that a catch-up visits; others are skipped.
         lost_s: seconds without flow until a person is removed.
-        limit_bytes: of the images kept.
+        limit_bytes: limit of the stored images.
     """
 
     points: int = 16
@@ -54,7 +48,7 @@ class FlowConfig:
 
 @dataclass(frozen=True, eq=False)
 class _Grey:
-    """An image as flow sees it, uint8 [h, w]; its pixels per pixel of the original, which is ``size`` wide and high."""
+    """Grey image uint8 [h, w] for the flow; its ``scale`` to the original, whose width and height are ``size``."""
 
     pixels: Array
     scale: float
@@ -62,63 +56,63 @@ class _Grey:
 
 
 class FlowCarrier:
-    """Carries people along: ``see`` takes every frame in, ``carry`` moves people to a later one.
+    """Carrier of people: ``add_frame`` stores each frame, ``carry`` moves people to a later one. Not thread-safe.
 
-    People who leave the picture are removed. Whoever has no flow, or was hidden (``coasting``) when the network looked,
-    goes on at the velocity known, is ``coasting``, and is removed after a while. Ids, scores and labels are kept.
+    People who leave the image are removed. A person without flow, or ``coasting`` in the network's result, moves at
+    the last velocity, is ``coasting``, and is removed after ``lost_s``. Ids, scores and labels do not change.
 
-    A result that was carried to one frame goes on from there when it is asked for in a later one. Not thread-safe.
+    A later call for the same result continues from the frame that an earlier call reached.
 
     Attributes:
-        degraded: why the last result was carried without flow, or not at all; empty: neither.
-        hops: made so far, from one image to another.
+        degraded: reason why the last result was carried without flow, or not at all; empty: neither.
+        hops: number of flow computations between two images so far.
     """
 
     def __init__(self, config: Optional[FlowConfig] = None) -> None:
         self.config = config or FlowConfig()
         self.degraded = ""
         self.hops = 0
-        self._ring: Ring[_Grey] = Ring(self.config.limit_bytes)
+        self._ring: FrameRing[_Grey] = FrameRing(self.config.limit_bytes)
         self._size: Optional[Tuple[int, int]] = None
         self._first = 0
-        self._courses: List[Tuple[Sequence[TrackedPerson], _Course]] = []
+        self._paths: List[Tuple[Sequence[TrackedPerson], _FlowPath]] = []
 
-    def see(self, stamp: int, bgr: Array) -> bool:
-        """Take a frame in.
+    def add_frame(self, stamp: int, bgr: Array) -> bool:
+        """Store a frame.
 
         Args:
-            stamp: ns, of the frame or on a timeline. One that goes back begins anew: what was before is forgotten. So
-                does another size.
+            stamp: ns, of the frame or on a timeline. A stamp that goes back removes all earlier frames, as another
+                size does.
             bgr: uint8 [h, w, 3].
 
         Returns:
-            Whether earlier frames are still known.
+            Whether earlier frames are still stored.
 
         Raises:
             BadInput: not a colour image.
         """
-        grey = _grey(bgr, self.config.side)
+        grey = _to_grey(bgr, self.config.side)
         changed = self._size is not None and grey.size != self._size
         if changed:
             self._ring.clear()
         self._size = grey.size
         follows = self._ring.put(stamp, grey, grey.pixels.nbytes) and not changed
         if not follows or len(self._ring) == 1:
-            self._courses, self._first = [], stamp
+            self._paths, self._first = [], stamp
         return follows
 
-    def forget(self) -> None:
-        """Nothing of before is of use any more: images have begun anew."""
+    def clear_frames(self) -> None:
+        """Remove all frames, because the images have restarted."""
         self._ring.clear()
-        self._courses = []
+        self._paths = []
 
     @property
-    def bytes_held(self) -> int:
-        """Of the frames in the ring."""
+    def retained_bytes(self) -> int:
+        """Bytes of the stored frames."""
         return self._ring.size
 
     def carry(self, result: Sequence[TrackedPerson], source: int, target: int) -> List[TrackedPerson]:
-        """People of the frame ``source`` as they are in the frame ``target`` (stamps, ns), as a new list.
+        """Return people of frame ``source`` moved to frame ``target`` (stamps, ns), as a new list.
 
         Raises:
             BadInput: the target is before the source.
@@ -133,128 +127,130 @@ class FlowCarrier:
             return []
         for _ in self.steps(result, source, target):
             pass
-        return self._course(result, source, target).people_at(target, self._size)
+        return self._find_path(result, source, target).people_at(target, self._size)
 
     def steps(self, result: Sequence[TrackedPerson], source: int, target: int) -> Iterator[None]:
-        """What :meth:`carry` does, a hop at a time."""
+        """Do the work of :meth:`carry`, one frame per step."""
         if not self._first <= source < target:
             return
-        course = self._course(result, source, target)
-        if target in course.passed:
+        path = self._find_path(result, source, target)
+        if target in path.states:
             return
-        stamps = self._ring.stamps(course.at, target)
+        stamps = self._ring.stamps_between(path.stamp, target)
         stride = max(1, math.ceil(len(stamps) / self.config.hops))
         for stamp in stamps[::-1][::stride][::-1]:
-            # other frames may have been passed, or forgotten, between two steps
-            if stamp > course.at:
-                self._hop(course, stamp)
+            # the path may have advanced, or frames have been removed, between two steps
+            if stamp > path.stamp:
+                self._advance_path(path, stamp)
                 yield
-        if course.at < target:
-            self._hop(course, target)
+        if path.stamp < target:
+            self._advance_path(path, target)
             yield
 
-    def _course(self, result: Sequence[TrackedPerson], source: int, target: int) -> _Course:
-        its = [course for known, course in self._courses if known is result and course.source == source]
-        # one that has been there comes first: another may have left the frame out
-        course = next((each for each in its if target in each.passed), None)
-        course = course or next((each for each in its if each.at <= target), None)
-        course = course or _Course(result, source, self.config)
-        # others stay: of the result before, with which what came is compared, and of the local algorithm's
-        others = [each for each in self._courses if each[1] is not course]
-        self._courses = [*others[-_OTHERS:], (result, course)]
-        return course
+    def _find_path(self, result: Sequence[TrackedPerson], source: int, target: int) -> _FlowPath:
+        candidates = [
+            path for carried_result, path in self._paths if carried_result is result and path.source == source
+        ]
+        # one that visited the frame comes first: another may have skipped it
+        path = next((each for each in candidates if target in each.states), None)
+        path = path or next((each for each in candidates if each.stamp <= target), None)
+        path = path or _FlowPath(result, source, self.config)
+        # two others stay: of the previous result, with which a new one is compared, and of the local algorithm's
+        others = [each for each in self._paths if each[1] is not path]
+        self._paths = [*others[-2:], (result, path)]
+        return path
 
-    def _hop(self, course: _Course, stamp: int) -> None:
-        before, after = self._ring.get(course.at), self._ring.get(stamp)
+    def _advance_path(self, path: _FlowPath, stamp: int) -> None:
+        before, after = self._ring.get(path.stamp), self._ring.get(stamp)
         if before is None or after is None:
             self.degraded = "the frame that the network saw, or this one, is not held any more"
         self.hops += 1
-        course.hop(before, after, stamp)
+        path.advance_to(before, after, stamp)
 
 
-class _Course:
-    """A result on its way through the frames. Boxes and points are in pixels of the original."""
+class _FlowPath:
+    """State of a result that is carried through the frames. Boxes and points are in pixels of the original."""
 
     def __init__(self, people: Sequence[TrackedPerson], source: int, config: FlowConfig) -> None:
         n = len(people)
-        self.source = self.at = source
+        self.source = self.stamp = source
         #: Boxes [n, 4], velocities [n, 2] (px/s) and seconds without flow [n] by stamp.
-        self.passed: OrderedDict[int, Tuple[Array, Array, Array]] = OrderedDict()
+        self.states: OrderedDict[int, Tuple[Array, Array, Array]] = OrderedDict()
         self._people = list(people)
         self._config = config
         self._boxes = np.array([person.box for person in people], dtype=np.float64).reshape(n, 4)
         self._start = self._boxes
         self._velocity = np.array([person.velocity for person in people], dtype=np.float64).reshape(n, 2)
         self._unseen_s = np.array([person.missed_s for person in people], dtype=np.float64)
-        # flow in the box of somebody hidden is that of whoever stands before them
+        # flow in a hidden person's box belongs to whoever stands in front
         self._hidden = np.array([person.coasting for person in people], dtype=bool)
         self._points = np.zeros((n, config.points, 2), dtype=np.float32)
         self._alive = np.zeros((n, config.points), dtype=bool)
         self._followed = False
 
-    def hop(self, before: Optional[_Grey], after: Optional[_Grey], stamp: int) -> None:
-        """Move on to the frame of ``stamp``; without both images at the velocity known."""
-        step_s = (stamp - self.at) / 1e9
+    def advance_to(self, before: Optional[_Grey], after: Optional[_Grey], stamp: int) -> None:
+        """Advance to frame ``stamp``, by flow if both images are given, else at the last velocity."""
+        step_s = (stamp - self.stamp) / 1e9
         shift, scale = self._velocity * step_s, np.ones(len(self._people))
         seen = np.zeros(len(self._people), dtype=bool)
         if before is None or after is None:
             self._alive[:] = False
         else:
-            self._refill(before)
+            self._refill_points(before)
             if self._alive.any():
-                shift, scale, seen = self._flow(before, after, shift)
+                shift, scale, seen = self._track_points(before, after, shift)
         middle = (self._boxes[:, :2] + self._boxes[:, 2:]) / 2 + shift
         half = (self._boxes[:, 2:] - self._boxes[:, :2]) / 2 * scale[:, None]
         self._boxes = np.concatenate([middle - half, middle + half], axis=1)
-        # the tracker's velocity is that of now, and smoothed: the first of the flow replaces it
+        # the tracker's velocity is smoothed: the first one of the flow replaces it
         weight = 0.5 if self._followed else 1.0
-        if step_s >= _LEAST_STEP_S:
+        if step_s >= 0.004:  # over less time a velocity is noise
             self._velocity = np.where(
                 seen[:, None], self._velocity + weight * (shift / step_s - self._velocity), self._velocity
             )
         self._followed |= bool(seen.any())
         self._unseen_s = np.where(seen, 0.0, self._unseen_s + step_s)
-        self.at = stamp
-        self.passed[stamp] = (self._boxes, self._velocity, self._unseen_s)
-        if len(self.passed) > LIMIT_FRAMES:
-            self.passed.popitem(last=False)
+        self.stamp = stamp
+        self.states[stamp] = (self._boxes, self._velocity, self._unseen_s)
+        if len(self.states) > LIMIT_FRAMES:
+            self.states.popitem(last=False)
 
-    def _refill(self, grey: _Grey) -> None:
-        """New points for whoever has few: corners in the middle of the box, where there is little but the person."""
+    def _refill_points(self, grey: _Grey) -> None:
+        """Detect new points for people with few: corners in the middle of the box, with little background."""
         few = ~self._hidden & (self._alive.sum(axis=1) < self._config.points // 2)
         margin = self._config.window // 2
         edge_y, edge_x = (side - margin for side in grey.pixels.shape)
         for index in np.flatnonzero(few):
             x1, y1, x2, y2 = (self._boxes[index] * grey.scale).tolist()
             width, height = x2 - x1, y2 - y1
-            left, top = max(margin, int(x1 + 0.2 * width)), max(margin, int(y1 + 0.1 * height))
-            right, bottom = min(edge_x, int(x2 - 0.2 * width)), min(edge_y, int(y2 - 0.25 * height))
-            part = grey.pixels[top : max(top, bottom), left : max(left, right)]
+            x_min, y_min = max(margin, int(x1 + 0.2 * width)), max(margin, int(y1 + 0.1 * height))
+            x_max, y_max = min(edge_x, int(x2 - 0.2 * width)), min(edge_y, int(y2 - 0.25 * height))
+            part = grey.pixels[y_min : max(y_min, y_max), x_min : max(x_min, x_max)]
             self._alive[index] = False
-            found = cv2.goodFeaturesToTrack(part, self._config.points, 0.01, 3) if min(part.shape) >= 5 else None
-            if found is not None:
-                corners = found[:, 0] + np.array([left, top], dtype=np.float32)
+            features = cv2.goodFeaturesToTrack(part, self._config.points, 0.01, 3) if min(part.shape) >= 5 else None
+            if features is not None:
+                corners = features[:, 0] + np.array([x_min, y_min], dtype=np.float32)
                 self._points[index, : len(corners)] = corners / np.float32(grey.scale)
                 self._alive[index, : len(corners)] = True
 
-    def _flow(self, before: _Grey, after: _Grey, guess: Array) -> Tuple[Array, Array, Array]:
-        """Shift [n, 2] (px), growth [n], and bool [n] whose points were followed; ``guess`` is the others' shift."""
+    def _track_points(self, before: _Grey, after: _Grey, guess: Array) -> Tuple[Array, Array, Array]:
+        """Return shift [n, 2] (px), growth [n], and bool [n] whose points were tracked; others shift by ``guess``."""
         config = self._config
         starts = self._points[self._alive] * np.float32(before.scale)
         follow = functools.partial(
             cv2.calcOpticalFlowPyrLK, winSize=(config.window, config.window), maxLevel=config.levels
         )
-        ends, there, _ = follow(before.pixels, after.pixels, starts[:, None], None)
-        # and back again: whoever does not return has been hidden, or followed something else
-        back, again, _ = follow(after.pixels, before.pixels, ends, None)
+        ends, forward_status, _ = follow(before.pixels, after.pixels, starts[:, None], None)
+        # a point that does not return when tracked backward was hidden, or is a wrong match
+        back, backward_status, _ = follow(after.pixels, before.pixels, ends, None)
         returned = np.abs(back[:, 0] - starts).max(axis=1) < config.back_px
-        # a point whose neighbourhood is cut by the border is held back there
+        # the flow of a point whose neighbourhood crosses the border is too short
         margin = config.window // 2
         far = np.array(after.pixels.shape[::-1]) - margin
         within = ((ends[:, 0] >= margin) & (ends[:, 0] < far)).all(axis=1)
         now, good = self._points.copy(), self._alive.copy()
         now[self._alive] = ends[:, 0] / np.float32(after.scale)
-        good[self._alive] = (there[:, 0] == 1) & (again[:, 0] == 1) & returned & within
+        good[self._alive] = (forward_status[:, 0] == 1) & (backward_status[:, 0] == 1) & returned & within
         offset = now - self._points
         height = self._boxes[:, 3] - self._boxes[:, 1]
         allowed = np.maximum(1.0, config.agree * height)
@@ -262,38 +258,38 @@ class _Course:
         seen = good.sum(axis=1) >= config.least
         good &= seen[:, None]
         shift = np.where(seen[:, None], masked_median(offset, good), guess)
-        scale = _growth(self._points, now, good, 0.1 * height)
+        scale = _estimate_growth(self._points, now, good, 0.1 * height)
         self._points, self._alive = now, good
         return shift, scale, seen
 
     def people_at(self, stamp: int, size: Optional[Tuple[int, int]]) -> List[TrackedPerson]:
-        """Everyone who is still there in a frame passed, of an image ``size`` (width, height)."""
-        boxes, velocities, unseen_s = self.passed[stamp]
-        passed_s = (stamp - self.source) / 1e9
-        there = []
+        """Return the people who remain at a visited frame, within an image of ``size`` (width, height)."""
+        boxes, velocities, unseen_s = self.states[stamp]
+        elapsed_s = (stamp - self.source) / 1e9
+        people = []
         for person, start, box, velocity, without_s in zip(self._people, self._start, boxes, velocities, unseen_s):
-            if without_s > self._config.lost_s or (size is not None and not _inside(box, size)):
+            if without_s > self._config.lost_s or (size is not None and not _is_inside(box, size)):
                 continue
             keypoints = person.keypoints.copy()
             growth = (box[2:] - box[:2]) / np.maximum(start[2:] - start[:2], 1e-6)
             keypoints[:, :2] = box[:2] + (keypoints[:, :2] - start[:2]) * growth
-            there.append(
+            people.append(
                 replace(
                     person,
                     box=box.astype(np.float32),
                     keypoints=keypoints.astype(np.float32),
                     velocity=velocity.astype(np.float32),
-                    age_s=person.age_s + passed_s,
-                    missed_s=person.missed_s + passed_s,
+                    age_s=person.age_s + elapsed_s,
+                    missed_s=person.missed_s + elapsed_s,
                     coasting=bool(without_s > 0),
                     position=None,
                 )
             )
-        return there
+        return people
 
 
 def masked_median(values: Array, mask: Array) -> Array:
-    """Median of ``values`` [n, p, d] over p where ``mask`` [n, p] holds: [n, d]; 0 where there is nothing."""
+    """Median [n, d] of ``values`` [n, p, d] over p where ``mask`` [n, p] holds; 0 where it holds nowhere."""
     count = mask.sum(axis=1)
     ordered = np.sort(np.where(mask[:, :, None], values, np.inf), axis=1)
     rows = np.arange(len(values))
@@ -303,11 +299,11 @@ def masked_median(values: Array, mask: Array) -> Array:
     return middle
 
 
-def _growth(before: Array, now: Array, good: Array, least: Array) -> Array:
-    """By how much each person grows [n]: the median of how far the points are from their middle, now by before.
+def _estimate_growth(before: Array, now: Array, good: Array, least: Array) -> Array:
+    """Growth factor [n] of each person: the median ratio of the points' distances from their middle.
 
-    Points [n, p, 2] nearer to it than ``least`` [n] (px) say nothing; with fewer than six others nobody grows. At most
-    by a twentieth from frame to frame.
+    Points [n, p, 2] nearer to it than ``least`` [n] (px) are ignored; with fewer than six others the factor is 1. It
+    is limited to 0.95 to 1.05 per frame.
     """
     near = np.linalg.norm(before - masked_median(before, good)[:, None], axis=2)
     far = np.linalg.norm(now - masked_median(now, good)[:, None], axis=2)
@@ -317,7 +313,7 @@ def _growth(before: Array, now: Array, good: Array, least: Array) -> Array:
     return np.clip(scale, 0.95, 1.05)
 
 
-def _grey(bgr: Array, side: int) -> _Grey:
+def _to_grey(bgr: Array, side: int) -> _Grey:
     if bgr.ndim != 3 or bgr.shape[2] != 3 or bgr.dtype != np.uint8 or not bgr.size:
         raise BadInput(f"a picture of shape {bgr.shape} and {bgr.dtype}", remedy="give uint8 [h, w, 3]")
     height, width = bgr.shape[:2]
@@ -329,6 +325,6 @@ def _grey(bgr: Array, side: int) -> _Grey:
     return _Grey(pixels, scale, (width, height))
 
 
-def _inside(box: Array, size: Tuple[int, int]) -> bool:
+def _is_inside(box: Array, size: Tuple[int, int]) -> bool:
     x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
     return bool(0 <= x <= size[0] and 0 <= y <= size[1])

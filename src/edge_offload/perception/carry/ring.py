@@ -10,18 +10,18 @@ from edge_offload.errors import BadInput
 T = TypeVar("T")
 
 LIMIT_BYTES = 64 << 20
-"""Of all frames in a ring."""
+"""Default limit of all frames in a ring."""
 
 LIMIT_FRAMES = 64
-"""More are never kept: a result that is older is of no use."""
+"""Most frames in a ring: older results are of no use."""
 
 
-class Ring(Generic[T]):
-    """The newest frames, each under its stamp or instant (ns). The oldest give way; one that goes back begins anew.
+class FrameRing(Generic[T]):
+    """The newest frames by stamp or instant (ns). The oldest are evicted; a stamp that goes back clears the ring.
 
     Args:
-        limit_bytes: of all frames together; the newest is kept whatever its size.
-        limit_frames: kept at most.
+        limit_bytes: limit of all frames together; the newest is stored whatever its size.
+        limit_frames: most frames.
 
     Raises:
         BadInput: a limit that is not positive.
@@ -35,9 +35,9 @@ class Ring(Generic[T]):
         self.size = 0
 
     def put(self, stamp: int, frame: T, size: int) -> bool:
-        """Keep a frame of ``size`` bytes; whether it follows those before (False: they were all forgotten).
+        """Store a frame of ``size`` bytes; false: its stamp went back, so that all others were removed.
 
-        A stamp that is there already takes the new frame's place.
+        A frame of the same stamp is replaced.
         """
         follows = not self._frames or stamp >= self.newest
         if not follows:
@@ -49,7 +49,7 @@ class Ring(Generic[T]):
         return follows
 
     def clear(self) -> None:
-        """Forget all frames."""
+        """Remove all frames."""
         self._frames.clear()
         self.size = 0
 
@@ -65,11 +65,11 @@ class Ring(Generic[T]):
         return next(reversed(self._frames))
 
     def get(self, stamp: int) -> Optional[T]:
-        """The frame of this stamp; None when it is not there (any more)."""
+        """Return the frame of this stamp; None: it is not stored."""
         return self._frames.get(stamp, (None, 0))[0]
 
-    def stamps(self, after: int, until: int) -> List[int]:
-        """Stamps above ``after`` up to ``until``, oldest first."""
+    def stamps_between(self, after: int, until: int) -> List[int]:
+        """Return the stamps above ``after`` up to ``until``, ascending."""
         return [stamp for stamp in self._frames if after < stamp <= until]
 
     def __len__(self) -> int:

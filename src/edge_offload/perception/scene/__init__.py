@@ -1,1 +1,1 @@
-"""The scene around a robot: sweeps from files, their completion, paths through it, pictures of it."""
+"""The scene around a robot: sweeps from files, their completion, path planning, pictures."""

@@ -1,4 +1,4 @@
-"""From the points of a sweep to a completed scene: voxelise, run (anywhere), interpret; with the time of each."""
+"""Steps from the points of a sweep to a completed scene: voxelise, run (anywhere), interpret; with their times."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class SceneResult:
-    """All about one sweep.
+    """The completed scene of one sweep, with reports.
 
     Attributes:
         inputs: of the network.
-        occupancy: uint8 [x, y, z]: what the sweep hit.
+        occupancy: uint8 [x, y, z]: voxels that the sweep hit.
         labels: uint8 [x, y, z]: the completed scene.
-        report: of the whole sweep: ``total_s`` runs from its arrival to this result, ``queue`` is the wait for its
-            turn, and ``compute_robot`` includes voxelising and interpreting.
+        report: of the whole sweep: ``total_s`` runs from its arrival to this result, ``queue`` is the time waited,
+            and ``compute_robot`` includes voxelising and interpreting.
         inference: of the network alone, as ``run`` returned it.
     """
 
@@ -38,11 +38,11 @@ class SceneResult:
 
 @dataclass(eq=False)
 class PreparedSweep:
-    """A sweep that is ready for the network.
+    """A sweep prepared for the network.
 
     Attributes:
-        occupancy: uint8 [x, y, z]: what it hit.
-        received_s, started_s, done_s: when it arrived, was taken up and was prepared, on the pipeline's clock.
+        occupancy: uint8 [x, y, z]: voxels that it hit.
+        received_s, started_s, done_s: its arrival, start and end of its preparation, on the pipeline's clock.
     """
 
     occupancy: torch.Tensor
@@ -64,28 +64,28 @@ class ScenePipeline:
         self._clock = clock
 
     def process(self, points: Array, run: Run, received_s: Optional[float] = None) -> SceneResult:
-        """Work on one sweep.
+        """Process one sweep.
 
         Args:
             points: float [n, 3 or more], m, in the frame of the completer's grid.
             run: runs the completer's module for this sweep.
-            received_s: when the sweep arrived, on the pipeline's clock; by default now.
+            received_s: arrival of the sweep, on the pipeline's clock; by default now.
 
         Raises:
             BadInput: the points cannot be used.
-            EdgeOffloadError: whatever ``run`` raises.
+            EdgeOffloadError: ``run`` failed.
         """
         prepared = self.prepare(points, received_s)
         return self.finish(prepared, *run((prepared.occupancy,)))
 
     def prepare(self, points: Array, received_s: Optional[float] = None) -> PreparedSweep:
-        """The first step of :meth:`process`, for who runs the network of one sweep while another is prepared."""
+        """Prepare a sweep: the first step of :meth:`process`, for pipelined callers."""
         started = self._clock()
         received = started if received_s is None else min(received_s, started)
         return PreparedSweep(self.completer.prepare(points), received, started, self._clock())
 
-    def prepared(self, occupancy: Array, received_s: float) -> PreparedSweep:
-        """Likewise of a sweep of which it is known already what it hit, uint8 [x, y, z]."""
+    def prepare_occupancy(self, occupancy: Array, received_s: float) -> PreparedSweep:
+        """Prepare a sweep whose occupancy uint8 [x, y, z] is given."""
         import torch
 
         started = self._clock()
@@ -94,7 +94,7 @@ class ScenePipeline:
     def finish(
         self, prepared: PreparedSweep, outputs: Sequence[torch.Tensor], inference: InferenceReport
     ) -> SceneResult:
-        """The last step of :meth:`process`: the scene that the network's ``outputs`` say."""
+        """Interpret the network's ``outputs``: the last step of :meth:`process`, for pipelined callers."""
         ran = self._clock()
         labels = self.completer.interpret(outputs, prepared.occupancy)
         done = self._clock()

@@ -1,4 +1,4 @@
-"""From a labelled grid to a path: what stands in a robot's way, and A* around it."""
+"""Path planning in a labelled grid: a slice with the obstacles at the robot's height, and A* on it."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ _STEPS = tuple((dx, dy, float(np.hypot(dx, dy))) for dx in (-1, 0, 1) for dy in 
 def occupancy_slice(
     labels: Array, grid: VoxelGrid, ground: Sequence[int], low_m: float, high_m: float, step_m: float
 ) -> Array:
-    """Seen from above: what a robot can drive on, what is in its way, and what is not known.
+    """Project a labelled grid to a 2D map of free, occupied and unknown cells.
 
     Args:
         labels: uint8 [x, y, z]; 0 is empty.
         grid: where the labels are.
         ground: label values that can be driven on.
-        low_m: metres above the ground where the robot's body begins.
-        high_m: metres above the ground where it ends.
-        step_m: ground that rises by more than this between neighbouring cells is in the way.
+        low_m: lower end of the robot's body, metres above the ground.
+        high_m: upper end of the robot's body, metres above the ground.
+        step_m: ground that rises by more than this between neighbouring cells is an obstacle.
 
     Returns:
-        int8 [x, y]: OCCUPIED where something that is no ground is within the body's height, or the ground is too
-        steep; else FREE where there is ground; else UNKNOWN.
+        int8 [x, y]: OCCUPIED by an object at the body's height or by a step of the ground; else FREE where there is
+        ground; else UNKNOWN.
     """
     if labels.shape != grid.shape:
         raise BadInput(f"labels of shape {labels.shape} in a grid of {grid.shape}")
     is_ground = np.isin(labels, list(ground))
-    known = is_ground.any(axis=2)
-    found = np.full(known.shape, UNKNOWN, dtype=np.int8)
+    has_ground = is_ground.any(axis=2)
+    slice_map = np.full(has_ground.shape, UNKNOWN, dtype=np.int8)
     level = is_ground.argmax(axis=2)
-    if known.any():
-        # under a car or in a gap the ground is that of the nearest cell
-        nearest = ndimage.distance_transform_edt(~known, return_distances=False, return_indices=True)
+    if has_ground.any():
+        # under a car or in a gap the ground has the level of the nearest cell
+        nearest = ndimage.distance_transform_edt(~has_ground, return_distances=False, return_indices=True)
         level = level[tuple(nearest)]
-    found[known] = FREE
+    slice_map[has_ground] = FREE
     above = (np.arange(labels.shape[2])[None, None, :] - level[:, :, None]) * grid.voxel_size
     in_way = (labels > 0) & ~is_ground & (above >= low_m) & (above <= high_m)
     rise = (ndimage.maximum_filter(level, 3) - ndimage.minimum_filter(level, 3)) * grid.voxel_size
-    # a voxel's height is the least that a step can be told by
-    found[known & (rise > max(step_m, grid.voxel_size))] = OCCUPIED
-    found[in_way.any(axis=2)] = OCCUPIED
-    return found
+    # steps below a voxel's height cannot be resolved
+    slice_map[has_ground & (rise > max(step_m, grid.voxel_size))] = OCCUPIED
+    slice_map[in_way.any(axis=2)] = OCCUPIED
+    return slice_map
 
 
 @dataclass(frozen=True)
-class Plan:
+class GridPath:
     """A path over a slice.
 
     Attributes:
         cells: from start to goal, int [n, 2].
         length_m: of the path.
-        goal: the cell that it leads to, the nearest to the one asked for that can be reached.
-        reached: whether that is the one asked for.
+        goal: its last cell, the reachable one nearest to the requested goal.
+        reached: whether that is the requested goal.
     """
 
     cells: Array
@@ -75,48 +75,50 @@ class Plan:
     reached: bool
 
 
-def clearance(found: Array, voxel_size: float) -> Array:
-    """Metres from every cell of a slice to the nearest occupied one."""
-    if not (found == OCCUPIED).any():
-        return np.full(found.shape, np.inf)
-    distance: Array = ndimage.distance_transform_edt(found != OCCUPIED) * voxel_size
+def obstacle_distance(slice_map: Array, voxel_size: float) -> Array:
+    """Distance in metres from each cell of a slice to the nearest occupied one."""
+    if not (slice_map == OCCUPIED).any():
+        return np.full(slice_map.shape, np.inf)
+    distance: Array = ndimage.distance_transform_edt(slice_map != OCCUPIED) * voxel_size
     return distance
 
 
 def find_path(
-    found: Array,
+    slice_map: Array,
     voxel_size: float,
     start: Cell,
     goal: Cell,
     radius_m: float,
     unknown_cost: float = 3.0,
     comfort_m: float = 0.6,
-) -> Optional[Plan]:
-    """A* from ``start`` to ``goal`` for a round robot: cells nearer to an obstacle than ``radius_m`` are closed.
+) -> Optional[GridPath]:
+    """Plan from ``start`` to ``goal`` by A* for a round robot; cells within ``radius_m`` of an obstacle are closed.
 
-    Steps go to the eight neighbours and cost their length; ``unknown_cost`` times as much where nothing is known, and
-    up to twice as much within ``comfort_m`` beyond the radius. About the start only the obstacles themselves are
-    closed: the robot is there already.
+    Steps go to the eight neighbours and cost their length: ``unknown_cost`` times as much in unknown cells, and up to
+    twice as much within ``comfort_m`` beyond the radius. Around the start only obstacles are closed, because the robot
+    stands there already.
 
     Returns:
-        The cheapest path; to the reachable cell nearest to the goal if the goal itself is closed or cut off; None if
-        nothing but the start can be reached.
+        The cheapest path; if the goal is not reachable, to the reachable cell nearest to it. None: no cell but the
+        start is reachable.
 
     Raises:
         BadInput: start or goal is outside the slice.
     """
-    shape = found.shape
+    shape = slice_map.shape
     for name, cell in (("start", start), ("goal", goal)):
         if not (0 <= cell[0] < shape[0] and 0 <= cell[1] < shape[1]):
             raise BadInput(f"the {name} {cell} is outside the grid of {shape[0]}x{shape[1]} cells")
-    room = clearance(found, voxel_size)
-    factor = np.where(found == UNKNOWN, unknown_cost, 1.0) * (1.0 + np.clip(1 - (room - radius_m) / comfort_m, 0, 1))
+    distance = obstacle_distance(slice_map, voxel_size)
+    factor = np.where(slice_map == UNKNOWN, unknown_cost, 1.0) * (
+        1.0 + np.clip(1 - (distance - radius_m) / comfort_m, 0, 1)
+    )
     at = np.indices(shape)
     far = np.hypot(at[0] - start[0], at[1] - start[1]) * voxel_size > radius_m + 2 * voxel_size
-    # where the robot stands it is nearer to things than it would plan to be, but not inside them
-    closed = ((room < radius_m) & far) | (found == OCCUPIED)
+    # the robot may stand nearer to obstacles than the radius allows, but not inside them
+    closed = ((distance < radius_m) & far) | (slice_map == OCCUPIED)
     closed[start] = False
-    parents = _search(closed, factor, start, goal)
+    parents = _search_path(closed, factor, start, goal)
     ends = list(parents)
     nearest = min(ends, key=lambda cell: (cell[0] - goal[0]) ** 2 + (cell[1] - goal[1]) ** 2)
     if nearest == start and start != goal:
@@ -126,11 +128,11 @@ def find_path(
         cells.append(parents[cells[-1]])
     path = np.array(cells[::-1])
     length = float(np.hypot(*np.diff(path, axis=0).T).sum() * voxel_size)
-    return Plan(path, length, nearest, nearest == goal)
+    return GridPath(path, length, nearest, nearest == goal)
 
 
-def _search(closed: Array, factor: Array, start: Cell, goal: Cell) -> Dict[Cell, Cell]:
-    """Cells that were settled, each with the one before it; ends when the goal is settled or nothing is left."""
+def _search_path(closed: Array, factor: Array, start: Cell, goal: Cell) -> Dict[Cell, Cell]:
+    """Search until the goal is settled or no cell remains; return the settled cells with their predecessors."""
     width, depth = closed.shape
     shut, price = closed.tolist(), factor.tolist()
     cost: Dict[Cell, float] = {start: 0.0}
@@ -151,10 +153,10 @@ def _search(closed: Array, factor: Array, start: Cell, goal: Cell) -> Dict[Cell,
             if dx and dy and (shut[a][y] or shut[x][b]):
                 # not through the corner between two obstacles
                 continue
-            there = so_far + length * 0.5 * (price[x][y] + price[a][b])
-            if there < cost.get((a, b), np.inf):
-                cost[(a, b)] = there
-                # never more than what is left: the result is the cheapest path
-                left = np.sqrt((a - goal[0]) ** 2 + (b - goal[1]) ** 2)
-                heapq.heappush(waiting, (there + left, there, (a, b), cell))
+            path_cost = so_far + length * 0.5 * (price[x][y] + price[a][b])
+            if path_cost < cost.get((a, b), np.inf):
+                cost[(a, b)] = path_cost
+                # admissible: never above the remaining cost, so the result is the cheapest path
+                remaining = np.sqrt((a - goal[0]) ** 2 + (b - goal[1]) ** 2)
+                heapq.heappush(waiting, (path_cost + remaining, path_cost, (a, b), cell))
     return settled

@@ -1,4 +1,4 @@
-"""Which points of a LiDAR are echoes of something: drivers write a beam without an echo in several ways."""
+"""Selection of a LiDAR's points that are echoes; drivers encode beams without one in several ways."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from edge_offload.arrays import Array
 
 MIN_RANGE_M = 0.1
-"""Nearer than any LiDAR of robots measures (Livox Mid-360: 0.1 m), and inside the housing of most.
+"""Least range of robots' LiDARs (Livox Mid-360: 0.1 m), inside the housing of most.
 
-A beam without an echo is NaN (Velodyne, RoboSense), infinite, 0, 0, 0 (Ouster, Livox, SICK: sick_scan_xd issue 98 says
-to take what is very near for it), or such an origin moved by some centimetres, to the foot of the sensor (Ouster)."""
+A beam without an echo is NaN (Velodyne, RoboSense), infinite, or 0, 0, 0 (Ouster, Livox, SICK: sick_scan_xd issue 98
+suggests a threshold). Ouster also shifts that origin by some centimetres, to the foot of the sensor."""
 
 
 def are_returns(points: Array) -> Array:
-    """Which of the points float32 [n, 3 or more] (x, y, z in metres from the sensor) are echoes: bool [n]."""
-    # far away squares overflow: infinite is far enough
+    """Return bool [n]: the points float32 [n, 3 or more] (x, y, z in metres from the sensor) that are echoes."""
+    # squares of far points overflow to infinity, which passes the test
     with np.errstate(over="ignore", invalid="ignore"):
         x, y, z = points[:, 0], points[:, 1], points[:, 2]
         away = x * x + y * y + z * z >= MIN_RANGE_M**2
@@ -23,7 +23,7 @@ def are_returns(points: Array) -> Array:
 
 
 def only_returns(points: Array) -> Array:
-    """Those of the points float32 [n, 4] that are echoes; an intensity that is not finite is 0."""
+    """Select the points float32 [n, 4] that are echoes, with 0 for intensities that are not finite."""
     echoes = are_returns(points)
     if not echoes.all():
         points = points[echoes]

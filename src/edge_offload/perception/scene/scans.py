@@ -1,4 +1,4 @@
-"""LiDAR scans from files: KITTI's .bin, nuScenes' .pcd.bin and the point cloud library's .pcd. Knows nothing of ROS."""
+"""LiDAR scans from files: KITTI's .bin, nuScenes' .pcd.bin and the point cloud library's .pcd. Independent of ROS."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from edge_offload.perception.scene.returns import only_returns
 
 SUFFIXES = (".bin", ".pcd")
 MAX_POINTS = 10_000_000
-MAX_FIELDS = 64
 AUTO = "auto"
-"""A .bin scan has the fields of its data set, by its name."""
+"""Fields of a .bin scan by its name: KITTI's or nuScenes'."""
 _KITTI = ("x", "y", "z", "intensity")
 # nuScenes devkit, LidarPointCloud.from_file: five float32 a point in sweeps that are called .pcd.bin
 _NUSCENES = (*_KITTI, "ring")
@@ -25,7 +24,7 @@ _KINDS = {"F": "f", "U": "u", "I": "i"}
 
 
 def scan_files(path: str) -> List[pathlib.Path]:
-    """The scan at ``path``, or all scans of the folder ``path`` in the order of their names.
+    """Return the scan at ``path``, or all scans of the folder ``path`` in the order of their names.
 
     Raises:
         BadInput: there are none.
@@ -42,13 +41,13 @@ def scan_files(path: str) -> List[pathlib.Path]:
 
 
 def field_names(text: str) -> Tuple[str, ...]:
-    """Names of the fields of a point in a .bin scan, all float32, from words like ``x,y,z,intensity,ring``.
+    """Parse the fields of a point in a .bin scan, all float32, from a text like ``x,y,z,intensity,ring``.
 
     Raises:
         BadInput: x, y or z is missing or named twice, or there are too many.
     """
     names = tuple(text.replace(",", " ").split())
-    if any(names.count(axis) != 1 for axis in "xyz") or len(names) > MAX_FIELDS:
+    if any(names.count(axis) != 1 for axis in "xyz") or len(names) > 64:
         raise BadInput(
             f"{text!r} does not name the fields of a scan",
             remedy="name them in their order, each a float32: x,y,z,intensity,ring",
@@ -57,17 +56,17 @@ def field_names(text: str) -> Tuple[str, ...]:
 
 
 def read_scan(path: pathlib.Path, fields: str = AUTO) -> Array:
-    """Points of a scan, float32 [n, 4]: x, y, z in metres and intensity (0 where it has none).
+    """Read a scan as float32 [n, 4]: x, y, z in metres and intensity (0 without one).
 
-    Points that are no returns are left out (see :mod:`edge_offload.perception.scene.returns`).
+    Points that are no returns are skipped (see :mod:`edge_offload.perception.scene.returns`).
 
     Args:
         path: of a .bin file, which has no header, or of a .pcd file.
         fields: of a point in a .bin file (see :func:`field_names`); ``auto``: x y z intensity, as KITTI writes it, and
-            ring after it in a .pcd.bin file of nuScenes. Then the numbers have to bear it out.
+            also ring in a .pcd.bin file of nuScenes. The values are then checked for plausibility.
 
     Raises:
-        BadInput: the file cannot be read, does not hold what its kind says, or its fields are not known.
+        BadInput: the file cannot be read, is malformed, or its fields are not plausible.
     """
     try:
         data = path.read_bytes()
@@ -75,19 +74,19 @@ def read_scan(path: pathlib.Path, fields: str = AUTO) -> Array:
         raise BadInput(f"cannot read scan {path}: {error.strerror}") from error
     suffix = path.suffix.lower()
     if suffix == ".pcd" or data.startswith(b"# .PCD"):
-        return only_returns(_from_pcd(data, path))
+        return only_returns(_parse_pcd(data, path))
     if suffix != ".bin":
         raise BadInput(f"{path} is no scan of a known kind", remedy=f"give a file {' or '.join(SUFFIXES)}")
     if fields.strip() not in ("", AUTO):
-        return only_returns(_columns_of(_table(data, field_names(fields), path), field_names(fields)))
+        return only_returns(_columns_of(_read_table(data, field_names(fields), path), field_names(fields)))
     names = _NUSCENES if path.name.lower().endswith(".pcd.bin") else _KITTI
-    table = _table(data, names, path)
+    table = _read_table(data, names, path)
     _check_columns(table, names, path)
     return only_returns(_columns_of(table, names))
 
 
-def _table(data: bytes, names: Sequence[str], path: pathlib.Path) -> Array:
-    """float32 [n, fields] of a file without a header."""
+def _read_table(data: bytes, names: Sequence[str], path: pathlib.Path) -> Array:
+    """Read float32 [n, fields] of a file without a header."""
     size = 4 * len(names)
     if not data or len(data) % size:
         raise BadInput(
@@ -100,21 +99,21 @@ def _table(data: bytes, names: Sequence[str], path: pathlib.Path) -> Array:
 
 
 def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> None:
-    """Refuse a file whose fields are others than its name promises: its columns are then a mixture of all of them."""
+    """Reject a file whose fields differ from those of its name: its columns are then a mixture of all fields."""
     with np.errstate(invalid="ignore"):
         doubt = ""
         if (np.abs(table[:, :3][np.isfinite(table[:, :3])]) > _FAR_M).any():
             doubt = f"coordinates beyond {_FAR_M:.0f} m"
         elif (table[:, 3] < 0).any():
             doubt = "intensities below 0"
-        elif _takes_turns(table[:, 0] < 0) or _takes_turns(table[:, 1] < 0):
+        elif _is_periodic(table[:, 0] < 0) or _is_periodic(table[:, 1] < 0):
             doubt = "coordinates that are negative in every second, third or fourth point only"
-        elif "ring" in names and not _rings(table[:, 4]):
+        elif "ring" in names and not _are_rings(table[:, 4]):
             doubt = "rings that are no whole numbers from 0"
         elif names == _KITTI and table.size % 5 == 0 and table.size >= 100:
             last = table.reshape(-1, 5)[:, 4]
-            # what is whole in every fifth number and nowhere else is the ring of a point of five
-            if _rings(last) and np.ptp(last) > 0 and not _rings(table[:, 3]):
+            # integers in every fifth place, and only there, are the rings of points of five numbers
+            if _are_rings(last) and np.ptp(last) > 0 and not _are_rings(table[:, 3]):
                 doubt = "whole numbers in every fifth place"
     if doubt:
         raise BadInput(
@@ -123,15 +122,15 @@ def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> No
         )
 
 
-def _takes_turns(flags: Array) -> bool:
-    """Whether a flag never holds in every k-th place and often in others: then a point is longer by so much."""
+def _is_periodic(flags: Array) -> bool:
+    """Return whether a flag never holds in every k-th place, and often in others: points are then longer."""
     if len(flags) < 64:
         return False
     shares = [flags[phase::count].mean() for count in (2, 3, 4) for phase in range(count)]
     return bool(min(shares) == 0 and max(shares) > 0.2)
 
 
-def _rings(column: Array) -> bool:
+def _are_rings(column: Array) -> bool:
     return bool(((column >= 0) & (column < 1024) & (column == np.floor(column))).all())
 
 
@@ -143,7 +142,7 @@ def _columns_of(table: Array, names: Sequence[str]) -> Array:
     return points
 
 
-def _from_pcd(data: bytes, path: pathlib.Path) -> Array:
+def _parse_pcd(data: bytes, path: pathlib.Path) -> Array:
     header, body = _pcd_header(data, path)
     try:
         names = header["FIELDS"]
@@ -191,10 +190,10 @@ def _pcd_header(data: bytes, path: pathlib.Path) -> Tuple[Dict[str, List[str]], 
     rest = data
     for _ in range(64):
         line, end, rest = rest.partition(b"\n")
-        words = line.decode("ascii", "replace").split()
-        if words and not words[0].startswith("#"):
-            header[words[0].upper()] = words[1:]
-            if words[0].upper() == "DATA":
+        tokens = line.decode("ascii", "replace").split()
+        if tokens and not tokens[0].startswith("#"):
+            header[tokens[0].upper()] = tokens[1:]
+            if tokens[0].upper() == "DATA":
                 return header, rest
         if not end:
             break

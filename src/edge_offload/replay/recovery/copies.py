@@ -10,7 +10,7 @@ from typing import IO, Dict, Optional, Tuple
 
 from edge_offload.errors import LinkLost
 from edge_offload.notices import notify
-from edge_offload.protocol.blobs import Named
+from edge_offload.protocol.blobs import NamedBlobs
 
 
 class UploadCopies:
@@ -27,7 +27,7 @@ class UploadCopies:
         self._end = self._room = 0
         self._full = False
 
-    def keep(self, named: Named, data: memoryview) -> bool:
+    def keep(self, named: NamedBlobs, data: memoryview) -> bool:
         """Keep ``data`` as ``named``; says whether it is kept."""
         if named.names in self._places:
             return True
@@ -55,7 +55,7 @@ class UploadCopies:
         self._end += named.nbytes
         return True
 
-    def data(self, named: Named) -> bytes:
+    def data(self, named: NamedBlobs) -> bytes:
         """The bytes that were kept as ``named``.
 
         Raises:

@@ -16,8 +16,8 @@ from edge_offload.ir.trace.calls import ALLOC, UPLOAD, Buffer
 from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.keys import packed_words
 from edge_offload.ir.trace.segments import Step
-from edge_offload.protocol.blobs import Named, cut, digest
-from edge_offload.protocol.messages import SMALL, Message, tensor_bytes
+from edge_offload.protocol.blobs import NamedBlobs, digest, split_blobs
+from edge_offload.protocol.messages import SMALL, DeviceMessage, tensor_bytes
 from edge_offload.replay.recovery.effects import Effects, Use
 from edge_offload.replay.signatures import SegmentInvocation, SignatureTable
 
@@ -39,7 +39,7 @@ LOOK_GONE = 1 << 14
 #: A number above all others.
 NEVER = 1 << 62
 #: Has a large payload kept, under its name, and says whether it is.
-Keep = Callable[[Named, memoryview], bool]
+Keep = Callable[[NamedBlobs, memoryview], bool]
 
 
 @dataclass
@@ -228,7 +228,7 @@ class RecoveryLog:
         if data.nbytes > SMALL:
             if keep is None:
                 return False
-            named = Named(data.nbytes, tuple(map(digest, cut(data))))
+            named = NamedBlobs(data.nbytes, tuple(map(digest, split_blobs(data))))
             if not keep(named, data):
                 return False
             self._small_bytes -= _small(contents.uploads.pop(key, b""))
@@ -318,8 +318,8 @@ class RecoveryLog:
     # -- a session that knows nothing
 
     def messages(
-        self, before: int, payload: Optional[Callable[[Named], Buffer]] = None, restored: Optional[Set[int]] = None
-    ) -> Iterator[Message]:
+        self, before: int, payload: Optional[Callable[[NamedBlobs], Buffer]] = None, restored: Optional[Set[int]] = None
+    ) -> Iterator[DeviceMessage]:
         """What puts the storages with numbers less than ``before`` into a session that knows nothing.
 
         The calls and segments in them are to be forgotten afterwards.
@@ -394,25 +394,25 @@ class RecoveryLog:
 class _Batch:
     """Messages under way: as many steps in each as may be."""
 
-    def __init__(self, payload: Optional[Callable[[Named], Buffer]]) -> None:
+    def __init__(self, payload: Optional[Callable[[NamedBlobs], Buffer]]) -> None:
         self._payload = payload
-        self._message, self._bytes = Message(), 0
+        self._message, self._bytes = DeviceMessage(), 0
         self._calls: Dict[object, int] = {}
 
-    def fill(self, storage: int, contents: _Contents, exists: bool = False) -> Iterator[Message]:
+    def fill(self, storage: int, contents: _Contents, exists: bool = False) -> Iterator[DeviceMessage]:
         """Make a storage if it does not exist, and fill it."""
         words = [] if exists else [self._call(ALLOC, contents.alloc)]
         for key in contents.uploads:
             words += [self._call(UPLOAD, key), 0]
         payloads = [
-            self._payload(data) if self._payload is not None and isinstance(data, Named) else data
+            self._payload(data) if self._payload is not None and isinstance(data, NamedBlobs) else data
             for data in contents.uploads.values()
         ]
         live = [(0, storage)] if exists else []
-        size = sum(data.nbytes if isinstance(data, Named) else _small(data) for data in contents.uploads.values())
+        size = sum(data.nbytes if isinstance(data, NamedBlobs) else _small(data) for data in contents.uploads.values())
         yield from self._add(words, Step(0, storage, live, [], b"", payloads), size)  # type: ignore[arg-type]
 
-    def run(self, done: _Done) -> Iterator[Message]:
+    def run(self, done: _Done) -> Iterator[DeviceMessage]:
         """Run a segment again."""
         made, use = done.invocation, done.use
         words = []
@@ -422,12 +422,12 @@ class _Batch:
         step = Step(0, made.base, list(made.live), sorted(made.dead), made.numbers, payloads)
         yield from self._add(words, step, _payload_bytes(done))
 
-    def rest(self) -> Iterator[Message]:
+    def rest(self) -> Iterator[DeviceMessage]:
         """What has not been sent."""
         if self._message.steps:
-            message, self._message, self._bytes = self._message, Message(), 0
+            message, self._message, self._bytes = self._message, DeviceMessage(), 0
             self._calls.clear()
-            message.forget = True
+            message.reset_tables = True
             message.speculative_from = len(message.steps)
             yield message
 
@@ -437,7 +437,7 @@ class _Batch:
             self._message.entries.append((name, key, claimed, checksum(name)))
         return found
 
-    def _add(self, words: List[int], step: Step, size: int) -> Iterator[Message]:
+    def _add(self, words: List[int], step: Step, size: int) -> Iterator[DeviceMessage]:
         step.segment = len(self._message.segments)
         self._message.segments.append((step.segment, packed_words(words)))
         self._message.steps.append(step)

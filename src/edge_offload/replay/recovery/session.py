@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import LinkLost
-from edge_offload.protocol.messages import Message
+from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.replay.flushed import ASYNC
 from edge_offload.replay.recovery.copies import UploadCopies
 from edge_offload.replay.recovery.log import Keep, RecoveryLog
@@ -98,7 +98,7 @@ class SessionRecovery:
         """The invocations that are to be run again, with ``invocation``, and the storages that were freed in them."""
         return [*self._unsure, *([invocation] if invocation is not None else [])], list(self._freed)
 
-    def messages(self, before: int, cause: str) -> Iterator[Message]:
+    def messages(self, before: int, cause: str) -> Iterator[DeviceMessage]:
         """What puts back the storages before ``before`` that can be; the others are lost, because of ``cause``.
 
         Args:

@@ -45,7 +45,7 @@ class Accelerator:
     identity: str = ""
 
 
-def label_of(device: str) -> str:
+def label(device: str) -> str:
     """Kind and model of a device that this process has; also whether TF32 is allowed there, which decides bits."""
     from edge_offload.execute import devices
     from edge_offload.execute.fingerprint import device_name
@@ -71,7 +71,7 @@ def present(device: str) -> List[Accelerator]:
     if where.type == "cpu":
         return [Accelerator("cpu")]
     indices = range(torch.cuda.device_count()) if where.index is None else (where.index,)
-    return [Accelerator(f"cuda:{index}", label_of(f"cuda:{index}"), _identity(index)) for index in indices]
+    return [Accelerator(f"cuda:{index}", label(f"cuda:{index}"), _identity(index)) for index in indices]
 
 
 def survey(device: str) -> List[Accelerator]:

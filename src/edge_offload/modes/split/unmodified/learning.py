@@ -23,7 +23,7 @@ from edge_offload.modes.split.unmodified.inferences import REPEATS, FollowUpRead
 from edge_offload.modes.split.unmodified.join import Joined, join
 from edge_offload.modes.split.unmodified.lift import unavailable_reason
 from edge_offload.notices import Once
-from edge_offload.protocol.messages import Message
+from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ
 from edge_offload.replay.signatures import SegmentInvocation
@@ -135,7 +135,7 @@ class Learner:
         inference.definition, inference.examples = definitions[0], list(invocations[0].payloads)
         inference.later = tuple(replace(item, definition=made) for item, made in zip(inference.later, definitions[1:]))
         inference.reads = frozenset(storage for _, storage in joined.live)
-        fetched = self._dispatcher.exchange.submit(Message(fetch=sorted(inference.reads)))
+        fetched = self._dispatcher.exchange.submit(DeviceMessage(fetch=sorted(inference.reads)))
         work = (inference, recorded, joined, invocations[0], [item.clone() for item in expected], fetched)
         background.start("edge_offload-split-learn", self._open, *work)
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, Tuple
 import torch
 
 from edge_offload import background
-from edge_offload.companion.half import PlaceBeside
+from edge_offload.companion.half import CompanionPlace
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.device import connect, installation
 from edge_offload.device.remote import WorkerRemote
@@ -74,7 +74,7 @@ def from_environment() -> installation.Installed:
     halves = ExecutorProcess(settings.device, settings.threads) if settings.device != "cpu" else None
 
     def opener(network: Network, **plans: Any) -> SplitRunner:
-        place = None if halves is None else PlaceBeside(halves, recorded=True)
+        place = None if halves is None else CompanionPlace(halves, recorded=True)
         return SplitRunner(RecordedSource(network), client, settings.slowdown, place=place, **plans)
 
     def strategy_of(_mode: Mode, dispatcher: SegmentDispatcher) -> SplitStrategy:

@@ -18,7 +18,7 @@ from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.opening import MOST_REOPEN_S, OPEN_TIMEOUT_S, REOPEN_S
 from edge_offload.notices import Once
-from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, look_up
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, find_missing
 from edge_offload.split.learning.process import Learning
 from edge_offload.split.model.network import Network
 
@@ -88,7 +88,7 @@ class RecordedSource:
         progress("the server is asked for its weights")
         names = [digest(piece) for piece in _pieces(program)]
         missing: Set[bytes] = set()
-        for _, absent in look_up(names, missing_of):
+        for _, absent in find_missing(names, missing_of):
             missing.update(names[index] for index in absent)
         for name, piece in zip(names, _pieces(program)):
             if name in missing:

@@ -13,7 +13,7 @@ import torch
 from edge_offload.errors import BadInput, Refused
 from edge_offload.execute.module import Execution
 from edge_offload.link.transport.peers import Peer
-from edge_offload.protocol.promises import SETTLE_S, Ask, Report
+from edge_offload.protocol.promises import SETTLE_S, PromiseReport, PromiseRequest
 from edge_offload.server.promises.board import Board, PlannedBatch
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
@@ -52,7 +52,7 @@ class Promised:
     ages: Ages = field(default_factory=Ages)
     evidence: Evidence = field(default_factory=Evidence)
 
-    def believed(self, report: Report, promised: Wish) -> Wish:
+    def believed(self, report: PromiseReport, promised: Wish) -> Wish:
         """What to plan with after it has said this of itself."""
         before = self.evidence.note
         wish = _wish(report, promised.bound, promised.frame_interval, self.largest)
@@ -118,7 +118,7 @@ class Register:
                     remedy="use the same model and shape as the other robots, or another server",
                 )
 
-    def join(self, peer: Peer, ask: Ask, subject: Subject, largest: int, received: float) -> None:
+    def join(self, peer: Peer, ask: PromiseRequest, subject: Subject, largest: int, received: float) -> None:
         """Make a robot a promise; its first turns are told with the next plan.
 
         Args:
@@ -190,7 +190,7 @@ class Register:
                 for name, robot in self._robots.items()
             ]
 
-    def came(self, inference: Inference, report: Report) -> bool:
+    def came(self, inference: Inference, report: PromiseReport) -> bool:
         """A frame has come with what its robot says of itself; whether it has a turn."""
         name = str(inference.request.peer.key)
         with self.lock:
@@ -229,7 +229,7 @@ class Register:
                 robot.evidence.result(frame, outputs)
 
 
-def _wish(told: Union[Ask, Report], bound: float, frame_interval: float, batch: int) -> Wish:
+def _wish(told: Union[PromiseRequest, PromiseReport], bound: float, frame_interval: float, batch: int) -> Wish:
     """What to plan with."""
     slope = told.slope + SIGMAS * told.slope_error
     return Wish(

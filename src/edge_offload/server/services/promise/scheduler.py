@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.promises import ENDED, TURNS, Report, Turns
+from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, SlotSchedule
 from edge_offload.server.promises.board import PERIOD_S
 from edge_offload.server.services.promise.register import Register, Subject
 from edge_offload.server.services.replica.service import Inference, Scheduler
@@ -87,7 +87,7 @@ class Promises(Scheduler):
         for peer, why in ended:
             self._notify(peer, ENDED, {"reason": why})
         for peer, ahead in turns:
-            self._notify(peer, TURNS, Turns(self._plans, tuple(ahead)).to_wire())
+            self._notify(peer, TURNS, SlotSchedule(self._plans, tuple(ahead)).to_wire())
         self._release()
         self._queue.nudge()
 
@@ -106,12 +106,12 @@ class Promises(Scheduler):
             Refused: as :class:`~..replica.service.OneByOne`.
         """
         request = inference.request
-        if "turn" in request.body and self._keep(inference, Report.parse(request.body["turn"])):
+        if "turn" in request.body and self._keep(inference, PromiseReport.parse(request.body["turn"])):
             self._queue.nudge()
             return
         self._others.submit(inference)
 
-    def _keep(self, inference: Inference, report: Report) -> bool:
+    def _keep(self, inference: Inference, report: PromiseReport) -> bool:
         """Let it wait for its batch; False: it has none, or none any more."""
         key = (str(inference.request.peer.key), report.frame)
         with self.register.lock:

@@ -7,7 +7,7 @@ from typing import Callable, Dict, Tuple
 
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.transport.peers import Request
-from edge_offload.protocol.promises import Ask
+from edge_offload.protocol.promises import PromiseRequest
 from edge_offload.server.services.base import Service
 from edge_offload.server.services.promise.batches import Batches, Table
 from edge_offload.server.services.promise.register import Subject
@@ -45,12 +45,12 @@ class PromiseService(Service):
         return {"promise": self.promise, "give_back": self.give_back}
 
     def promise(self, request: Request) -> None:
-        """:class:`~edge_offload.protocol.promises.Ask` → ``{bound, batch, note}``.
+        """:class:`~edge_offload.protocol.promises.PromiseRequest` → ``{bound, batch, note}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, no such handle, a promise already, or no room for another.
         """
-        ask = Ask.parse(request.body)
+        ask = PromiseRequest.parse(request.body)
         opened = self._replicas.opened(request)
         self.submit(self._device, request, lambda: self._promise(request, ask, opened))
 
@@ -58,7 +58,7 @@ class PromiseService(Service):
         """``{}`` → ``{had}``: whether there was a promise to give back."""
         request.reply({"had": self._promises.leave(request.peer)})
 
-    def _promise(self, request: Request, ask: Ask, opened: Opened) -> None:
+    def _promise(self, request: Request, ask: PromiseRequest, opened: Opened) -> None:
         """On the device's thread: batches that are not known yet are measured first."""
         self._promises.register.check(opened)  # before seconds of the device's time are spent
         batches, table = self._table(opened)

@@ -107,7 +107,7 @@ class ReplicaPool:
         #: What builds each, by the name that a robot asks for.
         self._allow: Dict[str, str] = {}
         for name in sorted(set(allow)):
-            registry.check_own(name)
+            registry.check_user_model(name)
             other = self._allow.setdefault(registry.name_on_wire(name), name)
             if other != name:
                 raise BadInput(f"{name} and {other} have the same name for a robot", remedy="rename one of the files")
@@ -194,7 +194,7 @@ class ReplicaPool:
     def _options(self, name: Any, options: Any) -> Dict[str, Scalar]:
         if not isinstance(name, str) or len(name) > MAX_OPTION_CHARACTERS:
             raise BadInput("a model is opened by its name")
-        if registry.is_own(name):
+        if registry.is_user_model(name):
             if name not in self._allow:
                 raise Refused(
                     f"model {name!r} is not allowed on this server", remedy=f"start it with: serve --allow {name}"
@@ -207,7 +207,7 @@ class ReplicaPool:
             raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
         ours = self._overrides.get(name, {})
         # an own factory says nothing of its options: there, whatever looks like a path counts as one
-        paths = (registry.WEIGHTS,) if registry.is_own(name) else registry.entries()[name].path_options
+        paths = (registry.WEIGHTS,) if registry.is_user_model(name) else registry.entries()[name].path_options
         merged = {**options, **ours}
         for option, value in merged.items():
             if not isinstance(value, (bool, int, float, str)) or len(str(option) + str(value)) > MAX_OPTION_CHARACTERS:
