@@ -63,7 +63,7 @@ class ModuleBeside(ModuleExecutor):
                 threading.Thread(target=self._start_again, name="edge-offload-executor", daemon=True).start()
             except EdgeOffloadError as error:
                 why = self._words(error)
-        execution = self._run(inputs, self.module, torch.device("cpu"))
+        execution = self._run_on(inputs, self.module, torch.device("cpu"))
         return Execution(execution.outputs, execution.compute_s, execution.engine, why)
 
     def _start_again(self) -> None:

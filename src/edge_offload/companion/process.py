@@ -63,7 +63,10 @@ class ExecutorProcess:
             theirs += [other.fileno(), out.fd, back.fd]
         command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, theirs)]
         self._process = subprocess.Popen(
-            [*command, *self._asked], pass_fds=theirs, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
+            [*command, *self._asked],
+            pass_fds=theirs,
+            env=heap.executor_environment(os.environ),
+            stdin=subprocess.DEVNULL,
         )
         for _, other in sockets:
             other.close()
@@ -125,9 +128,9 @@ def choose(device: str, engine: str = EAGER, threads: int = 0) -> Tuple[torch.de
         LinkLost: the process did not start.
     """
     if not devices.Virtual.owner or (devices.Virtual.tested and device != devices.AUTO):
-        return devices.pick(device), None
+        return devices.pick_device(device), None
     if engine == EAGER and (device == "cpu" or (device == devices.AUTO and not torch_facts.built_with_cuda())):
-        return devices.pick("cpu"), None
+        return devices.pick_device("cpu"), None
     process = ExecutorProcess(device, threads)
     if process.device.type == "cpu" and engine == EAGER:
         process.close()

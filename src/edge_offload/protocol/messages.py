@@ -18,7 +18,7 @@ from edge_offload.errors import DeviceLost, Disagreement, EdgeOffloadError, OutO
 from edge_offload.ir.operators import HostTensor
 from edge_offload.ir.trace.calls import Buffer, host_tensor
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
-from edge_offload.ir.trace.segments import Outcome, Step
+from edge_offload.ir.trace.segments import SegmentStep, StepOutcome
 from edge_offload.ir.trace.trace_graph import MOST_STORAGES, TraceGraph, TraceStep, parse_graph, parse_step
 from edge_offload.memory import flat_bytes
 from edge_offload.protocol.blobs import Named
@@ -62,7 +62,7 @@ class Message:
     segments: List[Tuple[int, bytes]] = field(default_factory=list)
     freed: List[int] = field(default_factory=list)
     accepted: Optional[int] = None
-    steps: List[Step] = field(default_factory=list)
+    steps: List[SegmentStep] = field(default_factory=list)
     speculative_from: int = 0
     forget: bool = False
     nodes: List[Tuple[int, TraceStep]] = field(default_factory=list)
@@ -129,9 +129,9 @@ class Answer:
     ``refused``: why nothing of the message was done: from then on the session is not what the client takes it to be.
     """
 
-    outcomes: List[Outcome]
+    outcomes: List[StepOutcome]
     error: Optional[Exception] = None
-    ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
+    ran: List[Tuple[int, int, StepOutcome]] = field(default_factory=list)
     fetched: List[Buffer] = field(default_factory=list)
     disagreed: List[str] = field(default_factory=list)
     refused: str = ""
@@ -190,7 +190,9 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
             live, dead = list(zip(pairs[::2], pairs[1::2])), _words(read.dead)
             payloads = unpack(map(_count, read.payload_sizes))
             message.steps.append(
-                Step(_count(read.segment), read.base, live, dead, _raw(read.numbers), payloads, bool(read.describe))
+                SegmentStep(
+                    _count(read.segment), read.base, live, dead, _raw(read.numbers), payloads, bool(read.describe)
+                )
             )
         if "course" in facts:
             message.graph, own = parse_graph(facts["course"])
@@ -201,8 +203,8 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
 
 
 def answer_to_wire(
-    outcomes: Sequence[Outcome],
-    ran: Sequence[Tuple[int, int, Outcome]],
+    outcomes: Sequence[StepOutcome],
+    ran: Sequence[Tuple[int, int, StepOutcome]],
     fetched: Sequence[Buffer] = (),
     error: Optional[Dict[str, Any]] = None,
     disagreed: Sequence[str] = (),
@@ -243,7 +245,7 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
     try:
         facts = _facts(buffers[0])
         for item in map(_map, facts["outcomes"]):
-            outcome = Outcome(results=item.get("results"))
+            outcome = StepOutcome(results=item.get("results"))
             outcome.described = {_count(call): results for call, results in item.get("described", ())}
             if "dtype" in item:
                 sizes = tuple(_count(size) for size in item["sizes"])

@@ -28,7 +28,7 @@ class Remote:
     Attributes:
         bytes_up, bytes_down, messages: what has travelled.
         refused: operators that are others where it leads, each with the reason.
-        facts: what the device there is (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
+        facts: what the device there is (:func:`edge_offload.execute.devices.device_facts`); empty when it is not known.
         comes_back: whether there may be another session when this one is lost (:meth:`renew`).
     """
 

@@ -8,7 +8,7 @@ import torch
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.execute.engines.base import CPU, Built, facts
+from edge_offload.execute.engines.base import CPU, Built, engine_facts
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.entry import Scalar
 from edge_offload.models.letterbox import Letterbox, fit
@@ -68,7 +68,7 @@ class OnnxModule(PeopleModule):
         return (
             f"{self.name}: {recognition.size_words(plan.size)}, {self.network.values} values, "
             f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {found}{known}"
-            f"; {facts(self.backend(CPU))}"
+            f"; {engine_facts(self.backend(CPU))}"
         )
 
 

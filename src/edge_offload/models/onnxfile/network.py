@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.engines.base import CPU, Built, Engine, facts, machine
-from edge_offload.execute.engines.cache import EngineCache, Entry, key_of
-from edge_offload.execute.engines.table import alone
+from edge_offload.execute.engines.base import CPU, Built, Engine, engine_facts, machine_facts
+from edge_offload.execute.engines.cache import EngineCache, EngineEntry, key_of
+from edge_offload.execute.engines.table import onnx_backend
 from edge_offload.models.onnxfile.reading import Graph, ImageInput, document_of
 from edge_offload.models.onnxfile.recognition import BYTE, IMAGENET, UNIT, Output
 
@@ -88,7 +88,7 @@ class OnnxNetwork(nn.Module):
         """
         if device not in self._backends:
             asked = self._asked is not None and device == self._asked.device
-            self._backends[device] = self._asked if asked and self._asked is not None else alone(device)
+            self._backends[device] = self._asked if asked and self._asked is not None else onnx_backend(device)
         return self._backends[device]
 
     def use(self, backend: Optional[Built]) -> None:
@@ -110,7 +110,9 @@ class OnnxNetwork(nn.Module):
                 raise
             except Exception as error:  # whatever an engine raises
                 said = " ".join(str(error).split())[:300]
-                raise BadInput(f"{self.name} cannot be computed by {facts(self.backend(CPU))}: {said}") from error
+                raise BadInput(
+                    f"{self.name} cannot be computed by {engine_facts(self.backend(CPU))}: {said}"
+                ) from error
         shapes = [(tuple(one.shape), one.is_floating_point()) for one in found]
         return [Output(name, *shape) for name, shape in zip(self._names, shapes)]
 
@@ -139,7 +141,9 @@ class OnnxNetwork(nn.Module):
             return backend.load(backend.build(self._document, threads), threads)
         # kernels that are picked by timing: minutes, and other bits each time
         document = hashlib.sha256(self._document).hexdigest()
-        facts_of = {"engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()}
+        facts_of = {"engine": str(engine_facts(backend)), "threads": threads, **machine_facts(), **backend.depends_on()}
         key = key_of({"document": document, **facts_of})
-        kept = EngineCache().get(key, lambda: Entry(backend.build(self._document, threads), document, True))
+        kept = EngineCache().get_or_build(
+            key, lambda: EngineEntry(backend.build(self._document, threads), document, True)
+        )
         return backend.load(kept.built, threads)

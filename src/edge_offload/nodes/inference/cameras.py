@@ -199,7 +199,7 @@ class ImageNode(OffloadedNode):
         if size is not None:
             empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
             self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
-        self.collector.begin()
+        self.collector.start()
         # last: from now on frames come
         for view in views:
             view.subscribe(self.slot, keep_all)

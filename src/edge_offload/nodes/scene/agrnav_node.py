@@ -146,7 +146,7 @@ class AgrnavNode(OffloadedNode):
         example = self._completer.prepare(sweep.points)
         self._network.warm_up_on(self._mode, example, params["server_wait"])
         self.publish_forecast([example], Header(stamp=rospy.Time.now()))
-        self.collector.begin()
+        self.collector.start()
         # last: from now on sweeps come
         remedy = "check the driver, or name its topic (input:=)"
         self._topic = awaited("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)

@@ -38,7 +38,7 @@ class Half(Values):
         self.shared = shared
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
 
-    def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
+    def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """Own ``tensor`` as the rows of a value from ``low`` on."""
         self.pieces.setdefault(number, []).append((low, tensor))
 
@@ -91,11 +91,11 @@ class Half(Values):
             position = max(position, start + int(piece.shape[axis]))
         return position >= high
 
-    def forget(self, number: int) -> None:
+    def free_value(self, number: int) -> None:
         """Free a value."""
         self.pieces.pop(number, None)
 
-    def results(self, index: int, low: int, high: int) -> List[Any]:
+    def compute_rows(self, index: int, low: int, high: int) -> List[Any]:
         """See :class:`Values`; computed from what is here."""
         local = self.located.operators[index].local
         if local is None:
@@ -145,8 +145,8 @@ def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -
     with torch.no_grad():
         for index, entry in enumerate(located.operators):
             if entry.kind is Locality.FREE:
-                shared.compute(index)
-    return shared.held
+                shared.run_operator(index)
+    return shared.tensors
 
 
 def on_device(values: Mapping[int, torch.Tensor], device: torch.device) -> Dict[int, torch.Tensor]:
@@ -176,7 +176,7 @@ def run_plan(
     shared = shared_values(located, constants) if shared is None else shared
     halves = {side: Half(located, shared) for side in Side}
     for number, tensor in zip(sequence.inputs, inputs):
-        halves[Side.ROBOT].put(number, 0, tensor)
+        halves[Side.ROBOT].store_rows(number, 0, tensor)
     waiting: List[Transfer] = list(plan.transfers)
     done = dict.fromkeys(Side, 0)
     while True:
@@ -184,7 +184,7 @@ def run_plan(
         for side in Side:
             steps = plan.steps(side)
             while done[side] < len(steps) and _ready(located, halves[side], steps[done[side]]):
-                halves[side].compute(*steps[done[side]])
+                halves[side].run_operator(*steps[done[side]])
                 done[side] += 1
                 progress = True
         late = [transfer for transfer in waiting if not _send(located, halves, transfer)]
@@ -196,7 +196,7 @@ def run_plan(
         if not behind:
             break
         side = min(behind, key=lambda item: plan.steps(item)[done[item]].operator)
-        halves[side].compute(*plan.steps(side)[done[side]])
+        halves[side].run_operator(*plan.steps(side)[done[side]])
         done[side] += 1
     return tuple(halves[Side.ROBOT].whole(number) for number in sequence.outputs)
 
@@ -212,7 +212,7 @@ def _send(located: LocalityMap, halves: Mapping[Side, Half], transfer: Transfer)
         return False
     if transfer.value in located.axes:
         rows = source.rows(transfer.value, transfer.low, transfer.high)
-        target.put(transfer.value, transfer.low, rows.clone())
+        target.store_rows(transfer.value, transfer.low, rows.clone())
     else:
-        target.put(transfer.value, 0, source.whole(transfer.value).clone())
+        target.store_rows(transfer.value, 0, source.whole(transfer.value).clone())
     return True
