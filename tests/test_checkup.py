@@ -160,7 +160,7 @@ def test_the_modes_that_work_are_named(monkeypatch):
     from edge_offload.native.recipe import BuildFailed
     from edge_offload.split.runtime import tracing
 
-    monkeypatch.setattr(build, "exports", lambda: False)
+    monkeypatch.setattr(build, "can_export", lambda: False)
     monkeypatch.setattr(libraries, "built_device", lambda: None)
     monkeypatch.setattr(libraries, "device_problem", lambda: None)
     (finding,) = checkup._modes()

@@ -126,9 +126,9 @@ class Recorded:
     """What the virtual device of this process records, as for a server with a GPU."""
 
     def __init__(self) -> None:
-        from edge_offload.device.installation import installed
+        from edge_offload.device.installation import current_installation
 
-        device = installed()
+        device = current_installation()
         assert device is not None
         self._native, self._recorder = device.native, device.recorder
         for_gpu = getattr(self._native, "computed_by_gpu", None)

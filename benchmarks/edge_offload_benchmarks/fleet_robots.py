@@ -308,7 +308,7 @@ def _emulated(told: Dict[str, Any], draw: np.random.Generator) -> _Load:
 
 def _network(told: Dict[str, Any]) -> _Load:
     """Frames of the sample video for a real network, which each robot replays from a place of its own."""
-    from edge_offload.execute.tensors import pack
+    from edge_offload.execute.tensors import pack_tensors
     from edge_offload.models.registry import build_estimator
     from edge_offload_benchmarks.simulation.staleness import Stretch, table
 
@@ -317,7 +317,7 @@ def _network(told: Dict[str, Any]) -> _Load:
     stretch = Stretch("people", first, count, size=network["size"])
     drops = table(pathlib.Path(network["folder"]), stretch, lambda text: print(text, file=sys.stderr, flush=True))
     estimator = build_estimator(told["model"], size=network["size"])
-    frames = [pack([estimator.prepare(bgr)[0]], "raw") for bgr in _video(first, count)]
+    frames = [pack_tensors([estimator.prepare(bgr)[0]], "raw") for bgr in _video(first, count)]
     shape = list(estimator.prepare(_video(first, 1)[0])[0].shape)
     needed = math.ceil((LEAD_S + told["seconds"] + TAIL_S) * RATE)
     begins = np.linspace(0, count - needed, told["robots"]).astype(int)
@@ -338,7 +338,7 @@ def _video(first: int, count: int) -> List[Any]:
 
 def _other(told: Dict[str, Any], robots: Sequence[_Real]) -> int:
     """How many of the last results are not what the network gives for that very frame (within 1e-5)."""
-    from edge_offload.execute.tensors import unpack
+    from edge_offload.execute.tensors import unpack_tensors
     from edge_offload.models.registry import build_estimator
 
     network = told["network"]
@@ -348,7 +348,7 @@ def _other(told: Dict[str, Any], robots: Sequence[_Real]) -> int:
         content = robot.virtual.content
         assert isinstance(content, Tables)
         for frame, reply in robot.last:
-            came = unpack(reply.body["outputs"], reply.buffers)
+            came = unpack_tensors(reply.body["outputs"], reply.buffers)
             own = estimator.module(estimator.prepare(frames[content.places[robot.virtual.number][1] + frame])[0])
             other += not all(
                 one.shape == two.shape

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 from edge_offload.errors import RemoteError
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
@@ -84,7 +84,7 @@ def main() -> int:
     # two of them: where the weights lie makes a difference of its own
     plain_ways: List[Way] = [functools.partial(plain, of) for of in (network, copy.deepcopy(network))]
 
-    device = installed()
+    device = current_installation()
     assert device is not None
     there = registry.build_module(model).to("cuda")
 

@@ -64,9 +64,9 @@ def _torch() -> Iterator[Finding]:
     except ImportError as error:
         yield Finding(MISSING, "torch", str(error), "install torch (on a Jetson, NVIDIA's build)")
         return
-    from edge_offload.execute.fingerprint import fingerprint
+    from edge_offload.execute.fingerprint import fingerprint_of
 
-    facts = fingerprint("cpu")
+    facts = fingerprint_of("cpu")
     yield Finding(OK, "torch", f"{torch.__version__}, {facts['threads']} threads, {facts['cpu_capability']}")
     try:
         torch.zeros(1).numpy()
@@ -87,10 +87,10 @@ def _packages() -> Iterator[Finding]:
 
 def _devices() -> Iterator[Finding]:
     try:
-        from edge_offload.execute.devices import backends
+        from edge_offload.execute.devices import list_backends
     except ImportError:
         return
-    for backend in backends():
+    for backend in list_backends():
         yield Finding(OK if backend.present else WARN, f"device {backend.name}", backend.detail, backend.remedy)
 
 
@@ -130,7 +130,7 @@ def _modes() -> Iterator[Finding]:
     """Which modes work here: those on the virtual GPU, if it compiles, and ``split``, if a network can be traced."""
     import torch
 
-    from edge_offload.ir.build import exports
+    from edge_offload.ir.build import can_export
     from edge_offload.native import libraries
     from edge_offload.split.runtime import tracing
 
@@ -142,7 +142,7 @@ def _modes() -> Iterator[Finding]:
     try:
         network = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3), torch.nn.ReLU()).eval()
         tracing.trace("a small network", network, [torch.zeros(1, 1, 8, 8)])
-        modules.append("split (traced by torch.export)" if exports() else "split (traced by make_fx)")
+        modules.append("split (traced by torch.export)" if can_export() else "split (traced by make_fx)")
     except EdgeOffloadError as error:
         untraced = f"; no split: {error.cause}"
     detail = f"of programs (exec): {programs}; of nodes and OffloadedModule: {', '.join(modules)}{untraced}"
@@ -178,9 +178,11 @@ def _platform() -> Iterator[Finding]:
 
 def _executor() -> Iterator[Finding]:
     """How a server runs the steps of programs whose sizes depend on data."""
-    from edge_offload.execute.heap import jemalloc
+    from edge_offload.execute.heap import find_jemalloc
 
-    heap = "with jemalloc" if jemalloc() is not None else "with glibc's allocator (faster: apt install libjemalloc2)"
+    heap = (
+        "with jemalloc" if find_jemalloc() is not None else "with glibc's allocator (faster: apt install libjemalloc2)"
+    )
     if recipe.compiler() is None:
         detail = f"of data-dependent sizes run in Python, {heap}: no C++ compiler"
         yield Finding(WARN, "server's steps", detail, "apt install g++")
@@ -215,7 +217,7 @@ def _codecs() -> Iterator[Finding]:
 def _engines() -> Iterator[Finding]:
     from edge_offload.execute.engines import table
 
-    for one in table.engines()[1:]:
+    for one in table.list_engines()[1:]:
         words = f"{one.version} {one.precision}, class {one.accuracy}" if one.present else one.detail
         yield Finding(OK, f"engine {one.name}", words, f"optional: {one.remedy}" if one.remedy else "")
 
@@ -287,7 +289,7 @@ def _link(server: Optional[str], keys: Optional[str]) -> Iterator[Finding]:
     if not server:
         yield Finding(WARN, "link", "not tried", "name a server: --server tcp://host:5700")
         return
-    from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
+    from edge_offload.execute.fingerprint import fingerprint_of, list_differences, two_torches
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
     from edge_offload.server.status import ServerStatus
@@ -309,8 +311,8 @@ def _link(server: Optional[str], keys: Optional[str]) -> Iterator[Finding]:
     yield Finding(OK, "server", f"device {status.device}, load {status.load:.0%}, {robots}")
     detail = f"wall clocks differ by {abs(clock.wall_offset_s) * 1e3:.1f} ms, known to {clock.error_s * 1e3:.2f} ms"
     yield Finding(WARN if clock.warning else OK, "clocks", clock.warning or detail)
-    ours, theirs = fingerprint("cpu"), welcome.get("fingerprint")
-    found = differences(ours, theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
+    ours, theirs = fingerprint_of("cpu"), welcome.get("fingerprint")
+    found = list_differences(ours, theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
     if found:
         remedy = two_torches(ours, theirs) or "results differ in the last digits; see --threads"
         yield Finding(WARN, "bit equality", "; ".join(found), remedy)

@@ -9,8 +9,8 @@ import msgpack
 import pytest
 
 from edge_offload import records
-from edge_offload.execute.session.serve import serve
-from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.execute.session.serve import serve_message
+from edge_offload.execute.session.session import DeviceSession, SegmentStep
 from edge_offload.protocol.messages import DeviceMessage, parse_answer
 from edge_offload_benchmarks.experiments.fuzz import fuzz
 from edge_offload_benchmarks.fuzzing.calls import entry, mangle, replaced, tensor_item
@@ -28,7 +28,7 @@ def square() -> DeviceMessage:
         ("edge::download", item, None, 0),
     ]
     message.segments = [(0, struct.pack("<8I", 0, 1, 0, 2, 0, 0, 3, 1))]
-    message.steps = [Step(0, 1, [], [], b"", [struct.pack("<4f", 1, 2, 3, 4)])]
+    message.steps = [SegmentStep(0, 1, [], [], b"", [struct.pack("<4f", 1, 2, 3, 4)])]
     return message
 
 
@@ -43,9 +43,9 @@ def test_a_device_answers_whatever_it_is_sent() -> None:
         buffers = [bytearray(facts), *map(bytearray, payloads)]
         if not number % 2:
             mangle(buffers, draw)
-        good += parse_answer(serve(DeviceSession(), buffers)).error is None
+        good += parse_answer(serve_message(DeviceSession(), buffers)).error is None
     assert 0 < good < 1500
-    assert parse_answer(serve(DeviceSession(), square().to_wire())).outcomes[0].tensor.tolist() == [1, 4, 9, 16]
+    assert parse_answer(serve_message(DeviceSession(), square().to_wire())).outcomes[0].tensor.tolist() == [1, 4, 9, 16]
 
 
 @pytest.mark.slow

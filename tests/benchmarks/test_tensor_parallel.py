@@ -21,7 +21,8 @@ def test_every_layer_is_gathered_and_the_result_is_right(share: float) -> None:
     x = torch.randn(1, 3, 16, 16)
     network = trace("net", NET, [x])
     plan = tensor_parallel(network.located, share)
-    convolutions = [operator.makes()[0] for operator in network.located.sequence.operators if "conv" in operator.name]
+    operators = network.located.sequence.operators
+    convolutions = [operator.output_ids()[0] for operator in operators if "conv" in operator.name]
     assert len(convolutions) == 2
     for value in convolutions:
         sent = [transfer for transfer in plan.transfers if transfer.value == value]

@@ -234,8 +234,8 @@ def test_under_the_virtual_device_a_process_is_asked(monkeypatch, device, engine
     assert (None if process is None else str(process.device)) == expected
     assert str(where) == (expected or "cpu")
     with pytest.raises(Unsupported, match="virtual device"):
-        devices.pick("cuda")
-    assert devices.pick("auto").type == "cpu", "the virtual device is never meant"
+        devices.pick_device("cuda")
+    assert devices.pick_device("auto").type == "cpu", "the virtual device is never meant"
 
 
 def test_without_a_build_for_cuda_nobody_is_asked(monkeypatch) -> None:

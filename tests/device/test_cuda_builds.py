@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from edge_offload.ir.trace.allowlist import resolve
+from edge_offload.ir.trace.allowlist import resolve_operator
 from edge_offload.native import libraries
 
 RMS_NORM = getattr(torch.ops.aten, "_fused_rms_norm", None)
@@ -63,7 +63,7 @@ print(json.dumps({"differing": differing, "whole": "aten::_fused_rms_norm" in na
 
 @needs_rms_norm
 def test_rms_norm_as_a_whole_is_run_and_has_the_bits_of_rms_norm() -> None:
-    operator = resolve("aten::_fused_rms_norm")
+    operator = resolve_operator("aten::_fused_rms_norm")
     x, weight = torch.randn(2, 5, 64), torch.randn(64)
     assert torch.equal(operator(x, [64], weight, 1e-6)[0], torch.nn.functional.rms_norm(x, (64,), weight, 1e-6))
 

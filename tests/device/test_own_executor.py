@@ -16,10 +16,10 @@ pytestmark = [
 ]
 PROGRAM = """
 import os, signal, torch
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 x = torch.ones(3).cuda()
 assert torch.sort(x)[0].tolist() == [1.0, 1.0, 1.0]
-os.kill(installed().recorder.remote.process.pid, signal.SIGSEGV)
+os.kill(current_installation().recorder.remote.process.pid, signal.SIGSEGV)
 try:
     print((x * 2).tolist())
 except RuntimeError as error:

@@ -17,7 +17,7 @@ from edge_offload_research.device.conformance.shapes import FEWEST, exact
 FIRST = """
 import copy, json, torch
 from torch import nn
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 
 class Attention(nn.Module):
     def __init__(self):
@@ -38,7 +38,7 @@ words = nn.Sequential(
 ).eval()
 networks = [picture, words]
 there = [copy.deepcopy(network).to("cuda") for network in networks]
-trips, equal, counters = [], [], installed().recorder.counters
+trips, equal, counters = [], [], current_installation().recorder.counters
 for count, layout in ((1, torch.contiguous_format), (3, torch.contiguous_format), (2, torch.channels_last)):
     image = torch.rand(count, 3, 32, 32).contiguous(memory_format=layout)
     before = counters.round_trips
@@ -53,9 +53,10 @@ print(json.dumps({"trips": trips, "equal": equal}))
 """
 WRONG = """
 import torch
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 
-installed().native.trust([], [{"aten::_convolution": 63}, {}, {}])  # its meta kernel knows nothing of channels_last
+# its meta kernel knows nothing of channels_last
+current_installation().native.trust([], [{"aten::_convolution": 63}, {}, {}])
 with torch.no_grad():
     picture, filters = torch.rand(1, 3, 8, 8).contiguous(memory_format=torch.channels_last), torch.rand(4, 3, 3, 3)
     wanted = torch.nn.functional.conv2d(picture, filters)
@@ -70,7 +71,7 @@ with torch.no_grad():
 WRONG_AHEAD = """
 import torch
 from edge_offload.device import shapes
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 
 def trust(right):
     table = shapes.sampled_shapes()
@@ -78,7 +79,7 @@ def trust(right):
     if not right:
         table["meta"]["aten::_convolution"] = table["rules"].pop("aten::_convolution")
     before, shapes.sampled_shapes = shapes.sampled_shapes, lambda kind="": table
-    shapes.trust(installed().native, installed().remote)
+    shapes.trust_shapes(current_installation().native, current_installation().remote)
     shapes.sampled_shapes = before
 
 trust(True)
@@ -96,7 +97,7 @@ with torch.no_grad():
             print(count, torch.equal(filtered.cpu(), torch.nn.functional.conv2d(pictures, filters)))
         except RuntimeError as error:
             print(count, "refused", error)
-print(installed().recorder.counters.accepted)
+print(current_installation().recorder.counters.accepted)
 """
 #: Put before a program: there is no table of any release.
 NO_TABLE = """
@@ -104,7 +105,7 @@ import pathlib, torch
 from edge_offload.device import installation, shapes
 
 shapes.FOLDER = pathlib.Path("nowhere")
-shapes.trust(installation.installed().native, installation.installed().remote)
+shapes.trust_shapes(installation.current_installation().native, installation.current_installation().remote)
 """
 #: Meta kernels that now and then answer with strides and sizes of storages that no kernel makes.
 WRONG_AT_RANDOM = """

@@ -24,14 +24,14 @@ GPU = {"name": "NVIDIA H100", "major": 9, "minor": 0}
 NETWORK = """
 import copy, json, torch
 from torch import nn
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 
 torch.manual_seed(0)
 network = nn.Sequential(
     nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.SiLU(),
     nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5), nn.Softmax(-1),
 ).eval()
-there, counters = copy.deepcopy(network).to("cuda"), installed().recorder.counters
+there, counters = copy.deepcopy(network).to("cuda"), current_installation().recorder.counters
 picture = torch.rand(1, 3, 24, 24)
 before = counters.round_trips
 with torch.no_grad():
@@ -160,8 +160,8 @@ class Remote:
 def test_another_torch_is_asked_whatever_the_table_has(tables: pathlib.Path) -> None:
     write(tables, {"meta": {"aten::sort": "r"}})
     same, other = Native(), Native()
-    shapes.trust(same, Remote())
-    shapes.trust(other, Remote("torch 2.4.1 on the robot, 2.13.0 on the server"))
+    shapes.trust_shapes(same, Remote())
+    shapes.trust_shapes(other, Remote("torch 2.4.1 on the robot, 2.13.0 on the server"))
     assert same.gpu
     assert other.gpu
     assert same.ways[0] == {"aten::sort": 1}
@@ -172,10 +172,10 @@ def test_another_torch_is_asked_whatever_the_table_has(tables: pathlib.Path) -> 
 def test_a_generated_meta_kernel_that_differed_on_a_gpu_is_asked_for(tables: pathlib.Path) -> None:
     name = shapes.operators_with_exact_shapes()[0]
     native = Native()
-    shapes.trust(native, Remote())
+    shapes.trust_shapes(native, Remote())
     assert name in native.always
     write(tables, {"asked": [name]})
-    shapes.trust(native, Remote())
+    shapes.trust_shapes(native, Remote())
     assert native.always
     assert name not in native.always
     assert native.asked == [name]

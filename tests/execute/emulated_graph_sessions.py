@@ -39,13 +39,13 @@ heap.LAUNCHER[:] = [sys.executable, __file__, "--executor", sys.argv[1]]
 
 from edge_offload.device import installation  # noqa: E402
 
-LIBRARIES = installation.preload()
+LIBRARIES = installation.preload_guard()
 
 import torch  # noqa: E402, F401 - after preload, before install
 
 from edge_offload.device.remote import WorkerRemote  # noqa: E402
 from edge_offload.mode import Mode  # noqa: E402
 
-installation.install(LIBRARIES, WorkerRemote("cpu", 1), Mode.REPLAY)
+installation.install_device(LIBRARIES, WorkerRemote("cpu", 1), Mode.REPLAY)
 sys.argv[:] = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -55,7 +55,7 @@ class EmulatedGraph:
 
 
 class EmulatedDriver:
-    """See :class:`edge_offload.execute.session.cuda_driver.Driver`."""
+    """See :class:`edge_offload.execute.session.cuda_driver.CaptureDriver`."""
 
     def __init__(self, *refuse: str) -> None:
         self.refuse = refuse
@@ -74,7 +74,7 @@ class EmulatedDriver:
         self.graphs.add(graph)
         return graph
 
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def synchronize(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge_offload.execute.batches import CLOSE, BatchExecutor
+from edge_offload.execute.batches import MAX_RELATIVE_ERROR, BatchExecutor
 from edge_offload.execute.engines.base import EXACT, Direct
 from edge_offload.execute.engines.seat import Seat
 from edge_offload.execute.module import ModuleExecutor
@@ -27,9 +27,9 @@ def test_a_batch_of_people_networks_is_what_single_frames_are(name: str, size: i
     executor = ModuleExecutor(build_module(name))
     batches = BatchExecutor(executor)
     frames = frames_of(size, 3, 128, 192, seed=size)
-    verdict = batches.judge(frames)
+    verdict = batches.compare_batch(frames)
     assert not verdict.reason
-    assert verdict.error <= CLOSE
+    assert verdict.error <= MAX_RELATIVE_ERROR
     for frame, together in zip(frames, batches.run(frames)):
         alone = executor.run(frame)
         assert len(alone.outputs) == len(together.outputs)
@@ -58,7 +58,7 @@ def test_a_module_that_knows_of_no_batches_is_mapped_over_them() -> None:
     executor = ModuleExecutor(Own())
     batches = BatchExecutor(executor)
     frames = [[*frame, torch.full((1,), 0.5 + n)] for n, frame in enumerate(frames_of(4, 3, 20, 24))]
-    verdict = batches.judge(frames)
+    verdict = batches.compare_batch(frames)
     assert not verdict.reason
     for frame, together in zip(frames, batches.run(frames)):
         for want, found in zip(executor.run(frame).outputs, together.outputs):
@@ -86,12 +86,12 @@ class Mixing(nn.Module):
 
 def test_what_cannot_be_batched_is_told() -> None:
     frames = frames_of(2, 3, 8, 8)
-    mapped = BatchExecutor(ModuleExecutor(DataDependent())).judge(frames)
+    mapped = BatchExecutor(ModuleExecutor(DataDependent())).compare_batch(frames)
     assert mapped.reason
     assert math.isnan(mapped.error)
-    mixed = BatchExecutor(ModuleExecutor(Mixing())).judge(frames)
+    mixed = BatchExecutor(ModuleExecutor(Mixing())).compare_batch(frames)
     assert "from single frames" in mixed.reason
-    assert mixed.error > CLOSE
+    assert mixed.error > MAX_RELATIVE_ERROR
 
 
 def test_one_frame_alone_is_the_executors_own_run() -> None:
@@ -138,7 +138,7 @@ def test_prepared_batches_are_graphs_with_the_bits_of_torch(name: str) -> None:
             if name == "own":
                 frames = [[*frame, torch.full((1,), 0.5 + n + seed)] for n, frame in enumerate(frames)]
             if not seed:
-                batches.prepare(frames)
+                batches.prepare_batch(frames)
             for want, found in zip(eager.run(frames), batches.run(frames)):
                 assert found.engine.startswith("graphs ")
                 assert found.engine.endswith(f" batch {size}")
@@ -154,5 +154,5 @@ def test_a_batch_that_cannot_be_captured_is_computed_by_torch() -> None:
     executor._seat = Seat(executor.module, lambda inputs: (), Refusing())
     batches = BatchExecutor(executor)
     frames = [[*frame, torch.ones(1)] for frame in frames_of(2, 3, 20, 24)]
-    batches.prepare(frames)
+    batches.prepare_batch(frames)
     assert [one.engine for one in batches.run(frames)] == ["eager batch 2"] * 2

@@ -23,59 +23,59 @@ def collector():
     made = Collector(600.0, lambda: passed[0], lambda: learns[0])
     made.passed, made.learns = passed, learns
     yield made
-    made.end()
-    made.end()
+    made.stop()
+    made.stop()
 
 
 def test_what_has_been_looked_at_is_not_looked_at_again_before_a_while(collector):
     kept = Cycle()
-    collector.begin()
+    collector.start()
     frozen = gc.get_freeze_count()
     assert frozen > 1000
     young, gone = Cycle(), weakref.ref(Cycle())
-    collector.look()
+    collector.collect_new()
     assert gone() is None, "cycles that are young go"
     assert gc.get_freeze_count() > frozen, "what stays is not looked at any more"
     there = [weakref.ref(each) for each in (kept, young)]
     del kept, young
-    collector.look()
+    collector.collect_new()
     assert None not in [each() for each in there]
     collector.passed[0] = 601.0
-    collector.look()
+    collector.collect_new()
     assert [each() for each in there] == [None, None], "after a while they go, too"
 
 
 def test_at_the_end_all_is_as_before_and_nothing_happens_before_the_begin(collector):
     before = gc.get_threshold()
-    collector.look()
+    collector.collect_new()
     assert gc.get_freeze_count() == 0
-    collector.begin()
+    collector.start()
     assert gc.get_threshold()[2] > before[2]
-    collector.end()
+    collector.stop()
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
 
 
 def test_what_was_made_while_something_learns_is_not_looked_at_before_everything_is(collector):
-    collector.begin()
+    collector.start()
     gone, frozen = weakref.ref(Cycle()), gc.get_freeze_count()
     collector.learns[0] = True
-    collector.look()
+    collector.collect_new()
     assert (gone() is None, gc.get_freeze_count()) == (False, frozen), "nobody looks while something learns"
     collector.learns[0] = False
-    collector.look()
+    collector.collect_new()
     assert gone() is not None, "nor once it has learnt"
     assert gc.get_freeze_count() > frozen
     young = weakref.ref(Cycle())
-    collector.look()
+    collector.collect_new()
     assert (young() is None, gone() is None) == (True, False), "what is made from then on goes as before"
     collector.passed[0] = 601.0
-    collector.look()
+    collector.collect_new()
     assert gone() is None, "and after a while what learning left goes, too"
 
 
 def test_at_work_it_begins_and_leaves_everything_as_it_was():
     before = gc.get_threshold()
-    with Collector().at_work():
+    with Collector().running():
         assert gc.get_freeze_count() > 1000
         assert gc.get_threshold()[2] > before[2]
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)

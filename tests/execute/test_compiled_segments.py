@@ -13,7 +13,7 @@ import torch
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.session.instructions import KERNEL
 from edge_offload.execute.session.native_runner import library
-from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.execute.session.session import DeviceSession, SegmentStep
 from edge_offload.ir.trace.segments import CallFailed
 from tests.execute.native_runner import native_runner
 
@@ -78,7 +78,7 @@ class Device:
 
     def run(self, number: int, base: int, live: Any = (), dead: Any = (), numbers: bytes = b"",
             payloads: Any = (), speculative: bool = False) -> Any:  # fmt: skip
-        step = Step(number, base, list(live), list(dead), numbers, list(payloads))
+        step = SegmentStep(number, base, list(live), list(dead), numbers, list(payloads))
         return self.session.run(step, speculative).tensor
 
     def compiled(self, number: int) -> bool:
@@ -190,7 +190,7 @@ def test_tensors_in_between_live_until_their_last_use(device: Device, monkeypatc
                 return result
 
             program.code.instructions[place] = instruction._replace(kernel=watched)
-    device.session.note = note  # type: ignore[method-assign]
+    device.session.note_call = note  # type: ignore[method-assign]
     device.run(0, 50, LIVE, range(2, 10), b"", [floats(1, 2, 3, 4)])
     assert len(made) == 8
     assert max(alive) <= 2
@@ -206,7 +206,7 @@ def test_state_in_place_is_undone(device: Device) -> None:
         before = torch.random.get_rng_state()
         first = device.run(0, 10, live, speculative=True)
         assert first.tolist() == [2, 4, 6, 8]
-        device.session.settle(0)
+        device.session.settle_speculation(0)
         assert device.run(1, 10, [(0, 1)]).tolist() == [1, 2, 3, 4]
         assert device.run(1, 10, [(0, 2)]).tolist() == [0, 0, 0, 0]
         assert torch.equal(torch.random.get_rng_state(), before)

@@ -12,8 +12,8 @@ import torch
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute.session import pacer, speculative
-from edge_offload.execute.session.serve import serve
-from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.execute.session.serve import serve_message
+from edge_offload.execute.session.session import DeviceSession, SegmentStep
 from edge_offload.ir.trace.trace_graph import TraceGraph, TraceStep
 from edge_offload.protocol import messages
 from edge_offload.protocol.arriving import PendingAnswer
@@ -55,7 +55,7 @@ class Watched(DeviceSession):
         super().__init__()
         self.events: List[str] = []
 
-    def note(self, entry: Any) -> None:
+    def note_call(self, entry: Any) -> None:
         self.events.append(entry.name)
         if entry.name == SECOND:
             time.sleep(0.01)
@@ -69,7 +69,7 @@ class Device:
         self.session = Watched()
         self.answer = PendingAnswer()
         self.base = 10
-        put = Step(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
+        put = SegmentStep(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
         first = TraceStep(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
         second = TraceStep(2, (), (), ((0, 0, 1),), (), b"", (), False)
         head = words(2, 0, 0) if sizes else words(2, 0, 0, 4, 1)
@@ -87,7 +87,7 @@ class Device:
             parts.append(parse_answer(buffers))
             self.answer.add_part(parts[-1])
 
-        self.answer.complete_answer(parse_answer(serve(self.session, message.to_wire(), left)))
+        self.answer.complete_answer(parse_answer(serve_message(self.session, message.to_wire(), left)))
         return parts
 
     def infer(self) -> List[Answer]:
@@ -145,8 +145,8 @@ def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
         """The steps, one a millisecond, after which something leaves."""
         run, left = pacer.FlushPacer(spans, 3, 0.0), []
         for step in range(1, steps + 1):
-            if run.due(step / 1e3):
-                run.left(step / 1e3)
+            if run.is_due(step / 1e3):
+                run.note_flush(step / 1e3)
                 left.append(step)
         run.ended(steps / 1e3)
         return left
@@ -190,9 +190,9 @@ def test_a_graph_like_the_one_before_travels_without_its_nodes_and_what_it_was_g
     for graph, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
         read = messages.parse_message(messages.DeviceMessage(graph=graph).to_wire()).graph
         assert read is not None
-        session.ahead.take(read)
+        session.ahead.take_graph(read)
         assert session.ahead._ways == [(4, {None: 0})]
-        assert [bytes(item) for item in session.ahead._given or ()] == given
+        assert [bytes(item) for item in session.ahead._first_payloads or ()] == given
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_a_graph_like_the_one_before_travels_without_its_nodes_and_what_it_was_g
 def test_a_graph_that_refers_to_what_was_never_sent_is_refused(graph: TraceGraph) -> None:
     session = DeviceSession()
     with pytest.raises(ProtocolError, match="before"):
-        session.ahead.take(graph)
-    session.ahead.take(TraceGraph([(1, []), (2, [])], [((), 1)], 9, 9))
+        session.ahead.take_graph(graph)
+    session.ahead.take_graph(TraceGraph([(1, []), (2, [])], [((), 1)], 9, 9))
     with pytest.raises(ProtocolError, match="before"):
-        session.ahead.take(TraceGraph(None, [((), 2)], 9, 9))
+        session.ahead.take_graph(TraceGraph(None, [((), 2)], 9, 9))
 
 
 def test_a_run_brings_back_no_more_reads_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

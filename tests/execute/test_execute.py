@@ -17,11 +17,11 @@ from torch import nn
 from edge_offload.errors import BadInput, DeviceLost, LinkLost, OutOfMemory, ProtocolError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute import fingerprint as fingerprints
-from edge_offload.execute.devices import failures
-from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
-from edge_offload.execute.module import PAUSE_S, ModuleExecutor, Spare
+from edge_offload.execute.devices import gpu_failures
+from edge_offload.execute.fingerprint import fingerprint_of, list_differences, two_torches
+from edge_offload.execute.module import PAUSE_S, CpuFallback, ModuleExecutor
 from edge_offload.execute.session import worker
-from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
+from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack_tensors, unpack_tensors
 from edge_offload.execute.threads import parse_cores, pin
 from edge_offload.server.device import ComputeDevice
 from edge_offload.server.settings import Compute
@@ -30,27 +30,27 @@ from edge_offload.server.settings import Compute
 def test_fingerprint_is_plain_and_equal_to_itself():
     import json
 
-    facts = fingerprint("cpu")
-    assert differences(facts, json.loads(json.dumps(facts))) == []
+    facts = fingerprint_of("cpu")
+    assert list_differences(facts, json.loads(json.dumps(facts))) == []
     assert facts["torch"] == torch.__version__
 
 
 def test_fingerprint_notices_what_changes_bits():
-    before = fingerprint()
+    before = fingerprint_of()
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        assert differences(fingerprint(), before) == [f"threads: {threads + 1} here, {threads} there"]
+        assert list_differences(fingerprint_of(), before) == [f"threads: {threads + 1} here, {threads} there"]
     finally:
         torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("medium")
     try:
-        assert "matmul precision" in differences(fingerprint(), before)[0]
+        assert "matmul precision" in list_differences(fingerprint_of(), before)[0]
     finally:
         torch.set_float32_matmul_precision("highest")
     if torch.set_flush_denormal(True):
         try:
-            assert "denormals" in differences(fingerprint(), before)[0]
+            assert "denormals" in list_differences(fingerprint_of(), before)[0]
         finally:
             torch.set_flush_denormal(False)
 
@@ -71,7 +71,7 @@ def test_a_gpu_computes_without_tf32_unless_the_environment_allows_it(cudnn_flag
     if wanted:
         monkeypatch.setenv(devices.TF32, "0")  # which has the variable removed again when the test ends
         devices.allow_tf32()
-    assert devices.settle(torch.device("cuda")) == torch.device("cuda")
+    assert devices.fix_kernel_choice(torch.device("cuda")) == torch.device("cuda")
     assert torch.backends.cudnn.allow_tf32 is wanted
     assert torch.backends.cuda.matmul.allow_tf32 is wanted
     assert torch.backends.cudnn.deterministic
@@ -80,14 +80,14 @@ def test_a_gpu_computes_without_tf32_unless_the_environment_allows_it(cudnn_flag
 
 def test_a_cpu_leaves_the_flags_of_gpus(cudnn_flags):
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    devices.settle(torch.device("cpu"))
+    devices.fix_kernel_choice(torch.device("cpu"))
     assert torch.backends.cudnn.allow_tf32
     assert torch.backends.cuda.matmul.allow_tf32
 
 
 @pytest.mark.process
 def test_instruction_set_shows(tmp_path):
-    code = "import torch; from edge_offload.execute.fingerprint import fingerprint as f; print(f()['cpu_capability'])"
+    code = "from edge_offload.execute.fingerprint import fingerprint_of as f; print(f()['cpu_capability'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
@@ -99,7 +99,7 @@ def test_instruction_set_shows(tmp_path):
 
 
 def test_a_fact_that_one_side_does_not_know_is_a_difference():
-    assert differences({"threads": 1, "new": 5}, {"threads": 1}) == ["new: 5 here, not stated there"]
+    assert list_differences({"threads": 1, "new": 5}, {"threads": 1}) == ["new: 5 here, not stated there"]
 
 
 @pytest.mark.process
@@ -130,15 +130,15 @@ def test_bad_core_lists(text):
 
 
 def test_absent_devices_say_why():
-    assert devices.pick("cpu").type == "cpu"
-    for backend in devices.backends():
+    assert devices.pick_device("cpu").type == "cpu"
+    for backend in devices.list_backends():
         assert backend.detail
         if not backend.present:
             assert backend.remedy
             with pytest.raises(Unsupported, match="absent"):
-                devices.pick(backend.name)
+                devices.pick_device(backend.name)
     with pytest.raises(BadInput, match="no device"):
-        devices.pick("abacus")
+        devices.pick_device("abacus")
 
 
 class Returns(nn.Module):
@@ -157,16 +157,16 @@ def test_what_is_no_tensor_is_refused_by_name(what):
 
 
 def test_a_gpu_without_memory_is_asked_again_later_and_one_that_failed_never():
-    spare = Spare("cuda:1")
+    spare = CpuFallback("cuda:1")
     assert spare.stands_in(0.0) == ""
     now = time.monotonic()
-    said = spare.failed(OutOfMemory("it is full"), for_good=False)
+    said = spare.note_failure(OutOfMemory("it is full"), for_good=False)
     assert said == "computed on the CPU in place of cuda:1: it is full"
     assert "it is full" in spare.stands_in(now + 0.9 * PAUSE_S)
     assert spare.stands_in(now + 10 * PAUSE_S) == ""
-    spare.failed(OutOfMemory("again"), for_good=False)
+    spare.note_failure(OutOfMemory("again"), for_good=False)
     assert spare.stands_in(now + 1.9 * PAUSE_S), "for longer"
-    assert "it is gone" in spare.failed(DeviceLost("it is gone"), for_good=True)
+    assert "it is gone" in spare.note_failure(DeviceLost("it is gone"), for_good=True)
     assert spare.stands_in(1e12)
 
 
@@ -183,7 +183,7 @@ def test_a_gpu_without_memory_is_asked_again_later_and_one_that_failed_never():
     (RuntimeError("shapes do not fit"), RuntimeError), (BadInput("wrong"), BadInput),
 ])  # fmt: skip
 def test_failures_of_a_gpu_are_told_from_those_of_a_program(raised, expected):
-    with pytest.raises(expected) as found, failures():
+    with pytest.raises(expected) as found, gpu_failures():
         raise raised
     assert type(found.value) is expected
     assert "\n" not in str(found.value)
@@ -193,7 +193,7 @@ def test_failures_of_a_gpu_are_told_from_those_of_a_program(raised, expected):
 def test_what_an_executor_makes_without_a_device_is_on_its_gpu(monkeypatch, device, selected):
     made, chosen = [], []
     monkeypatch.setattr(torch.cuda, "set_device", lambda one: chosen.append(str(one)))
-    monkeypatch.setattr(heap, "keep_freed", lambda: True)
+    monkeypatch.setattr(heap, "retain_freed_memory", lambda: True)
 
     def session(args):
         made.append(list(chosen))
@@ -237,8 +237,8 @@ def test_tensors_survive_the_wire_bit_for_bit(kinds, codec):
         else:
             raw = torch.from_numpy(rng.integers(0, 256, spec.nbytes, dtype=np.uint8))
             tensors.append((raw.view(dtype) if spec.nbytes else torch.empty(0, dtype=dtype)).reshape(shape))
-    descriptors, buffers = pack(tensors, codec)
-    back = unpack(descriptors, [memoryview(bytes(part)) for part in buffers])
+    descriptors, buffers = pack_tensors(tensors, codec)
+    back = unpack_tensors(descriptors, [memoryview(bytes(part)) for part in buffers])
     for sent, got in zip(tensors, back):
         assert (sent.dtype, sent.shape) == (got.dtype, got.shape)
         if sent.numel():
@@ -247,9 +247,9 @@ def test_tensors_survive_the_wire_bit_for_bit(kinds, codec):
 
 
 def test_bounds_hold_before_decoding():
-    descriptors, buffers = pack([torch.zeros(1000)])
+    descriptors, buffers = pack_tensors([torch.zeros(1000)])
     with pytest.raises(ProtocolError, match="4000 bytes where 3999"):
-        unpack(descriptors, buffers, max_bytes=3999)
+        unpack_tensors(descriptors, buffers, max_bytes=3999)
     with pytest.raises(ProtocolError, match="claim"):
         check_descriptors(descriptors, len(buffers) + 1)
     with pytest.raises(BadInput, match="do not fit"):
@@ -258,7 +258,7 @@ def test_bounds_hold_before_decoding():
 
 def test_dtypes_that_do_not_travel_are_named():
     with pytest.raises(BadInput, match="complex32"):
-        pack([torch.zeros(2, dtype=torch.complex32)])
+        pack_tensors([torch.zeros(2, dtype=torch.complex32)])
 
 
 @pytest.mark.parametrize(
@@ -284,13 +284,13 @@ def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(fingerprints, "device_name", str)
-    monkeypatch.setattr(devices, "facts", lambda device, most_bytes: {})
+    monkeypatch.setattr(devices, "device_facts", lambda device, most_bytes: {})
     device = ComputeDevice(Compute("cpu"))
     device.placed = torch.device("cuda")
     device.prepare(0)
     told = dict(device.fingerprint["cudnn_flags"])
     ModuleExecutor(torch.nn.Identity(), "cuda")
-    assert told == fingerprint("cuda")["cudnn_flags"]
+    assert told == fingerprint_of("cuda")["cudnn_flags"]
     assert (told["benchmark"], told["deterministic"]) == (False, True)
 
 

@@ -52,7 +52,7 @@ def test_executors_begin_at_once_and_say_how_they_ended(monkeypatch):
     third, _ = started()
     (of_third,) = {child.pid for child in server.children()} - set(pids)
     os.kill(of_third, signal.SIGSEGV)
-    assert third.epitaph() == ", signal 11"
+    assert third.describe_end() == ", signal 11"
     # without the process that forked them they go on, and can still be ended
     server.kill()
     server.wait(10)
@@ -65,7 +65,7 @@ def test_executors_begin_at_once_and_say_how_they_ended(monkeypatch):
         time.sleep(0.05)
     again, _ = started()
     again.end()
-    assert again.epitaph() == ", signal 9"
+    assert again.describe_end() == ", signal 9"
 
 
 @pytest.mark.process

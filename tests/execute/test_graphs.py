@@ -64,7 +64,7 @@ class Graphs:
             speculative: bool = False) -> Any:  # fmt: skip
         self.base += 10
         result = self.device.run(number, self.base, live, dead, numbers, [floats(*x)], speculative)
-        self.device.session.rest()
+        self.device.session.do_idle_work()
         return result
 
     def run_network(self) -> None:
@@ -165,7 +165,7 @@ def test_a_step_that_writes_what_existed_before_is_undone(graphs: Graphs) -> Non
         after = torch.relu(w + torch.tensor(x) * w)
         assert torch.equal(graphs.run(1, x, dead=[0, 2, 3], speculative=True), after * 3), turn
         keep = turn % 2 == 0
-        device.session.settle(int(keep))
+        device.session.settle_speculation(int(keep))
         w = after if keep else w
         assert torch.equal(device.session.slots[1].view(layout()), w), turn
     assert graphs.captures.replayed > 0
@@ -224,7 +224,7 @@ def test_graphs_stay_within_their_share_of_the_memory() -> None:
     ]
     graphs.device.session._compiled.clear()  # a program that is over gives its share back
     gc.collect()
-    assert not graphs.captures.full
+    assert not graphs.captures.is_full
 
 
 def test_a_size_that_depends_on_data_is_found_behind_the_graph() -> None:
@@ -234,14 +234,14 @@ def test_a_size_that_depends_on_data_is_found_behind_the_graph() -> None:
     device.session.define_operator("aten::nonzero", tensor(0))
     device.weight(1, *WEIGHT)
     device.define(2, ALLOC, UPLOAD, 0, MUL, 0, 1, ADD_, 2, 1, RELU_, 2, SCALE, 2, MUL, 3, 2, first, 4)
-    from edge_offload.execute.session.session import Step
+    from edge_offload.execute.session.session import SegmentStep
 
     for turn in range(14):
         x = [turn - 2.0, 1.0, -1.0, turn % 2]
         graphs.base += 10
-        step = Step(2, graphs.base, LIVE, [0, 2, 3, 4], integer(3), [floats(*x)], describe=True)
+        step = SegmentStep(2, graphs.base, LIVE, [0, 2, 3, 4], integer(3), [floats(*x)], describe=True)
         outcome = device.session.run(step)
-        device.session.rest()
+        device.session.do_idle_work()
         y = torch.relu(torch.tensor(x) * torch.tensor(WEIGHT) + torch.tensor(WEIGHT))
         want = torch.nonzero(y * 3 * y)
         assert outcome.results is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge_offload.execute.session.native_runner import library
-from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.serve import serve_message
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.trace_graph import TraceStep
 from edge_offload.protocol.messages import DeviceMessage, parse_answer
@@ -43,7 +43,7 @@ class Both:
         answers = []
         for session, module in zip(sessions, (None, self._module)):
             library.module = module
-            answers.append([bytes(part) for part in serve(session, [bytes(buffer) for buffer in buffers])])
+            answers.append([bytes(part) for part in serve_message(session, [bytes(buffer) for buffer in buffers])])
         assert answers[0] == answers[1], parse_answer(answers[0])
         assert held(sessions[0]) == held(sessions[1])
         self.native += sum(program is not None and program._native is not None
@@ -89,10 +89,10 @@ def test_a_node_without_calls_ends_the_run_not_the_session() -> None:
     sender = TraceGraphSender(None, random.Random(0))
     message = sender._definitions()
     message.nodes = [(number, TraceStep(None, (), (), (), (), b"", (), False)) for number, _ in message.nodes]
-    assert parse_answer(serve(session, message.to_wire())).error is None
+    assert parse_answer(serve_message(session, message.to_wire())).error is None
     along = sender._run()
     along.accepted = 0
-    answer = parse_answer(serve(session, along.to_wire()))
+    answer = parse_answer(serve_message(session, along.to_wire()))
     assert answer.error is None
     assert answer.ran == []
-    assert parse_answer(serve(session, DeviceMessage().to_wire())).error is None
+    assert parse_answer(serve_message(session, DeviceMessage().to_wire())).error is None

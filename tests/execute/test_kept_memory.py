@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 CHILD = """
 import resource, threading, torch
-from edge_offload.execute.heap import keep_freed
+from edge_offload.execute.heap import retain_freed_memory
 
 def use():
     for _ in range(5):
@@ -32,7 +32,7 @@ def faults(in_a_thread):
 
 torch.set_num_threads(1)
 before = faults(False)
-told = keep_freed()
+told = retain_freed_memory()
 # it takes some rounds until blocks find their place
 print(int(told), before, *(min(faults(where) for _ in range(10)) for where in (False, True)))
 """
@@ -49,20 +49,20 @@ def test_memory_that_was_given_back_is_taken_again_without_page_faults() -> None
 
 def test_an_executor_gets_jemalloc_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     inherited = {"PATH": "/bin", "EDGE_OFFLOAD_EXEC_MODE": "replay"}
-    monkeypatch.setattr(heap, "jemalloc", lambda: None)
-    assert heap.of_executor(inherited) == {"PATH": "/bin"}
-    monkeypatch.setattr(heap, "jemalloc", lambda: "/lib/libjemalloc.so.2")
-    made = heap.of_executor(inherited)
+    monkeypatch.setattr(heap, "find_jemalloc", lambda: None)
+    assert heap.executor_environment(inherited) == {"PATH": "/bin"}
+    monkeypatch.setattr(heap, "find_jemalloc", lambda: "/lib/libjemalloc.so.2")
+    made = heap.executor_environment(inherited)
     assert (made["LD_PRELOAD"], made["PATH"]) == ("/lib/libjemalloc.so.2", "/bin")
     own = {"LD_PRELOAD": "/mine.so", "MALLOC_CONF": "x"}
-    assert heap.of_executor(own) == own, "the user's choice stands"
+    assert heap.executor_environment(own) == own, "the user's choice stands"
 
 
 def test_jemalloc_serves_the_executor() -> None:
-    if heap.jemalloc() is None:
+    if heap.find_jemalloc() is None:
         pytest.skip("jemalloc is not installed: apt install libjemalloc2")
     code = "import torch; torch.ones(8 << 20); print('jemalloc' in open('/proc/self/maps').read())"
-    made = heap.of_executor({"PATH": "/usr/bin"})
+    made = heap.executor_environment({"PATH": "/usr/bin"})
     done = subprocess.run([sys.executable, "-c", code], env=made, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
     assert not done.stderr, "it complains of its options"

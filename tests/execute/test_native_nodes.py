@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput, OutOfMemory, ProtocolError, Unsupported
-from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.segments import CallFailed, Step
+from edge_offload.ir.trace.segments import CallFailed, SegmentStep
 from edge_offload.ir.trace.trace_graph import Patch, TraceStep
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
@@ -113,10 +113,10 @@ class Device:
     def __init__(self, maker: Maker, node: TraceStep, native: bool, **limits: int) -> None:
         self.native = native
         self.memory = mmap.mmap(-1, 32)
-        self.session = DeviceSession("cpu", Limits(**limits), self.memory)
+        self.session = DeviceSession("cpu", SessionLimits(**limits), self.memory)
         for item in maker.entries:
             self.session.define_operator(*item)
-        self.session.ahead.define(7, node)
+        self.session.ahead.define_step(7, node)
         self.base = 100
 
     def put(self, values: List[float]) -> None:
@@ -127,14 +127,14 @@ class Device:
         key = b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, size, 1, 0, 4 * size, 0)
         self.session.define_operator("edge::upload", key + b"P" + struct.pack("<BBq", FLOAT, 1, size))
         self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
-        self.session.run(Step(first, 1, [], [], b"", [floats(*values)]))
+        self.session.run(SegmentStep(first, 1, [], [], b"", [floats(*values)]))
 
     def run(self, size: int) -> Any:
         """The outcome as plain values, or the error; and the state of the session."""
         self.base += 100
         library.module = native_runner() if self.native else None
         try:
-            outcome, last = self.session.ahead._step(7, self.base, 1, [(size,)], None)
+            outcome, last = self.session.ahead._run_step(7, self.base, 1, [(size,)], None)
         except (CallFailed, BadInput, OutOfMemory, ProtocolError, Unsupported) as error:
             if isinstance(error, CallFailed):
                 return (error.operator, error.kind), error.text, self.state()
@@ -146,7 +146,7 @@ class Device:
         """All bytes that it holds, by storage counted from the step's first, and how many."""
         found = {}
         for number in self.session.slots:
-            storage = self.session.slot(number).storage
+            storage = self.session.slot_of(number).storage
             found[number if number == 1 else number - self.base] = bytes(storage.tolist())
         return found, self.session.allocated
 
@@ -181,7 +181,7 @@ def test_any_node_gives_what_the_one_in_python_gives(data: st.DataObject) -> Non
         assert native.runs_native or not turn
         accepted = data.draw(st.integers(0, 1))
         for device in (python, native):
-            device.session.settle(accepted)
+            device.session.settle_speculation(accepted)
         assert python.state() == native.state()
         for device in (python, native):
             device.session.free([number for number in device.session.slots if number != 1])
@@ -196,13 +196,13 @@ def test_what_does_not_fit_ends_both_in_the_same_state(data: st.DataObject) -> N
     for device in (python, native):
         device.put([1.0, -2.0, 3.0, -4.0, 5.0])
         device.run(5)
-        device.session.settle(0)
+        device.session.settle_speculation(0)
     for size in data.draw(st.lists(st.sampled_from([6, 40, 1, 0, -3, 1 << 40, 1 << 61]), min_size=1, max_size=3)):
         first, second = python.run(size), native.run(size)
         assert first[0][:1] == second[0][:1] if isinstance(first[0], tuple) else first == second
         assert first[-1] == second[-1]
         for device in (python, native):
-            device.session.settle(0)
+            device.session.settle_speculation(0)
         assert python.state() == native.state()
     assert python.run(5) == native.run(5)
 
@@ -219,7 +219,7 @@ def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -
     for device in (python, native):
         device.put([1.0, -2.0, 3.0, -4.0, 5.0, -6.0])
         device.run(5)
-        device.session.settle(0)
+        device.session.settle_speculation(0)
     first, second = python.run(6), native.run(6)
     assert first == second
     assert first[0] == ("aten::add.Tensor", "RuntimeError")
@@ -227,8 +227,8 @@ def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -
     assert set(native.session.slots) == {1, native.base}
     for device in (python, native):
         assert bytes(device.memory).rstrip(b"\0") == b"aten::add.Tensor"
-        device.session.settle(0)
-        assert torch.empty(0).set_(device.session.slot(1).storage).tolist() == [1, -2, 3, -4, 5, -6]
+        device.session.settle_speculation(0)
+        assert torch.empty(0).set_(device.session.slot_of(1).storage).tolist() == [1, -2, 3, -4, 5, -6]
         assert set(device.session.slots) == {1}
 
 
@@ -245,13 +245,13 @@ def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> N
     for device in (python, native):
         device.put([1.0, 2.0, 3.0])
         device.run(4)
-        device.session.settle(0)
+        device.session.settle_speculation(0)
     refused = []
     for device in (python, native):
         if "storages" in limits:
-            device.session.limits = Limits(storages=1)
+            device.session.limits = SessionLimits(storages=1)
         refused.append(device.run(40))
-        device.session.settle(0)
+        device.session.settle_speculation(0)
         assert set(device.session.slots) == {1}
     assert refused[0][0] == "refused"
     assert refused[0] == refused[1]
@@ -269,10 +269,10 @@ def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> Non
         for size in (4, 4, 5, 4):  # float32, and float64
             device.run(size)
             assert set(device.session.slots) == {1, device.base}
-            device.session.settle(0)
+            device.session.settle_speculation(0)
         for size in (-4, 10, 298, 1 << 40):
             assert device.run(size)[0] == "refused"
-            device.session.settle(0)
+            device.session.settle_speculation(0)
 
 
 def test_a_number_by_keyword_follows_its_formula() -> None:
@@ -287,7 +287,7 @@ def test_a_number_by_keyword_follows_its_formula() -> None:
         device.put([1.0, -2.0, 3.0, 4.0])
         for size in (2, 5, 0, -3):
             assert device.run(size)[0] == [value * (1 + size) for value in (1.0, -2.0, 3.0, 4.0)]
-            device.session.settle(0)
+            device.session.settle_speculation(0)
 
 
 def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:

@@ -13,7 +13,7 @@ from edge_offload.execute.session.instructions import KERNEL
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
-from edge_offload.ir.trace.segments import Step
+from edge_offload.ir.trace.segments import SegmentStep
 from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep
@@ -85,7 +85,7 @@ class Device:
         node = TraceStep(
             None, WORDS, patches() + changed, ((0, 0, 1),), (1, 3, 4, 5), integer(3), (), False, (1, 6),
         )  # fmt: skip
-        self.session.ahead.define(7, node)
+        self.session.ahead.define_step(7, node)
         self.base = 100
 
     def put(self, values: Sequence[float]) -> None:
@@ -96,13 +96,13 @@ class Device:
         upload = tensor(0, len(values)) + b"P" + struct.pack("<BBq", FLOAT, 1, len(values))
         self.session.define_operator("edge::upload", upload)
         self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
-        self.session.run(Step(first, 1, [], [], b"", [floats(*values)]))
+        self.session.run(SegmentStep(first, 1, [], [], b"", [floats(*values)]))
 
     def run(self, size: int) -> Any:
         """Run the node for ``size``; its outcome, or None if it could not be run."""
         self.base += 100
         graph = TraceGraph([(7, [])], [((), 0)], self.base, 1, [(size,)])
-        self.session.ahead.take(graph)
+        self.session.ahead.take_graph(graph)
         ran = list(self.session.ahead.run(graph, None))
         return ran[0][2] if ran else None
 
@@ -134,7 +134,7 @@ def test_every_size_gives_what_eager_execution_gives() -> None:
         assert (what, described[0], described[4], described[5]) == ("t", 0, [size - 1], [1])
         ((what, described),) = outcome.described[6]
         assert (what, described[0], described[4]) == ("t", 0, [size])
-        device.session.settle(0)  # the client did something else
+        device.session.settle_speculation(0)  # the client did something else
         assert set(device.session.slots) == {1}
 
 
@@ -145,7 +145,7 @@ def test_what_it_does_in_place_is_undone_unless_the_client_did_it_too() -> None:
     for accepted, wanted in ((0, [1, -2, 3]), (0, [1, -2, 3]), (1, [1, 0, 3])):
         device.run(3)
         assert x.tolist() == [1, 0, 3]
-        device.session.settle(accepted)
+        device.session.settle_speculation(accepted)
         assert x.tolist() == wanted
 
 
@@ -154,10 +154,10 @@ def test_a_size_that_does_not_fit_ends_the_run_and_leaves_nothing(size: int) -> 
     device = Device()
     device.put([1.0, 2.0, 3.0, 4.0])
     assert device.run(4) is not None
-    device.session.settle(1)
+    device.session.settle_speculation(1)
     device.session.free([device.base + 1])
     assert device.run(size) is None
-    device.session.settle(0)
+    device.session.settle_speculation(0)
     assert set(device.session.slots) == {1}
     assert device.run(4) is not None
 
@@ -180,12 +180,12 @@ class Static(Device):
     def __init__(self, words: Sequence[int], describe: bool, dead: Tuple[int, ...]) -> None:
         super().__init__()
         self.session.define_segment(5, struct.pack(f"<{len(words)}I", *words))
-        self.session.ahead.define(3, TraceStep(5, (), (), ((0, 0, 1),), dead, integer(3), (), describe))
+        self.session.ahead.define_step(3, TraceStep(5, (), (), ((0, 0, 1),), dead, integer(3), (), describe))
 
     def infer(self) -> Any:
         self.base += 100
         graph = TraceGraph([(3, [])], [((), 0)], self.base, 1)
-        self.session.ahead.take(graph)
+        self.session.ahead.take_graph(graph)
         (item,) = self.session.ahead.run(graph, None)
         return item[2]
 
@@ -204,7 +204,7 @@ def test_a_short_segment_is_compiled_too_and_undone() -> None:
         assert outcome.tensor.tolist() == [3, -6, 9, -12, 15]
         assert x.tolist() == [1, 0, 3, 0, 5]
         assert set(device.session.slots) == {1}
-        device.session.settle(0)
+        device.session.settle_speculation(0)
         assert x.tolist() == [1, -2, 3, -4, 5]
 
 
@@ -216,7 +216,7 @@ def test_a_short_segment_tells_what_its_last_call_returned() -> None:
         told.append(device.infer().results)
         kept = torch.empty(0).set_(device.session.slots[device.base].storage)
         assert kept.tolist() == [3, 0, 9, 0, 15]
-        device.session.settle(1)
+        device.session.settle_speculation(1)
     assert device.compiled
     assert told[0] == told[1] == told[2] == [["t", [0, 0, FLOAT, 0, [5], [1], 0, 20]]]
 
@@ -231,13 +231,13 @@ def test_a_storage_that_shrank_is_not_looked_at_beyond_its_end() -> None:
         session.define_operator(name, key)
     for number, words in enumerate(((0,), (1, 0), (2, 0))):
         session.define_segment(number, struct.pack(f"<{len(words)}I", *words))
-    session.run(Step(0, 1, [], [], b"", []))
+    session.run(SegmentStep(0, 1, [], [], b"", []))
     for _ in range(3):  # looked at, and compiled
-        session.run(Step(1, 2, [(0, 1)], [], b"", []))
-    session.run(Step(2, 2, [(0, 1)], [], b"", []))
+        session.run(SegmentStep(1, 2, [(0, 1)], [], b"", []))
+    session.run(SegmentStep(2, 2, [(0, 1)], [], b"", []))
     assert session.allocated == 8
     with pytest.raises(BadInput, match="beyond its storage"):
-        session.run(Step(1, 2, [(0, 1)], [], b"", []))
+        session.run(SegmentStep(1, 2, [(0, 1)], [], b"", []))
 
 
 def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
@@ -256,11 +256,11 @@ def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
         None, (numbers[0], 0, 1, numbers[1], 0), (Patch(0, offset, last(1)),), ((0, 0, 1), (1, 0, 2)), (),
         struct.pack("<?15x", True), (), False,
     )  # fmt: skip
-    device.session.ahead.define(7, node)
+    device.session.ahead.define_step(7, node)
     for size in (2, 1, 2, 1):
         outcome = device.run(size)
         assert device.compiled
         assert outcome.tensor.tolist() == [False, size == 2, False, True, False]
-        device.session.settle(0)
+        device.session.settle_speculation(0)
     (put, _) = device.session.ahead._programs[7].code.instructions
     assert put.how == KERNEL

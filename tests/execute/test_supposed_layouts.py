@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput
-from edge_offload.execute.session.results import supposed_layouts
+from edge_offload.execute.session.results import assumed_layouts
 from edge_offload.ir.operators import Layout
 from edge_offload.ir.trace.calls import ALIAS, NEW, Result
-from edge_offload.ir.trace.storage import StorageBuffer, Supposed, layout_of
+from edge_offload.ir.trace.storage import AssumedLayout, StorageBuffer, layout_of
 
 
 def in_order(tensor: torch.Tensor, order: list) -> torch.Tensor:
@@ -51,12 +51,12 @@ def test_every_view_has_the_elements_that_it_has_where_the_robot_supposes_them()
         real = in_order(values, draws.sample(range(len(sizes)), len(sizes)))
         supposed = in_order(values, draws.sample(range(len(sizes)), len(sizes)))
         slot = StorageBuffer(tensor=real)
-        slot.suppose(Supposed(layout_of(supposed), supposed.untyped_storage().nbytes(), real))
+        slot.assume_layout(AssumedLayout(layout_of(supposed), supposed.untyped_storage().nbytes(), real))
         for _ in range(3):
             view = some_view(supposed, draws)
             found = slot.view(layout_of(view))
             assert torch.equal(found, view)
-            kept += slot.supposed is not None
+            kept += slot.assumed is not None
             if not any(stride == 0 for stride in view.stride()):  # what is written is written in both
                 found.add_(1)
                 view.add_(1)
@@ -74,7 +74,7 @@ def test_every_view_has_the_elements_that_it_has_where_the_robot_supposes_them()
 def test_what_has_no_place_for_every_element_is_refused(strides, offset, nbytes):
     real = torch.rand(2, 3)
     with pytest.raises(BadInput):
-        StorageBuffer(tensor=real).suppose(Supposed(Layout(6, 0, (2, 3), strides, offset), nbytes, real))
+        StorageBuffer(tensor=real).assume_layout(AssumedLayout(Layout(6, 0, (2, 3), strides, offset), nbytes, real))
 
 
 def test_only_how_new_storages_lie_may_differ():
@@ -82,9 +82,9 @@ def test_only_how_new_storages_lie_may_differ():
         return Result(kind, ref, Layout(dtype, 0, sizes, strides, 0), 24).to_wire()
 
     found = [["t", wire()], ["l", [wire(), wire()]]]
-    assert supposed_layouts(found, found) == []
+    assert assumed_layouts(found, found) == []
     other = [["t", wire()], ["l", [wire(), wire(strides=(1, 2))]]]
-    assert supposed_layouts(other, found) == [(2, Layout(6, 0, (2, 3), (1, 2), 0), 24)]
+    assert assumed_layouts(other, found) == [(2, Layout(6, 0, (2, 3), (1, 2), 0), 24)]
     for wrong in (wire(sizes=(3, 2)), wire(dtype=7), wire(kind=ALIAS), [3]):
-        assert supposed_layouts([["t", wrong], found[1]], found) is None
-    assert supposed_layouts(found[:1], found) is None
+        assert assumed_layouts([["t", wrong], found[1]], found) is None
+    assert assumed_layouts(found[:1], found) is None

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from edge_offload.errors import ProtocolError, Unsupported
-from edge_offload.ir.trace.allowlist import resolve
-from edge_offload.ir.trace.composed import composed
+from edge_offload.ir.trace.allowlist import resolve_operator
+from edge_offload.ir.trace.composed import run_composed
 
 EYE = torch.arange(2).repeat(2, 1)
 ONES = torch.ones(2)
 
 
 def call(parts: Sequence[torch.Tensor], integers: Sequence[int], name: str, *items: Any) -> List[torch.Tensor]:
-    return composed(list(parts), list(integers), json.dumps([name, list(items)]))
+    return run_composed(list(parts), list(integers), json.dumps([name, list(items)]))
 
 
 def test_a_product_of_a_sparse_tensor_is_that_of_torch() -> None:
@@ -60,7 +60,7 @@ def test_what_is_not_on_the_list_is_refused_by_name() -> None:
         with pytest.raises(NotImplementedError, match=name):
             call([ONES], [], name, ["t"])
     with pytest.raises(Unsupported, match="_coalesce"):
-        resolve("aten::_coalesce")
+        resolve_operator("aten::_coalesce")
     with pytest.raises(NotImplementedError, match="layout number 77"):
         call([ONES], [77], "aten::_to_sparse", ["t"], ["i"], None, None)
     with pytest.raises(NotImplementedError, match="no kernel") as raised:

@@ -9,7 +9,7 @@ import torch
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import BoundOperator
-from edge_offload.ir.trace.keys import MAX_DEPTH, MAX_KEY_BYTES, calls_in, decode
+from edge_offload.ir.trace.keys import MAX_DEPTH, MAX_KEY_BYTES, calls_in, decode_key
 
 TENSOR = b"T" + struct.pack("<BBB4qB", 6, 0, 1, 3, 1, 0, 12, 0)
 
@@ -37,17 +37,17 @@ TENSOR = b"T" + struct.pack("<BBB4qB", 6, 0, 1, 3, 1, 0, 12, 0)
 )
 def test_a_malformed_key_is_refused(key: bytes) -> None:
     with pytest.raises(ProtocolError):
-        decode("aten::relu", key)
+        decode_key("aten::relu", key)
 
 
 def test_only_integers_of_a_call_are_changed() -> None:
     relu = BoundOperator("aten::relu", TENSOR, torch.device("cpu"))
     assert relu.integers == (3, 1, 0, 12)
-    assert relu.changed([(relu.offsets[0], 5)]).views[0].layout.sizes == (5,)
+    assert relu.with_integers([(relu.offsets[0], 5)]).views[0].layout.sizes == (5,)
     assert relu.views[0].layout.sizes == (3,)
     for offset, size in ((1, 5), (len(TENSOR), 5), (relu.offsets[0], -1)):
         with pytest.raises(ProtocolError):
-            relu.changed([(offset, size)])
+            relu.with_integers([(offset, size)])
 
 
 def test_words_that_end_inside_a_call_are_refused() -> None:
@@ -82,4 +82,4 @@ def test_a_recorded_convolution_runs_with_the_cudnn_flags_of_the_process_that_co
     assert call.refused is None
     assert call.arguments[-4:] == [False, True, True, False]
     first_size = call.offsets[0]
-    assert call.changed([(first_size, 2)]).arguments[-4:] == [False, True, True, False]
+    assert call.with_integers([(first_size, 2)]).arguments[-4:] == [False, True, True, False]

@@ -31,7 +31,7 @@ def program_of(readout: nn.Module) -> TracedProgram:
     network = nn.Conv2d(1, 2, 3)
     given = torch.rand(1, 1, 6, 6)
     with torch.no_grad():
-        return opaque.append(from_module(network, [given]), readout, readout(network(given)))
+        return opaque.append_module(from_module(network, [given]), readout, readout(network(given)))
 
 
 def test_it_runs_on_inputs_with_results_of_other_lengths() -> None:

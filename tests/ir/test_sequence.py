@@ -23,7 +23,7 @@ from edge_offload.ir import (
     sequence_hash,
 )
 from edge_offload.ir.liveness import free_after, last_use
-from edge_offload.ir.wire import Limits, decode, encode
+from edge_offload.ir.wire import SequenceLimits, decode, encode
 
 WEIGHT = content_digest("float32", (2,), b"\0" * 8)
 
@@ -116,7 +116,7 @@ def test_pruning_drops_what_nothing_reads_and_its_weights() -> None:
     dead = Operator("aten.relu.default", (Ref(20),), (), (21,))
     digest = content_digest("float32", (2,), b"\2" * 8)
     padded = replace(base, values=values, constants={**base.constants, 20: digest}, operators=(*base.operators, dead))
-    assert sequence_hash(padded.validate().pruned()) == sequence_hash(base)
+    assert sequence_hash(padded.validate().without_dead_code()) == sequence_hash(base)
 
 
 def test_wire_round_trip() -> None:
@@ -128,9 +128,9 @@ def test_wire_round_trip() -> None:
 def test_decoder_bounds_sizes_before_it_believes_them() -> None:
     data = encode(small())
     with pytest.raises(ProtocolError, match="the limit is 10"):
-        decode(data, Limits(nbytes=10))
+        decode(data, SequenceLimits(nbytes=10))
     with pytest.raises(ProtocolError):
-        decode(data, Limits(values=2, operators=2))
+        decode(data, SequenceLimits(values=2, operators=2))
     deep: object = 1
     for _ in range(20):
         deep = ["l", [deep]]
@@ -166,12 +166,12 @@ def test_flipped_bits_are_refused_or_decode_to_a_valid_sequence(position: int, b
 
 def test_names_outside_the_registry_never_resolve() -> None:
     from edge_offload.errors import Unsupported
-    from edge_offload.ir.schemas import overload
+    from edge_offload.ir.schemas import find_overload
 
-    assert str(overload("aten.relu.default")) == "aten.relu.default"
+    assert str(find_overload("aten.relu.default")) == "aten.relu.default"
     for name in ("aten.__class__.__init__", "os.system.default", "aten.relu.nothing", "aten.relu", "__dict__.a.b"):
         with pytest.raises(Unsupported):
-            overload(name)
+            find_overload(name)
     for name in ("aten.relu", "aten..default", "aten.a b.default"):
         with pytest.raises(BadInput):
             Operator(name).check_names()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, UPLOAD
-from edge_offload.passes.folding import fold
+from edge_offload.passes.folding import fold_constants
 
 LIVE = {0, 1}
 TAKE = "take"
@@ -63,7 +63,7 @@ def play(segment: Any, made: List[Tuple[int, ...]], upload: str, skipped: Set[in
 @given(segments())
 def test_what_is_folded_need_not_be_computed(case: Tuple[Any, List[Tuple[int, ...]]]) -> None:
     segment, made = case
-    folded = fold(segment, made, LIVE)
+    folded = fold_constants(segment, made, LIVE)
     held = {0: "w0", 1: "w1"}
     for index, (entry, used, _) in enumerate(segment.calls):  # as they are at the end, for one upload
         if entry.name != DOWNLOAD:
@@ -87,6 +87,6 @@ def test_a_grid_is_folded_and_a_picture_is_not() -> None:
         (call("add", []), (2, 3), 0),  # 4
         (call(DOWNLOAD, []), (4,), 0),
     ]
-    folded = fold(SimpleNamespace(calls=calls), [(2,), (), (3,), (), (4,), ()], LIVE)  # type: ignore[arg-type]
+    folded = fold_constants(SimpleNamespace(calls=calls), [(2,), (), (3,), (), (4,), ()], LIVE)  # type: ignore[arg-type]
     assert folded.storages == {3}
     assert folded.calls == {2, 3}

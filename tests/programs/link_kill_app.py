@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 from edge_offload.device.link_remote import LinkRemote
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
@@ -40,7 +40,7 @@ def program(device):
         if i == 3:
             state[1].neg_()
         first = (state.sum(0) * count).cpu().tolist()
-        early.append(device == "cuda" and bool(installed().remote.unanswered))
+        early.append(device == "cuda" and bool(current_installation().remote.unanswered))
         for _ in range(8 if mode is Mode.REPLAY else 0):
             slow = slow @ slow / 4
         lines.append((first, int(count + slow[0, 0].isnan())))
@@ -55,17 +55,17 @@ class Cutting(LinkRemote):
     after = False
     cut_at_part = -1
 
-    def _part(self, *args):
-        super()._part(*args)
+    def _receive_part(self, *args):
+        super()._receive_part(*args)
         if self.parts == Cutting.cut_at_part:
             emulator.cut("reset")
 
-    def _transmit(self, sent):
+    def _transmit_message(self, sent):
         Cutting.sent += 1
         mine = Cutting.sent == Cutting.cut_at
         if mine and not Cutting.after:
             emulator.cut("reset")
-        super()._transmit(sent)
+        super()._transmit_message(sent)
         if mine and Cutting.after:
             before = emulator.stats()["bytes_up"]
             ends = time.monotonic() + 0.008
@@ -79,8 +79,8 @@ wanted = program("cpu")
 trace = Trace.constant(1e9)
 # the way down takes 10 ms: what is cut after sending is often executed and unanswered
 with Emulator("127.0.0.1:0", address, Link("cut", trace, trace, 0.0, 0.01)) as emulator:
-    device = installed()
-    device.switch(mode)
+    device = current_installation()
+    device.switch_mode(mode)
     verdicts, cuts, boundaries = [], 0, 0
     # a cut is noticed at once; a busy machine is no cut
     timings = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)

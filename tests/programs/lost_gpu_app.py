@@ -11,7 +11,7 @@ import time
 import torch
 from torch import nn
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.lateness import TimeoutLimits
@@ -25,7 +25,7 @@ client = Client(address, keys=KeyStore(keys))
 limits = TimeoutLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
 network = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()).eval()
 module = OffloadedModule("small", network, client, patience=limits, hedging=False)
-module.add_runner(DeviceRunner(Mode.REPLAY, DeviceModule(installed(), network, client)))
+module.add_runner(DeviceRunner(Mode.REPLAY, DeviceModule(current_installation(), network, client)))
 client.start()
 for number in range(6):
     if number == 3:

@@ -45,7 +45,7 @@ if which == "lost":
     from edge_offload.replay.recovery import log
 
     log.MAX_SEGMENTS = 2  # more are forgotten
-    log.LOOK_SEGMENTS = 1
+    log.PRUNE_SEGMENTS = 1
 for turn in range(6):
     infer(turn)
 print("ready", flush=True)

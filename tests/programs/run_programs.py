@@ -33,7 +33,7 @@ def ask_of_shapes(asked: bool) -> None:
     from edge_offload.device import shapes
 
     os.environ["EDGE_OFFLOAD_EXEC_SHAPES"] = "ask" if asked else "known"
-    shapes.trust(installed.native, installed.remote)
+    shapes.trust_shapes(installed.native, installed.remote)
 
 
 class Lines(io.StringIO):

@@ -57,7 +57,7 @@ NORMS = """
 import json, torch
 from torch import nn
 from torch.nn import functional
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 torch.manual_seed(1)
 right, averages = [], []
 def on(device, turn):
@@ -94,7 +94,7 @@ def deviating(device):
                 results.append(norm.running_mean.clone().cpu())
     return results
 undone = all(torch.equal(a, b) for a, b in zip(deviating("cuda"), deviating("cpu")))
-native = installed().native
+native = current_installation().native
 names = {native.entry(number)[0] for number in range(native.counters()["entries"])}
 print(json.dumps({"right": right, "gradients": gradients, "undone": undone, "names": sorted(names)}))
 """

@@ -32,7 +32,7 @@ ENTRIES = [
 ]  # fmt: skip
 OWN = """
 import json, os, pathlib, torch
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 x = torch.arange(10.0, device="cuda")
 view = x[2:5]
 view.add_(10)

@@ -29,9 +29,9 @@ import json, sys
 from edge_offload.execute import heap
 heap.LAUNCHER[:] = json.loads(sys.argv[1])
 import torch
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 x = torch.ones(3).cuda()
-executor = installed().recorder.remote.process
+executor = current_installation().recorder.remote.process
 try:
     torch.sort(x)[0].tolist()
 except RuntimeError as error:

@@ -17,7 +17,7 @@ import torch
 import edge_offload
 from edge_offload.device import connect
 from edge_offload.errors import ProtocolError, Unsupported
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.ir.trace import checksums
 from edge_offload.ir.trace.calls import BoundOperator
 from tests.ir.test_keys import TENSOR
@@ -27,21 +27,21 @@ OTHER = os.environ.get("EDGE_OFFLOAD_OTHER_PYTHON", "")
 
 
 def test_the_same_torch_refuses_nothing() -> None:
-    ours = checksums.table()
+    ours = checksums.checksum_table()
     assert len(ours) > 2000
-    assert checksums.unpack(checksums.pack(ours)) == ours
-    assert checksums.refused(ours, ours, torch.__version__) == {}
-    assert ours["aten::add.Tensor"] == checksums.checksum("aten::add.Tensor")
-    assert checksums.checksum("edge::upload") == 0
+    assert checksums.unpack_table(checksums.pack_table(ours)) == ours
+    assert checksums.refused_operators(ours, ours, torch.__version__) == {}
+    assert ours["aten::add.Tensor"] == checksums.schema_checksum("aten::add.Tensor")
+    assert checksums.schema_checksum("edge::upload") == 0
 
 
 def test_operators_that_differ_or_are_absent_are_refused_by_name_and_no_others() -> None:
-    ours = checksums.table()
+    ours = checksums.checksum_table()
     theirs = dict(ours)
     theirs["aten::relu"] ^= 1
     del theirs["aten::conv2d"]
     theirs["aten::of_the_future"] = 5
-    refused = checksums.refused(ours, theirs, "9.9")
+    refused = checksums.refused_operators(ours, theirs, "9.9")
     assert sorted(refused) == ["aten::conv2d", "aten::relu"]
     assert "aten::relu" in refused["aten::relu"]
     assert "9.9" in refused["aten::conv2d"]
@@ -49,7 +49,7 @@ def test_operators_that_differ_or_are_absent_are_refused_by_name_and_no_others()
 
 def test_only_what_a_call_depends_on_counts() -> None:
     def number(text: str) -> int:
-        return zlib.crc32(checksums.canonical(torch._C.parse_schema(text)).encode())
+        return zlib.crc32(checksums.canonical_schema(torch._C.parse_schema(text)).encode())
 
     base = number("aten::f(Tensor self, int n=1, *, bool keep=False) -> Tensor")
     assert number("aten::f(Tensor self, int n=2, *, bool keep=True) -> Tensor") == base
@@ -79,28 +79,28 @@ def older() -> Dict[str, Any]:
 
 
 def test_every_operator_of_torch_2_1_is_the_same_here_or_has_arguments_appended_or_is_refused_by_name() -> None:
-    robot, ours = older(), checksums.table()
+    robot, ours = older(), checksums.checksum_table()
     assert len(robot) > 3500
     numbers = {name: number for name, (_, number) in robot.items()}
-    prefixes = checksums.prefixes({name: count for name, (count, _) in robot.items()})
+    prefixes = checksums.prefix_checksums({name: count for name, (count, _) in robot.items()})
     taken = {name: prefixes[name] for name in prefixes if prefixes[name] == numbers[name]}
-    refused = checksums.refused(numbers, {**ours, **taken}, torch.__version__)
+    refused = checksums.refused_operators(numbers, {**ours, **taken}, torch.__version__)
     for name, (count, number) in robot.items():
         if name in refused:
             assert name in refused[name]
             if name in ours:
                 with pytest.raises(Unsupported, match=name.split(".")[0]):
-                    checksums.appended(name, number, count)
+                    checksums.appended_defaults(name, number, count)
         else:
             operator, _, overload = name.partition(".")
             schema = torch._C._get_schema(operator, overload)
-            added = checksums.appended(name, number, count)
+            added = checksums.appended_defaults(name, number, count)
             assert len(added) == len(schema.arguments) - count
             assert list(added) == [argument.default_value for argument in schema.arguments[count:]]
     assert len(refused) < 0.05 * len(robot)
     if "aten::scaled_dot_product_attention" in taken:  # has had one argument more since torch 2.5
         count, number = robot["aten::scaled_dot_product_attention"]
-        assert checksums.appended("aten::scaled_dot_product_attention", number, count) == (False,)
+        assert checksums.appended_defaults("aten::scaled_dot_product_attention", number, count) == (False,)
 
 
 def test_a_call_of_an_older_torch_is_taken_with_the_defaults_of_what_was_appended() -> None:
@@ -115,7 +115,7 @@ def test_a_call_of_an_older_torch_is_taken_with_the_defaults_of_what_was_appende
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_the_server_is_asked_for_fewer_arguments_of_what_differs(knows: bool) -> None:
-    ours = checksums.table()
+    ours = checksums.checksum_table()
     theirs = {**ours, "aten::relu": 1, "aten::mm": 1}
 
     def request(_kind: str, body: Dict[str, Any], **_options: Any) -> Any:
@@ -123,7 +123,7 @@ def test_the_server_is_asked_for_fewer_arguments_of_what_differs(knows: bool) ->
         assert asked in (None, {"aten::relu": 1, "aten::mm": 2})
         table = theirs if asked is None or not knows else {"aten::relu": ours["aten::relu"], "aten::mm": 0}
         done: Any = Future()
-        done.set_result(types.SimpleNamespace(buffers=[checksums.pack(table)]))
+        done.set_result(types.SimpleNamespace(buffers=[checksums.pack_table(table)]))
         return done
 
     client: Any = types.SimpleNamespace(welcome={"fingerprint": {"torch": "9.9"}}, request=request)
@@ -133,27 +133,27 @@ def test_the_server_is_asked_for_fewer_arguments_of_what_differs(knows: bool) ->
 @pytest.mark.parametrize("asked", [[], dict.fromkeys(range(checksums.MAX_NAMES + 1), 1)])
 def test_malformed_questions_for_older_operators_are_refused(asked: Any) -> None:
     with pytest.raises(ProtocolError):
-        checksums.prefixes(asked)
-    assert checksums.prefixes({"aten::relu": "x", "aten::nothing": 1, 7: 7}) == {}
+        checksums.prefix_checksums(asked)
+    assert checksums.prefix_checksums({"aten::relu": "x", "aten::nothing": 1, 7: 7}) == {}
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x93\x01\x02\x03", checksums.pack({"aten::a": 1})[:-1], b"\x81\x01\x01"]
+    "data", [b"", b"\xc1", b"\x93\x01\x02\x03", checksums.pack_table({"aten::a": 1})[:-1], b"\x81\x01\x01"]
 )
 def test_a_malformed_table_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        checksums.unpack(data)
+        checksums.unpack_table(data)
 
 
 def test_a_program_is_told_of_another_torch_on_the_server(capsys: pytest.CaptureFixture[str]) -> None:
-    theirs = {**fingerprint("cpu"), "torch": "2.4.1", "torch_build": "another"}
-    connect.say_differences({"fingerprint": theirs})
+    theirs = {**fingerprint_of("cpu"), "torch": "2.4.1", "torch_build": "another"}
+    connect.report_differences({"fingerprint": theirs})
     (line,) = capsys.readouterr().err.splitlines()
     assert f"torch=={str(torch.__version__).split('+')[0]} on the server" in line
-    connect.say_differences({"fingerprint": {**theirs, "threads": 77}})
+    connect.report_differences({"fingerprint": {**theirs, "threads": 77}})
     assert "77 there" in capsys.readouterr().err
-    connect.say_differences({"fingerprint": {**fingerprint("cpu"), "threads": 3}}, threads=3)
-    connect.say_differences({"fingerprint": fingerprint("cpu")})
+    connect.report_differences({"fingerprint": {**fingerprint_of("cpu"), "threads": 3}}, threads=3)
+    connect.report_differences({"fingerprint": fingerprint_of("cpu")})
     assert capsys.readouterr().err == ""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import pytest
 
 from edge_offload.native import libraries
-from edge_offload.replay.worth import AFTER, TRIALS
+from edge_offload.replay.worth import FIRST_TRIP, TRIALS
 
 pytestmark = [
     pytest.mark.process,
@@ -23,15 +23,15 @@ pytestmark = [
 ]
 PROGRAM = """
 import copy, json, sys, torch
-from edge_offload.device.installation import installed
-from edge_offload.replay.worth import Worth
+from edge_offload.device.installation import current_installation
+from edge_offload.replay.worth import AheadGain
 
 trip_s, step_s = map(float, sys.argv[1:])
 torch.manual_seed(0)
 here = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 18)).eval()
-there, recorder = copy.deepcopy(here).to("cuda"), installed().recorder
+there, recorder = copy.deepcopy(here).to("cuda"), current_installation().recorder
 counters, strategy = recorder.counters, recorder.strategy
-strategy._worth = Worth(lambda: trip_s * counters.round_trips + step_s * counters.speculated)
+strategy._worth = AheadGain(lambda: trip_s * counters.round_trips + step_s * counters.speculated)
 held = {"cpu": torch.zeros(6), "cuda": torch.zeros(6, device="cuda")}
 
 def suppressed(boxes, scores):
@@ -81,7 +81,7 @@ for number in range(60):
         with torch.no_grad():
             mine, theirs = program(here, "cpu", number), program(there, "cuda", number)
         equal = all(torch.equal(a, b) for a, b in zip(mine, theirs))
-        rows.append([program.__name__, counters.round_trips - before, strategy._left is not None, equal])
+        rows.append([program.__name__, counters.round_trips - before, strategy._plain_reason is not None, equal])
 print(json.dumps(rows))
 """
 
@@ -111,7 +111,7 @@ def test_where_running_ahead_costs_more_the_rest_of_an_inference_is_not() -> Non
     found = _rows(1.0, 100.0)["loops"]
     assert not any(left for _, left in found[:12]), "so many are for learning"
     assert sum(left for _, left in found[30:]) >= 20
-    assert all(trips > AFTER for trips, left in found if left)
+    assert all(trips > FIRST_TRIP for trips, left in found if left)
 
 
 def test_where_it_costs_less_it_goes_on() -> None:

@@ -19,7 +19,7 @@ heap.LAUNCHER[:] = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", 
 from edge_offload.device import installation, shapes  # noqa: E402
 
 shapes.FOLDER = pathlib.Path(os.environ.get("SHAPES_TABLES") or shapes.FOLDER)
-LIBRARIES = installation.preload()
+LIBRARIES = installation.preload_guard()
 
 import torch  # noqa: E402, F401 - after preload, before install
 
@@ -28,6 +28,6 @@ from edge_offload.mode import Mode  # noqa: E402
 
 REMOTE = WorkerRemote("cuda", 1)
 REMOTE.facts = {**REMOTE.facts, "name": "virtual GPU"}  # no CPU's shapes, and operators as a GPU's kernels take them
-installation.install(LIBRARIES, REMOTE, Mode(sys.argv[1]))
+installation.install_device(LIBRARIES, REMOTE, Mode(sys.argv[1]))
 sys.argv[:] = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")

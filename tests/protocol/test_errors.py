@@ -10,7 +10,7 @@ import torch
 
 from edge_offload import errors
 from edge_offload.errors import EdgeOffloadError, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
-from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.ir.trace.segments import CallFailed
 from edge_offload.protocol.messages import answer_to_wire, parse_answer, refusal_to_wire
 
@@ -64,4 +64,4 @@ def test_an_operator_without_memory_is_out_of_memory(error: Exception) -> None:
 
 def test_a_session_that_is_full_says_so_as_a_gpu_does() -> None:
     with pytest.raises(OutOfMemory, match=r"CUDA out of memory\. .*free tensors"):
-        Limits(storage_bytes=100).check_held(60, 50)
+        SessionLimits(storage_bytes=100).check_room(60, 50)

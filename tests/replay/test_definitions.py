@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edge_offload.errors import ProtocolError, RemoteError
-from edge_offload.execute.session.serve import serve
-from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.execute.session.serve import serve_message
+from edge_offload.execute.session.session import DeviceSession, SegmentStep
 from edge_offload.protocol.messages import DeviceMessage, parse_answer
 
 ALLOC, DOWNLOAD = "edge::alloc", "edge::download"
@@ -27,11 +27,11 @@ def number(value: int) -> bytes:
 FILL = "aten::fill_.Scalar"
 
 
-def run(session: DeviceSession, entries: List[tuple], segments: List[tuple], steps: List[Step], first: int = 0):
+def run(session: DeviceSession, entries: List[tuple], segments: List[tuple], steps: List[SegmentStep], first: int = 0):
     message = DeviceMessage(
         entries=entries, segments=segments, steps=steps, first_entry=first, speculative_from=len(steps)
     )
-    return parse_answer(serve(session, message.to_wire()))
+    return parse_answer(serve_message(session, message.to_wire()))
 
 
 def words(*values: int) -> bytes:
@@ -51,12 +51,12 @@ def test_calls_after_one_that_is_refused_keep_their_numbers(bad: tuple) -> None:
         (FILL, tensor(6, 3) + number(5), None, 0),
         (DOWNLOAD, tensor(6, 3), None, 0),
     ]
-    step = Step(0, 1, [], [0], b"", [])
+    step = SegmentStep(0, 1, [], [0], b"", [])
     answer = run(session, entries, [(0, words(0, 2, 0, 3, 0))], [step])
     assert answer.error is None
     assert answer.outcomes[0].tensor is not None
     assert answer.outcomes[0].tensor.tolist() == [5, 5, 5]
-    answer = run(session, [], [(1, words(0, 1, 0, 3, 0))], [Step(1, 2, [], [0], b"", [])])
+    answer = run(session, [], [(1, words(0, 1, 0, 3, 0))], [SegmentStep(1, 2, [], [0], b"", [])])
     assert answer.error is not None
     with pytest.raises((ProtocolError, RemoteError, NotImplementedError)):
         raise answer.error
@@ -78,7 +78,7 @@ def test_an_unsigned_dtype_is_carried() -> None:
         (FILL, tensor(29, 3) + number(7), None, 0),
         (DOWNLOAD, tensor(29, 3), None, 0),
     ]
-    answer = run(DeviceSession(), entries, [(0, words(0, 1, 0, 2, 0))], [Step(0, 1, [], [0], b"", [])])
+    answer = run(DeviceSession(), entries, [(0, words(0, 1, 0, 2, 0))], [SegmentStep(0, 1, [], [0], b"", [])])
     assert answer.error is None
     assert answer.outcomes[0].tensor is not None
     assert answer.outcomes[0].tensor.dtype == torch.uint64

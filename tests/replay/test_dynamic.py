@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.operators import OFFSET, SIZE, STRIDE, Varying
-from edge_offload.ir.trace.keys import decode, first_integers
-from edge_offload.ir.trace.segments import Outcome
-from edge_offload.ir.trace.symbols import Formula, evaluate, facts_of, parse_formula, summands
-from edge_offload.ir.trace.symbols import explain as explaining
-from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, follow, parse_graph, parse_step
+from edge_offload.ir.trace.keys import decode_key, first_integers
+from edge_offload.ir.trace.segments import StepOutcome
+from edge_offload.ir.trace.symbols import Formula, evaluate_formula, facts_of, parse_formula, split_sum
+from edge_offload.ir.trace.symbols import explain_columns as explaining
+from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, following_step, parse_graph, parse_step
 from edge_offload.replay.signatures import upload_sizes
 from tests.replay.test_definitions import number, tensor
 
@@ -57,7 +57,7 @@ def test_formulas_are_found_and_hold_for_sizes_not_seen(
         if len(set(column)) == 1:
             continue
         found = explain([column], samples)
-        assert all(evaluate(found[column], item) == value for item, value in zip(samples, column))
+        assert all(evaluate_formula(found[column], item) == value for item, value in zip(samples, column))
 
 
 @given(
@@ -71,32 +71,32 @@ def test_the_best_so_many_are_a_formula_too(sizes: List[int], factor: int, most:
         return  # nothing says how it grows
     samples: List[OutcomeHistory] = [[(size, 57)] for size in sizes]
     found = explain([column], samples)
-    assert [evaluate(found[column], since) for since in samples] == list(column)
+    assert [evaluate_formula(found[column], since) for since in samples] == list(column)
 
 
 def test_a_bound_holds_for_sizes_beyond_it() -> None:
     samples: List[OutcomeHistory] = [[(size,)] for size in (7, 450, 12, 301)]
     column = (28, 1200, 48, 1200)
     formula = explain([column], samples)[column]
-    assert [evaluate(formula, [(size,)]) for size in (0, 9, 299, 300, 3234)] == [0, 36, 1196, 1200, 1200]
+    assert [evaluate_formula(formula, [(size,)]) for size in (0, 9, 299, 300, 3234)] == [0, 36, 1196, 1200, 1200]
 
 
 def test_sizes_are_added_up() -> None:
     since = [(4,), (700,), (6,)]
-    assert evaluate(FORMULA, since) == 2 * (6 + 300) + 1
+    assert evaluate_formula(FORMULA, since) == 2 * (6 + 300) + 1
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 400))
 def test_summands_add_up_to_their_formula(factor: int, other: int, size: int) -> None:
     nested = Formula(factor, parts=(*PARTS, Formula(other, 3, ((1, 0, 0),), (0, 900))))
-    found, since = summands(nested), [(4,), (size,), (size,)]
+    found, since = split_sum(nested), [(4,), (size,), (size,)]
     assert found is not None
     assert not any(part.parts for part in found)
-    assert sum(evaluate(part, since) for part in found) == evaluate(nested, since)
+    assert sum(evaluate_formula(part, since) for part in found) == evaluate_formula(nested, since)
 
 
 def test_a_bounded_sum_has_no_summands() -> None:
-    assert summands(Formula(1, parts=PARTS, bounds=(0, 7))) is None
+    assert split_sum(Formula(1, parts=PARTS, bounds=(0, 7))) is None
 
 
 @pytest.mark.parametrize("bounds", [(0,), (0, 1, 2), (0, 1 << 63), (-(1 << 63), 0), "ab", (0.5, 1)])
@@ -125,7 +125,7 @@ def test_a_formula_holds_for_the_next_size() -> None:
     samples: List[OutcomeHistory] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
     column = tuple(16 * first[0] for first, _ in samples)
     found = explain([column], samples)
-    assert evaluate(found[column], [(101, 4), (8,)]) == 1616
+    assert evaluate_formula(found[column], [(101, 4), (8,)]) == 1616
 
 
 def test_what_follows_from_no_size_has_no_formula() -> None:
@@ -137,34 +137,34 @@ def test_what_follows_from_no_size_has_no_formula() -> None:
 )
 def test_a_formula_that_cannot_be_evaluated_is_refused(formula: Formula) -> None:
     with pytest.raises(ProtocolError):
-        evaluate(formula, [(5, 6)])
+        evaluate_formula(formula, [(5, 6)])
 
 
 def test_outcomes_are_told_apart_by_zero_one_and_more_by_truth_and_by_sign() -> None:
     def kind(value: object) -> tuple:
-        return facts_of(Outcome(tensor=torch.tensor(value)))[1]
+        return facts_of(StepOutcome(tensor=torch.tensor(value)))[1]
 
     assert kind(True) != kind(False)
     assert kind(2.5) != kind(-2.5)
     assert kind(2.5) == kind(7.5)
     assert kind(float("nan")) not in (kind(1.0), kind(-1.0), kind(0.0))
-    sizes = [facts_of(Outcome(results=[["t", [0, 0, 4, 0, [n, 57], [57, 1], 0, 8]]])) for n in (0, 1, 2, 30)]
+    sizes = [facts_of(StepOutcome(results=[["t", [0, 0, 4, 0, [n, 57], [57, 1], 0, 8]]])) for n in (0, 1, 2, 30)]
     assert len({found for _, found in sizes}) == 3
     assert sizes[3] == ((30, 57), (2, 2))
 
 
 def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
     key = tensor(6, 3) + number(5) + b"V" + (2).to_bytes(4, "little") + bytes(16) + b"NX\x02\0\0\0TIF" + bytes(8)
-    operator, offsets, _ = decode("aten::any", key)
+    operator, offsets, _ = decode_key("aten::any", key)
     ((first, view),) = first_integers(operator)
     assert (first, view.reference, view.layout.sizes) == (0, 0, (3,))
     changed = bytearray(key)
     for value, offset in enumerate(offsets, 2):
         changed[offset : offset + 8] = value.to_bytes(8, "little")
-    read = decode("aten::any", bytes(changed)).operator
+    read = decode_key("aten::any", bytes(changed)).operator
     assert read.args[0].layout.sizes == (2,)
     assert read.args[1:3] == (6, (7, 8))
-    varying = decode("aten::any", key, {offset: value for value, offset in enumerate(offsets)}).operator
+    varying = decode_key("aten::any", key, {offset: value for value, offset in enumerate(offsets)}).operator
     assert varying.args[0].varying == ((SIZE, 0, 0), (STRIDE, 0, 1), (OFFSET, 0, 2))
     assert varying.args[1:3] == (Varying(4), (Varying(5), Varying(6)))
 
@@ -175,9 +175,9 @@ def test_nodes_and_courses_survive_the_wire() -> None:
     read = msgpack.unpackb(msgpack.packb([node.to_wire(), graph.to_wire()]), use_list=True)
     assert parse_step(read[0]) == node
     assert parse_graph(read[1]) == (graph, False)
-    assert follow(graph.nodes[0][1], (2, 57)) == 0
-    assert follow(graph.nodes[0][1], (1, 57)) is None
-    assert follow([(None, 3), ((1,), 4)], (2,)) == 3
+    assert following_step(graph.nodes[0][1], (2, 57)) == 0
+    assert following_step(graph.nodes[0][1], (1, 57)) is None
+    assert following_step([(None, 3), ((1,), 4)], (2,)) == 3
 
 
 @given(st.binary(max_size=60) | st.lists(st.integers() | st.binary(max_size=4) | st.none(), max_size=9))

@@ -8,9 +8,9 @@ import msgpack
 import pytest
 import torch
 
-from edge_offload.execute.session.serve import serve
-from edge_offload.execute.session.session import DeviceSession, Limits
-from edge_offload.ir.trace.segments import Step
+from edge_offload.execute.session.serve import serve_message
+from edge_offload.execute.session.session import DeviceSession, SessionLimits
+from edge_offload.ir.trace.segments import SegmentStep
 from edge_offload.ir.trace.trace_graph import TraceStep
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import DeviceMessage, parse_answer
@@ -23,7 +23,7 @@ class OneSession(Remote):
 
     def __init__(self) -> None:
         super().__init__()
-        self.session = DeviceSession(torch.device("cpu"), Limits())
+        self.session = DeviceSession(torch.device("cpu"), SessionLimits())
         self.damage: List[str] = []
 
     def submit(self, buffers: Sequence[Any], reusable: bool = False) -> PendingAnswer:
@@ -31,16 +31,16 @@ class OneSession(Remote):
         for field in self.damage:
             facts[field] = "damaged"
         answer = PendingAnswer()
-        answer.complete_answer(parse_answer(serve(self.session, [msgpack.packb(facts), *buffers[1:]])))
+        answer.complete_answer(parse_answer(serve_message(self.session, [msgpack.packb(facts), *buffers[1:]])))
         return answer
 
 
 class NothingNew:
     """Definitions of a program that makes none."""
 
-    count = 0
+    segment_count = 0
 
-    def complete(self, message: DeviceMessage) -> None:
+    def add_new_calls(self, message: DeviceMessage) -> None:
         pass
 
 
@@ -51,20 +51,20 @@ STEP = TraceStep(0, (), (), (), (), b"", (), False)
 def test_a_refused_message_that_nobody_waits_for_ends_the_session(damaged: str) -> None:
     remote = OneSession()
     exchange = Exchange(remote, NothingNew(), 5.0)  # type: ignore[arg-type]
-    exchange.wait(exchange.submit(DeviceMessage()))
+    exchange.await_answer(exchange.submit_message(DeviceMessage()))
     remote.damage = [damaged]
-    exchange.submit(DeviceMessage(nodes=[(0, STEP)]))
+    exchange.submit_message(DeviceMessage(nodes=[(0, STEP)]))
     remote.damage = []
     with pytest.raises(SessionLost, match="malformed"):
-        exchange.wait(exchange.submit(DeviceMessage()))
+        exchange.await_answer(exchange.submit_message(DeviceMessage()))
     assert isinstance(exchange.failure, SessionLost)
 
 
 def test_a_step_that_fails_does_not_end_the_session() -> None:
     exchange = Exchange(OneSession(), NothingNew(), 5.0)  # type: ignore[arg-type]
-    answer = exchange.wait(
-        exchange.submit(DeviceMessage(steps=[Step(7, 0, (), (), b"", [], False)], speculative_from=1))
+    answer = exchange.await_answer(
+        exchange.submit_message(DeviceMessage(steps=[SegmentStep(7, 0, (), (), b"", [], False)], speculative_from=1))
     )
     assert answer.error is not None
-    exchange.wait(exchange.submit(DeviceMessage()))
+    exchange.await_answer(exchange.submit_message(DeviceMessage()))
     assert exchange.failure is None

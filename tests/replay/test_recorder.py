@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 import pytest
 
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.mode import Mode
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import Answer, DeviceMessage, parse_message
@@ -34,12 +34,12 @@ class Listening(Remote):
 class PutsOff(Strategy):
     """Has something to run before the device forgets its calls."""
 
-    def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
-        self.dispatcher.exchange.submit(DeviceMessage())
-        return Outcome()
+    def run(self, invocation: SegmentInvocation, freed: List[int]) -> StepOutcome:
+        self.dispatcher.exchange.submit_message(DeviceMessage())
+        return StepOutcome()
 
     def settle(self) -> None:
-        self.dispatcher.exchange.submit(DeviceMessage())
+        self.dispatcher.exchange.submit_message(DeviceMessage())
 
 
 @pytest.mark.parametrize("generation", [0, 1])

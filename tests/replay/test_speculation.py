@@ -7,19 +7,19 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from edge_offload.errors import ProtocolError
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.flushed import DYNAMIC
 from edge_offload.replay.prediction.step_models import StepPlan
-from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
+from edge_offload.replay.signatures import CompletedStep, SegmentSignature, TableCall
 from edge_offload.replay.speculation import Speculation
 
 #: Twice the size that the step before brought, plus one.
 FORMULA = Formula(2, 1, ((1, 0, 0),))
-LIKE = Call(7, "aten::relu", bytes(16), None, 3, (0, 0), (0, 8), 1)
+LIKE = TableCall(7, "aten::relu", bytes(16), None, 3, (0, 0), (0, 8), 1)
 
 
 class FormsByHand:
@@ -68,13 +68,13 @@ def test_a_step_is_the_same_only_in_everything() -> None:
 def test_integers_follow_from_what_ran_before() -> None:
     signatures: Any = FormsByHand()
     ahead = Speculation([plan()], [[]], [(None, 0)], [], PendingAnswer(), last=(9,))
-    described = Outcome(results=[["t", [0, 0, 6, 0, [24]]]], described={1: [["t", [0, 0, 6, 0, [3]]]]})
-    ahead.take_in(Answer([Outcome()], ran=[(0, 30, described)]), signatures)
+    described = StepOutcome(results=[["t", [0, 0, 6, 0, [24]]]], described={1: [["t", [0, 0, 6, 0, [3]]]]})
+    ahead.take_in(Answer([StepOutcome()], ran=[(0, 30, described)]), signatures)
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6))]
     assert ahead.ran[0].facts == ((24, 19, 6), (2,))
     assert ahead.history == [(9,), (24, 19, 6)]
     again = [(0, 30, described), (0, 31, described)]
-    ahead.take_in(Answer([Outcome()], ran=again), signatures)
+    ahead.take_in(Answer([StepOutcome()], ran=again), signatures)
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6)), ((8,), (49, 6))]
     keys = [(19).to_bytes(8, "little") + bytes([6]) + bytes(7), (49).to_bytes(8, "little") + bytes([6]) + bytes(7)]
     assert signatures.told == [(keys[0], (19, 6)), (keys[1], (49, 6))]
@@ -88,7 +88,7 @@ def test_what_a_call_returns_is_told_again_only_when_its_sizes_differ() -> None:
 
 def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
     ahead = Speculation([plan()], [[(None, 0)]], [(None, 0)], [], PendingAnswer())
-    ahead.future.so_far.ran.append((0, 30, Outcome()))
+    ahead.future.so_far.ran.append((0, 30, StepOutcome()))
     ahead.take_in(ahead.future.so_far, FormsByHand())  # type: ignore[arg-type]
     assert ahead.ran == []
     ahead.accepted = 1
@@ -98,4 +98,4 @@ def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
 def test_a_server_that_ran_what_it_was_not_asked_to_is_refused() -> None:
     ahead = Speculation([], [], [], [], PendingAnswer())
     with pytest.raises(ProtocolError, match="not asked"):
-        ahead.take_in(Answer([], ran=[(0, 1, Outcome())]), FormsByHand())  # type: ignore[arg-type]
+        ahead.take_in(Answer([], ran=[(0, 1, StepOutcome())]), FormsByHand())  # type: ignore[arg-type]

@@ -7,7 +7,16 @@ from typing import List, NamedTuple
 
 import pytest
 
-from edge_offload.replay.worth import AFTER, FEWEST, LEAST_TRIPS, MOST_PATIENCE, PATIENCE, RECENT, TRIALS, Worth
+from edge_offload.replay.worth import (
+    FIRST_TRIP,
+    MAX_TRIAL_PAUSE,
+    MIN_TRIALS,
+    MIN_TRIPS,
+    RECENT,
+    TRIAL_PAUSE,
+    TRIALS,
+    AheadGain,
+)
 
 STEPS = 20
 
@@ -35,21 +44,21 @@ class Program:
 
     def __init__(self) -> None:
         self.now_s, self.trips = 0.0, 0
-        self.worth = Worth(lambda: self.now_s)
+        self.worth = AheadGain(lambda: self.now_s)
 
     def infer(self, costs: Costs, kind: str = "image") -> bool:
         """Do one, which takes its first round trips as if it were run ahead; says whether it was to the end."""
-        self.worth.step("picture", True, self.trips)
+        self.worth.note_step("picture", True, self.trips)
         self.now_s += 5.0  # until the host reads: that is no cost of either
         way, ahead = costs.ahead, True
         for step in range(STEPS):
             if step < way.trips:
-                ahead = self.worth.ahead(self.trips)
+                ahead = self.worth.runs_ahead(self.trips)
                 way = costs.ahead if ahead else costs.plain
                 self.trips += 1
             self.now_s += way.seconds / STEPS
-            self.worth.done(self.trips)
-            self.worth.step(kind if not step else "turn of a loop", False, self.trips)
+            self.worth.end_step(self.trips)
+            self.worth.note_step(kind if not step else "turn of a loop", False, self.trips)
         return ahead
 
     def do(self, count: int, costs: Costs) -> List[bool]:
@@ -58,11 +67,11 @@ class Program:
 
 def test_what_costs_more_than_it_saves_ends() -> None:
     program = Program()
-    assert all(program.do(PATIENCE, LOOP))  # so much for learning
+    assert all(program.do(TRIAL_PAUSE, LOOP))  # so much for learning
     assert sum(program.do(2 * TRIALS, LOOP)) == TRIALS
     later = program.do(400, LOOP)
     assert 0 < sum(later) <= 6 * TRIALS  # tried again, ever more seldom
-    assert all(not ahead for ahead in later[: 2 * PATIENCE])
+    assert all(not ahead for ahead in later[: 2 * TRIAL_PAUSE])
 
 
 def test_what_takes_few_round_trips_is_run_ahead_whatever_it_costs() -> None:
@@ -71,7 +80,7 @@ def test_what_takes_few_round_trips_is_run_ahead_whatever_it_costs() -> None:
     program = Program()
     given_up = 0
     for _ in range(2000):
-        trips = rng.randint(1, AFTER)
+        trips = rng.randint(1, FIRST_TRIP)
         assert program.infer(Costs(Way(rng.uniform(0.01, 9.0), trips), Way(0.001, trips)))
         given_up += not program.infer(LOOP)
     assert given_up > 1500
@@ -80,7 +89,7 @@ def test_what_takes_few_round_trips_is_run_ahead_whatever_it_costs() -> None:
 @pytest.mark.parametrize(
     "costs",
     [
-        Costs(Way(0.030, LEAST_TRIPS - 1), Way(0.010, STEPS)),
+        Costs(Way(0.030, MIN_TRIPS - 1), Way(0.010, STEPS)),
         Costs(Way(0.030, 1), Way(0.010, STEPS)),
     ],
 )
@@ -90,15 +99,15 @@ def test_where_few_round_trips_are_left_nothing_is_tried(costs: Costs) -> None:
 
 def test_where_some_of_the_latest_took_few_round_trips_nothing_is_tried() -> None:
     program = Program()
-    few = Costs(Way(0.1, LEAST_TRIPS - 1), Way(0.05, STEPS))
+    few = Costs(Way(0.1, MIN_TRIPS - 1), Way(0.05, STEPS))
     assert all(program.infer(few if number % RECENT == 0 else LOOP) for number in range(300))
 
 
 def test_where_the_link_is_slow_a_trial_is_short() -> None:
     program = Program()
     costs = Costs(Way(0.3, 12), Way(0.5, STEPS))
-    assert program.do(PATIENCE + 2 * FEWEST, costs).count(False) == FEWEST
-    assert program.do(1000, costs).count(False) < 8 * FEWEST
+    assert program.do(TRIAL_PAUSE + 2 * MIN_TRIALS, costs).count(False) == MIN_TRIALS
+    assert program.do(1000, costs).count(False) < 8 * MIN_TRIALS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -111,38 +120,38 @@ def test_over_a_long_time_little_is_lost_against_the_better_way(seed: int) -> No
         costs = Costs(Way(ahead_s * rng.uniform(0.8, 1.2), 15), Way(plain_s * rng.uniform(0.8, 1.2), STEPS))
         before_s = program.now_s
         program.infer(costs)
-        if number > PATIENCE + 2 * TRIALS:
+        if number > TRIAL_PAUSE + 2 * TRIALS:
             spent_s += program.now_s - before_s - 5.0
-            first = AFTER / STEPS  # which is run ahead in any case
+            first = FIRST_TRIP / STEPS  # which is run ahead in any case
             best_s += first * costs.ahead.seconds + (1.0 - first) * min(costs.ahead.seconds, costs.plain.seconds)
     assert spent_s < 1.15 * best_s
 
 
 def test_the_wait_for_another_trial_has_a_bound() -> None:
     program = Program()
-    program.do(20 * MOST_PATIENCE, LOOP)
-    assert any(program.do(MOST_PATIENCE + RECENT, LOOP))
+    program.do(20 * MAX_TRIAL_PAUSE, LOOP)
+    assert any(program.do(MAX_TRIAL_PAUSE + RECENT, LOOP))
 
 
 def test_over_another_link_it_is_tried_at_once() -> None:
     program = Program()
-    program.do(PATIENCE + 2 * TRIALS, LOOP)
-    program.do(2 * PATIENCE + 2 * TRIALS, LOOP)  # and a second time
-    assert not any(program.do(2 * PATIENCE, LOOP))
+    program.do(TRIAL_PAUSE + 2 * TRIALS, LOOP)
+    program.do(2 * TRIAL_PAUSE + 2 * TRIALS, LOOP)  # and a second time
+    assert not any(program.do(2 * TRIAL_PAUSE, LOOP))
     slow = Costs(Way(0.35, 12), Way(0.5, STEPS))
     program.do(RECENT + 2 * TRIALS, slow)
-    assert all(program.do(PATIENCE, slow))
+    assert all(program.do(TRIAL_PAUSE, slow))
     program.do(RECENT + 2 * TRIALS, LOOP)
-    assert not any(program.do(PATIENCE, LOOP))
+    assert not any(program.do(TRIAL_PAUSE, LOOP))
 
 
 def test_inferences_that_go_on_with_another_step_are_judged_apart() -> None:
     program = Program()
     slow = Costs(Way(0.3, 12), Way(0.5, STEPS))
-    for _ in range(PATIENCE + 2 * TRIALS):
+    for _ in range(TRIAL_PAUSE + 2 * TRIALS):
         program.infer(LOOP, "cloud")
         program.infer(slow, "image")
-    for _ in range(PATIENCE // 2):
+    for _ in range(TRIAL_PAUSE // 2):
         assert not program.infer(LOOP, "cloud")
         assert program.infer(slow, "image")
 
@@ -150,6 +159,6 @@ def test_inferences_that_go_on_with_another_step_are_judged_apart() -> None:
 def test_what_is_learnt_in_the_end_takes_few_round_trips() -> None:
     """The first ones of each inference are learnt from, so that it goes on from there in the next."""
     program = Program()
-    program.do(PATIENCE + 2 * TRIALS, LOOP)
+    program.do(TRIAL_PAUSE + 2 * TRIALS, LOOP)
     assert not program.infer(LOOP)
     assert all(program.do(300, GOOD))

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("rospy", reason="no ROS here")
 
 from edge_offload.errors import BadInput
-from edge_offload.execute.tensors import pack
+from edge_offload.execute.tensors import pack_tensors
 from edge_offload.models.scenes.labels import GROUND, LABELS
 from edge_offload.models.voxels import VoxelGrid, grid_around
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
@@ -66,7 +66,7 @@ def test_a_sweep_of_a_street_is_reported_in_60_kilobytes():
     assert labels.sum() > 10_000
     for full in (labels, scene(grid)[0]):
         found = occupancy_slice(full, grid, GROUND, 0.25, 1.6, 0.2)
-        _, buffers = pack(scene_report.coded(full, found, None))
+        _, buffers = pack_tensors(scene_report.coded(full, found, None))
         assert sum(memoryview(part).nbytes for part in buffers) < 60_000
 
 

@@ -7,7 +7,7 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import module as executing
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
@@ -162,7 +162,7 @@ def test_exact_results_are_not_computed_where_the_thread_count_differs(server, r
 
 
 def test_another_torch_on_the_server_is_logged_with_what_to_install_where(server, robot, monkeypatch, caplog):
-    monkeypatch.setattr(executing, "fingerprint", lambda device: {**fingerprint(device), "torch": "2.4.1"})
+    monkeypatch.setattr(executing, "fingerprint_of", lambda device: {**fingerprint_of(device), "torch": "2.4.1"})
     inputs = image()
     bot = robot(server.address, "net", example=inputs)
     bot.wait_open(inputs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput, ProtocolError, Refused, RemoteError
-from edge_offload.execute.tensors import TensorSpec, pack
+from edge_offload.execute.tensors import TensorSpec, pack_tensors
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.models.registry import state_hash
@@ -41,7 +41,7 @@ def open_model(client, factory, inputs=X, **options):
 
 
 def infer(client, handle, inputs=X, **more):
-    descriptors, buffers = pack(inputs, "raw")
+    descriptors, buffers = pack_tensors(inputs, "raw")
     return client.request("infer", {"handle": handle, "inputs": descriptors, **more}, buffers, timeout_s=60)
 
 
@@ -85,7 +85,7 @@ def test_wrong_weights_are_named(client):
 
 
 def _described(**changes):
-    descriptors, buffers = pack(X, "raw")
+    descriptors, buffers = pack_tensors(X, "raw")
     descriptors[0].update(changes)
     return descriptors, buffers
 
@@ -124,7 +124,7 @@ def _described(**changes):
 def test_hostile_tensor_descriptors(server, client, descriptors):
     handle = open_model(client, "slow", seconds=0.0)
     before = psutil.Process(server.process.pid).memory_info().rss
-    _, buffers = pack(X, "raw")
+    _, buffers = pack_tensors(X, "raw")
     with pytest.raises((ProtocolError, BadInput)):
         client.request("infer", {"handle": handle, "inputs": descriptors}, buffers, timeout_s=60).result(60)
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 << 20, "refused before allocation"

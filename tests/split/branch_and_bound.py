@@ -106,7 +106,7 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
                 ranges[side].pop(index, None)
 
     start: Dict[Side, Dict[int, Range]] = {side: {} for side in Side}
-    for number in located.sequence.kept():
+    for number in located.sequence.retained_ids():
         if number not in located.free:
             start[Side.ROBOT][number] = (0, located.length(number))
     descend(len(located.operators) - 1, start, dict.fromkeys(Side, 0.0))

@@ -8,8 +8,8 @@ import torch
 
 from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
 from edge_offload.ir.build import tensor_digest
-from edge_offload.ir.evaluate import flatten
-from edge_offload.ir.schemas import overload
+from edge_offload.ir.evaluate import flatten_outputs
+from edge_offload.ir.schemas import find_overload
 
 
 class Chain:
@@ -49,7 +49,9 @@ class Chain:
             return [real(item) for item in arg] if isinstance(arg, tuple) else arg
 
         placed, named = tuple(map(place, args)), {key: place(arg) for key, arg in kwargs.items()}
-        results = flatten(overload(name)(*map(real, placed), **{key: real(arg) for key, arg in named.items()}))
+        results = flatten_outputs(
+            find_overload(name)(*map(real, placed), **{key: real(arg) for key, arg in named.items()})
+        )
         outputs = tuple(self.add(result, Kind.INTERMEDIATE) for result in results)
         self.operators.append(Operator(name, placed, tuple(named.items()), outputs))
         self.last = outputs[0]

@@ -43,7 +43,7 @@ def wastes_rows(plan: Plan, located: LocalityMap) -> bool:
     """Whether some computed row is used by nobody: a side's rows are one stretch, so two uses may leave a gap."""
     steps = {side: {step.operator: step for step in plan.steps(side)} for side in Side}
     used: Dict[Side, Dict[int, Set[int]]] = {side: {} for side in Side}
-    for number in located.sequence.kept():
+    for number in located.sequence.retained_ids():
         used[Side.ROBOT][number] = set(range(located.length(number)))
     for index in range(len(located.operators) - 1, -1, -1):
         for number in located.made_by[index]:  # what a side does not make itself, the other sends

@@ -214,7 +214,13 @@ class Network:
         self._carried = Carried(self._slot, 1 / ways.fps, self._along) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(
-            self._slot, self, self.offloaded.frames, self._wait_s, ways.in_flight, "frames", lambda: pin(threads=1)
+            self._slot,
+            self,
+            self.offloaded.frames,
+            self._wait_s,
+            ways.in_flight,
+            "frames",
+            lambda: pin(threads=1),
         )
 
     def link_changed(self, *state: Any) -> None:

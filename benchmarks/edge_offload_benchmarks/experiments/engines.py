@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_benchmarks.engines_end_to_end import end_to_end, people
 
     models = [name for name in args.models.split(",") if name]
-    here = [one for one in table.engines() if one.present and one.accuracy == CLASS]
+    here = [one for one in table.list_engines() if one.present and one.accuracy == CLASS]
     names = [name for name in args.engines.split(",") if name] or [one.name for one in here]
     if not names:
         raise BadInput("no engine is installed", remedy=table.INSTALL)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         "networks": [],
         "load_average": os.getloadavg()[0],
     }
-    listed = {one.name: one for one in table.engines()}
+    listed = {one.name: one for one in table.list_engines()}
     record["engines"] = [{"engine": name, "version": listed[name].version} for name in names]
     given = list(frames.values())[: max(args.turns, 1)]
     for threads in (1, 2):
@@ -97,14 +97,14 @@ def run(args: argparse.Namespace) -> int:
 
 def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: int, turns: int) -> List[Dict[str, Any]]:
     """A row for each engine of one model."""
-    from edge_offload.execute.engine_comparison import measure
+    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.threads import pin
     from edge_offload.split.networks import module_and_samples
 
     pin(threads)
     module, inputs = module_and_samples(model, {}, frames)
     with _no_cache():
-        eager, *found = measure(module, names, inputs, turns)
+        eager, *found = measure_engines(module, names, inputs, turns)
     return [
         {
             "model": model,
@@ -114,15 +114,15 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
             "pairs": len(one.wall_s),
             "eager_ms": 1e3 * statistics.median(eager.cpu_s),
             "engine_ms": 1e3 * statistics.median(one.cpu_s) if one.cpu_s else None,
-            "faster_cpu": _number(one.faster(eager, cpu=True)),
-            "faster_wall": _number(one.faster(eager)),
+            "faster_cpu": _number(one.speedup_over(eager, cpu=True)),
+            "faster_wall": _number(one.speedup_over(eager)),
             "error": one.error,
             "error64": one.error64,
             "eager_error64": eager.error64,
             "first_s": one.first_s,
             "first_cpu_s": one.first_cpu_s,
-            "again_s": one.again_s,
-            "again_cpu_s": one.again_cpu_s,
+            "again_s": one.restart_s,
+            "again_cpu_s": one.restart_cpu_s,
         }
         for one in found
     ]

@@ -310,15 +310,15 @@ class ModelWitness:
         import torch
 
         from edge_offload.errors import EdgeOffloadError
-        from edge_offload.execute.tensors import pack, unpack
+        from edge_offload.execute.tensors import pack_tensors, unpack_tensors
 
         turn = self.checks % len(self._pictures)
         self.checks += 1
-        inputs, buffers = pack([self._pictures[turn]])
+        inputs, buffers = pack_tensors([self._pictures[turn]])
         body = {"handle": self._handle, "inputs": inputs, "codec": "auto", "wait_s": None, "meta": {}}
         try:
             reply = self._client.request("infer", body, buffers, timeout_s=60.0).result(61.0)
-            outputs = unpack(reply.body["outputs"], reply.buffers)
+            outputs = unpack_tensors(reply.body["outputs"], reply.buffers)
         except EdgeOffloadError as error:
             return [f"the honest robot's picture was not answered: {error}"]
         good = all(torch.equal(one, other) for one, other in zip(outputs, self._expected[turn]))

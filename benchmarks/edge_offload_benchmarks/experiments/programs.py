@@ -168,7 +168,7 @@ def _check_reference(args: argparse.Namespace, modes: Sequence[str]) -> None:
     if args.against is not None or "local" in modes:
         raise BadInput("mode local and --against compute on the CPU", remedy="--modes lazy,replay --reference cuda")
     if not heap.LAUNCHER:
-        devices.pick("cuda")
+        devices.pick_device("cuda")
 
 
 def _exec(mode: str) -> List[str]:

@@ -97,7 +97,7 @@ def _held(args: argparse.Namespace) -> int:
     from edge_offload_benchmarks.held_robots import show, together
 
     if args.reference == "cuda" and not heap.LAUNCHER:
-        devices.pick("cuda")
+        devices.pick_device("cuda")
     passed = True
     for robots in args.robots:
         record = together(args.mode, args.model, robots, FULL_S if args.full else args.seconds, args.reference)

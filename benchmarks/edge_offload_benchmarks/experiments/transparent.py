@@ -147,7 +147,7 @@ def _places(args: argparse.Namespace) -> Places:
         if args.memory or args.app is not None:
             raise BadInput("--memory and --app compare nothing with --reference", remedy="leave one of them out")
         if not heap.LAUNCHER:
-            devices.pick("cuda")
+            devices.pick_device("cuda")
     return Places(args.device, args.reference)
 
 

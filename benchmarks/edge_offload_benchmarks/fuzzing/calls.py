@@ -45,7 +45,7 @@ class DeviceWitness:
     def check(self) -> List[str]:
         """One computation with fresh numbers; what was wrong with the answer."""
         from edge_offload.errors import EdgeOffloadError
-        from edge_offload.ir.trace.segments import Step
+        from edge_offload.ir.trace.segments import SegmentStep
         from edge_offload.protocol.messages import DeviceMessage
 
         self.checks += 1
@@ -63,7 +63,7 @@ class DeviceWitness:
             self._defined = True
         base = 1 + 2 * self.checks
         message.freed = [base, base + 1]
-        message.steps = [Step(0, base, [], [], b"", [struct.pack("<4f", *values)])]
+        message.steps = [SegmentStep(0, base, [], [], b"", [struct.pack("<4f", *values)])]
         message.speculative_from = 1
         try:
             answer = self._device.send(message).result(CALL_S + 1)
@@ -210,7 +210,7 @@ class Caller(Hostile):
         self._reset()
 
     def _message(self) -> Tuple[str, Any]:
-        from edge_offload.ir.trace.segments import Step
+        from edge_offload.ir.trace.segments import SegmentStep
         from edge_offload.protocol.messages import DeviceMessage
 
         if self._lost:
@@ -223,7 +223,7 @@ class Caller(Hostile):
         message.segments = [(self._entries, struct.pack(f"<{1 + len(references)}I", self._entries, *references))]
         live = sorted(set(references))
         # canonical number and storage number are the same: those that exist from the beginning
-        message.steps = [Step(self._entries, self._base, [(n, n + 1) for n in live], [], b"", [], True)]
+        message.steps = [SegmentStep(self._entries, self._base, [(n, n + 1) for n in live], [], b"", [], True)]
         message.freed = list(range(self._base, self._base + 16))
         message.speculative_from = 1
         self._entries += 1
@@ -236,14 +236,14 @@ class Caller(Hostile):
         self._define()
 
     def _define(self) -> None:
-        from edge_offload.ir.trace.segments import Step
+        from edge_offload.ir.trace.segments import SegmentStep
         from edge_offload.protocol.messages import DeviceMessage
 
         message = DeviceMessage()
         for n in range(self.STORAGES):
             message.entries.append(("edge::alloc", b"I" + struct.pack("<q", 64 << (2 * n)), None, 0))
         message.segments = [(0, struct.pack(f"<{self.STORAGES}I", *range(self.STORAGES)))]
-        message.steps, message.speculative_from = [Step(0, 1, [], [], b"", [])], 1
+        message.steps, message.speculative_from = [SegmentStep(0, 1, [], [], b"", [])], 1
         self._send(["edge::alloc"], message)
         self._entries, self._base = self.STORAGES, 1000
 
@@ -303,9 +303,9 @@ class Caller(Hostile):
 
 def entry(name: str, key: bytes) -> Tuple[str, bytes, None, int]:
     """A definition that the server accepts: with the checksum of the schema."""
-    from edge_offload.ir.trace.checksums import checksum
+    from edge_offload.ir.trace.checksums import schema_checksum
 
-    return name, key, None, checksum(name)
+    return name, key, None, schema_checksum(name)
 
 
 def tensor_item(
@@ -368,13 +368,13 @@ def _schemas() -> Any:
     import torch
 
     from edge_offload.errors import Unsupported
-    from edge_offload.ir.trace.allowlist import resolve
+    from edge_offload.ir.trace.allowlist import resolve_operator
 
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         if not name.startswith("aten::"):
             continue
         try:
-            schema = resolve(name)._schema
+            schema = resolve_operator(name)._schema
         except Unsupported:
             continue
         yield name, [_type(argument.type) for argument in schema.arguments]

@@ -13,7 +13,7 @@ from typing import Any, List, Sequence, Tuple
 
 import msgpack
 
-from edge_offload.ir.trace.segments import Step
+from edge_offload.ir.trace.segments import SegmentStep
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, Edge, Patch, TraceGraph, TraceStep
 from edge_offload.protocol.messages import DeviceMessage
@@ -185,7 +185,7 @@ class TraceGraphSender(Hostile):
         draw = self._generator
         message = DeviceMessage(accepted=draw.choice([0, 0, 0, 0, 1, 2]), freed=list(range(1, self._base)))
         numbers = [draw.choice([0.0, 0.0, 1.0, -2.5, 1e30]) for _ in range(SIZE)]
-        message.steps = [Step(0, self._base, [], [], b"", [struct.pack(f"<{SIZE}f", *numbers)])]
+        message.steps = [SegmentStep(0, self._base, [], [], b"", [struct.pack(f"<{SIZE}f", *numbers)])]
         message.speculative_from = draw.choice([1, 1, 1, 0])
         around: List[Edge] = draw.choice([[], [], [(None, 0)], [((2, 1), 2)]])
         message.graph = TraceGraph(

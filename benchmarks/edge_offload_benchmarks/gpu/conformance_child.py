@@ -104,7 +104,7 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, alarm)
     signal.signal(signal.SIGTERM, save_and_end)
-    device: Any = getattr(sys.modules.get("edge_offload.device.installation"), "installed", lambda: None)()
+    device: Any = getattr(sys.modules.get("edge_offload.device.installation"), "current_installation", lambda: None)()
     step = max(1, len(op_db) // args.entries) if args.entries else 1
     for op in op_db[::step][args.part :: args.parts]:
         if entry_name(op) in EXCLUSIONS:

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict
 
 from edge_offload.errors import LinkLost
-from edge_offload.execute.tensors import pack, specs_of
+from edge_offload.execute.tensors import pack_tensors, specs_of
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload_benchmarks.gpu.networks import inputs
@@ -34,7 +34,7 @@ class Robots:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         given = inputs(args.model, 4)
-        self._packed = [pack(frame, "raw") for frame in given]
+        self._packed = [pack_tensors(frame, "raw") for frame in given]
         self._open: Dict[str, Any] = {
             "name": wire_name(args.model),
             "options": {},

@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
-from edge_offload.device.installation import installed
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.device.installation import current_installation
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.lateness import Budget
@@ -70,7 +70,7 @@ def by_server(name: str, given: List[Any], args: Any, count: int, ends: float) -
     local = build(name)
     with Client(args.server, keys=KeyStore(args.keys)) as client:
         client.wait_ready(30.0)
-        runner = ServerRunner(wire_name(name), {}, client, lambda: registry.state_hash(local), fingerprint("cpu"))
+        runner = ServerRunner(wire_name(name), {}, client, lambda: registry.state_hash(local), fingerprint_of("cpu"))
         while (why := runner.unavailable_reason(given[0])) is not None and time.monotonic() < min(began + 120, ends):
             time.sleep(0.02)
         if why is not None:
@@ -100,9 +100,9 @@ def frame_by_server(runner: ServerRunner, frame: List[torch.Tensor]) -> Dict[str
 
 def by_device(network: Any, given: List[Any], mode: str, count: int, ends: float) -> Dict[str, Any]:
     """Facts of a mode of the virtual device."""
-    device: Any = installed()
+    device: Any = current_installation()
     began = time.monotonic()
-    device.switch(Mode(mode))
+    device.switch_mode(Mode(mode))
     learning = (given * 3)[: 1 if mode in FEW else WARM_UP]
     trips = [frame_by_device(network, frame, device)["trips"] for frame in learning]
     ready_s = time.monotonic() - began

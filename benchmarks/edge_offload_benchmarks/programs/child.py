@@ -36,7 +36,7 @@ def main() -> int:
         from edge_offload.execute import devices
         from edge_offload_research.device.conformance.reference import settle
 
-        settle(devices.pick("cuda"))
+        settle(devices.pick_device("cuda"))
     out, kept = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch

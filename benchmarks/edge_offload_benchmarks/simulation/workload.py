@@ -138,12 +138,12 @@ def replay_cost(found: Mapping[str, Any], slowdown: float, pauses_s: Sequence[fl
 
 def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
     """Seconds that the robot codes the input and decodes the answer."""
-    from edge_offload.execute.tensors import pack, unpack
+    from edge_offload.execute.tensors import pack_tensors, unpack_tensors
 
-    descriptors, buffers = pack(outputs)
+    descriptors, buffers = pack_tensors(outputs)
     began = time.perf_counter()
-    pack(inputs)
-    unpack(descriptors, [bytes(part) for part in buffers], max_bytes=1 << 30)
+    pack_tensors(inputs)
+    unpack_tensors(descriptors, [bytes(part) for part in buffers], max_bytes=1 << 30)
     return time.perf_counter() - began
 
 

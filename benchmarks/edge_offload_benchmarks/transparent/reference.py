@@ -27,7 +27,7 @@ class CudaReference:
     def __init__(self, launcher: Sequence[str]) -> None:
         command = [*launcher, sys.executable, "-m", "edge_offload_benchmarks.transparent.reference"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=heap.of_executor(os.environ)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=heap.executor_environment(os.environ)
         )
 
     def outputs(self, model: str, tensor: torch.Tensor) -> List[torch.Tensor]:
@@ -67,7 +67,7 @@ def main() -> int:
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    settle(devices.pick("cuda"))
+    settle(devices.pick_device("cuda"))
     known = {case.name: case for case in (*cases(), *small_cases())}
     name, module = "", torch.nn.Module()
     for line in sys.stdin:

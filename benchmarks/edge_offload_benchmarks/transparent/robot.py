@@ -16,8 +16,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from edge_offload.device.installation import installed
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.device.installation import current_installation
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.module import as_tensors
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.transport.client import Client
@@ -41,7 +41,7 @@ class Robot:
         self.case = case
         self.inputs = Inputs(case)
         self.local = case.module()
-        found = installed()
+        found = current_installation()
         assert found is not None
         self.device = found
         self.remote: Any = found.remote
@@ -49,7 +49,7 @@ class Robot:
         self.client = Client(address).start()
         self.client.wait_ready(30.0)
         self.server = ServerRunner(
-            case.registered, case.options, self.client, lambda: registry.state_hash(self.local), fingerprint("cpu")
+            case.registered, case.options, self.client, lambda: registry.state_hash(self.local), fingerprint_of("cpu")
         )
 
     def prepare(self) -> None:
@@ -66,7 +66,7 @@ class Robot:
             for _ in range(2):
                 self.measure(mode)
             return
-        self.device.switch(mode)
+        self.device.switch_mode(mode)
         trips: List[int] = []
         while len(trips) < (LEARN if mode is Mode.REPLAY else 2):
             trips.append(self.measure(mode)["round_trips"])
@@ -155,9 +155,9 @@ class Steady:
     """A network on the device in mode replay, again and again, with fresh inputs."""
 
     def __init__(self, case: Case, reference: Optional[CudaReference] = None) -> None:
-        found = installed()
+        found = current_installation()
         assert found is not None
-        found.switch(Mode.REPLAY)
+        found.switch_mode(Mode.REPLAY)
         self._name, self._reference = case.name, reference
         self._device = found
         self._inputs = Inputs(case)
@@ -192,9 +192,9 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
     The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
     emulator and whatever else runs on the same core take from the one and not from the other.
     """
-    found = installed()
+    found = current_installation()
     assert found is not None
-    found.switch(Mode.REPLAY)
+    found.switch_mode(Mode.REPLAY)
     state = torch.zeros(16, device="cuda")
     plain, other = torch.randn(16), torch.zeros(16)
 

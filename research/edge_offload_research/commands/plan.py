@@ -157,11 +157,11 @@ def _measured(
 def _model(
     args: argparse.Namespace, network: Network, robot: Optional[Profile], server: Optional[Profile]
 ) -> CostModel:
-    from edge_offload.execute.heap import keep_freed
+    from edge_offload.execute.heap import retain_freed_memory
     from edge_offload.split.model.cost import Link
     from edge_offload.split.runtime.profile import cost_model, measure
 
-    keep_freed()  # as the runtime does
+    retain_freed_memory()  # as the runtime does
     robot = robot or measure(network, repeats=3)
     link = Link(latency_s=args.latency)
     return cost_model(network.located, robot, server or robot, link, request_s=args.request, slowdown=args.slowdown)

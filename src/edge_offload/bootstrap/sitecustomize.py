@@ -84,7 +84,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             _report("local")
             return spec
         try:
-            installation.preload()
+            installation.preload_guard()
         except EdgeOffloadError as error:
             raise SystemExit(f"edge-offload exec: {error}") from None
         spec.loader = _TorchLoader(spec.loader)

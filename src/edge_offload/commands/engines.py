@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.execute.engine_comparison import Measured
+    from edge_offload.execute.engine_comparison import EngineMeasurement
     from edge_offload.execute.engines.base import Backend
 
 #: Frames on which engine and torch are compared, and between which they take turns.
@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.engines.base import REDUCED
     from edge_offload.outputs import write_text
 
-    found: Dict[str, Any] = {"engines": [vars(one) for one in table.engines()]}
+    found: Dict[str, Any] = {"engines": [vars(one) for one in table.list_engines()]}
     if args.action == "list":
         if args.models:
             raise BadInput("'list' takes no model", remedy="edge-offload engines check MODEL")
-        for one in table.engines():
+        for one in table.list_engines():
             print(f"{one.name:<21} {one.version or '-':<12} {one.precision:<6} {one.accuracy:<8} {one.detail}")
             if one.remedy:
                 print(f"{'':<21} {one.remedy}")
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
             raise BadInput(f"no model to {args.action}", remedy=f"edge-offload engines {args.action} kapao_vtest")
         asked = table.with_buffers(args.engine, args.engine_buffers) if args.engine else ""
         if asked:
-            table.pick(asked)
-        present = [one for one in table.engines()[1:] if one.present]
+            table.pick_backend(asked)
+        present = [one for one in table.list_engines()[1:] if one.present]
         names = [asked] if asked else [one.name for one in present if one.accuracy != REDUCED]
         if not names:
             raise BadInput("no engine is installed", remedy=table.INSTALL)
@@ -94,7 +94,7 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     """Build the engines of a model; for 'check', compare them with torch frame by frame, in turns."""
     import torch
 
-    from edge_offload.execute.engine_comparison import measure
+    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.threads import pin
 
     pin(args.threads)
@@ -107,7 +107,7 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     rows, facts = [], {}
     for device, backends in _by_device(names).items():
         turns = count if args.action == "check" else 0
-        eager, *found = measure(module, list(backends), inputs, turns, device, args.seconds, tell)
+        eager, *found = measure_engines(module, list(backends), inputs, turns, device, args.seconds, tell)
         rows += [row_of(one, eager) for one in found]
         facts.update({name: value for one in backends.values() for name, value in one.depends_on().items()})
     for row in rows:
@@ -125,20 +125,20 @@ def _by_device(names: Sequence[str]) -> Dict[str, Dict[str, Backend]]:
 
     found: Dict[str, Dict[str, Backend]] = {}
     for name in names:
-        backend = table.pick(name)
+        backend = table.pick_backend(name)
         if backend is not None:
             there = backend.device == CUDA and torch.cuda.is_available()
             found.setdefault(CUDA if there else CPU, {})[name] = backend
     return found
 
 
-def row_of(one: Measured, eager: Measured) -> Dict[str, Any]:
+def row_of(one: EngineMeasurement, eager: EngineMeasurement) -> Dict[str, Any]:
     """What was measured, for JSON."""
     row: Dict[str, Any] = {
         "engine": one.engine,
         "facts": one.facts,
         "build_s": one.first_s,
-        "again_s": one.again_s,
+        "again_s": one.restart_s,
         "why_not": one.why_not,
     }
     if one.wall_s:
@@ -147,8 +147,8 @@ def row_of(one: Measured, eager: Measured) -> Dict[str, Any]:
             beside=eager.by,
             torch_ms=1e3 * statistics.median(eager.wall_s),
             engine_ms=1e3 * statistics.median(one.wall_s),
-            faster=one.faster(eager),
-            faster_cpu=one.faster(eager, cpu=True),
+            faster=one.speedup_over(eager),
+            faster_cpu=one.speedup_over(eager, cpu=True),
             worst_error=one.error,
             error64=one.error64,
             torch_error64=eager.error64,

@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if device != "cpu":
         from edge_offload.execute import devices
 
-        device = str(devices.pick(device))
-    settings = connect.Settings(
+        device = str(devices.pick_device(device))
+    settings = connect.ExecSettings(
         args.mode,
         args.server,
         args.keys,
@@ -114,14 +114,14 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("mode local uses no server", remedy="leave --server out, or add --absent local to another mode")
     if args.slowdown < 1.0:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
-    connect.check(settings)
+    connect.check_settings(settings)
     if shutil.which(program[0]) is None:  # before minutes are spent on building
         there = os.path.exists(program[0])
         raise BadInput(
             f"cannot run {program[0]}: {'it is not executable' if there else 'no such program'}",
             remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
         )
-    replaces = starting.check(program, args.absent == connect.LOCAL)
+    replaces = starting.accepts_device(program, args.absent == connect.LOCAL)
     installation.check_choice()
     try:
         libraries.build_device()

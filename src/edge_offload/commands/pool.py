@@ -240,8 +240,8 @@ def _profile(args: argparse.Namespace) -> int:
 
     if not 1 <= args.batches <= stages.MAX_BATCH or not 1 <= args.blocks <= 100 or args.threads < 1:
         raise BadInput(f"--batches is 1 to {stages.MAX_BATCH}, --blocks 1 to 100, --threads at least 1")
-    device = devices.settle(devices.pick(args.device))
-    devices.select(device)
+    device = devices.fix_kernel_choice(devices.pick_device(args.device))
+    devices.select_device(device)
     torch.set_num_threads(args.threads)
     given = dict(options(args.option, form="NAME=VALUE"))
     module = registry.build_module(args.model, **given)

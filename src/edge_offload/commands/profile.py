@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
     from edge_offload.errors import BadInput
     from edge_offload.execute import devices
-    from edge_offload.execute.heap import keep_freed
+    from edge_offload.execute.heap import retain_freed_memory
     from edge_offload.split.runtime.profile import measure
 
     if args.engines:
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     network = network_of(args)
     theirs = _measured_there(args, network) if args.server else None
     load_average = os.getloadavg()[0]
-    keep_freed()  # as the runtime does
-    profile = measure(network, args.repeats, device=devices.pick(args.device))
+    retain_freed_memory()  # as the runtime does
+    profile = measure(network, args.repeats, device=devices.pick_device(args.device))
     counts = network.located.counts()
     lines: List[str] = [
         f"{args.model}: {counts['local']} local and {counts['global']} global operators",
@@ -114,24 +114,24 @@ def _engines(args: argparse.Namespace) -> int:
 
     from edge_offload.commands.engines import line_of, row_of, samples
     from edge_offload.errors import BadInput
-    from edge_offload.execute.engine_comparison import measure
+    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.engines import measured, table
     from edge_offload.execute.engines.base import CLOSE
     from edge_offload.execute.threads import pin
 
     if args.out or args.server or args.image:
         raise BadInput("--engines goes with --threads and --option alone")
-    names = [one.name for one in table.engines() if one.present and one.accuracy == CLOSE]
+    names = [one.name for one in table.list_engines() if one.present and one.accuracy == CLOSE]
     if not names:
         raise BadInput("no engine is installed", remedy=table.INSTALL)
     pin(args.threads)
     module, inputs = samples(args.model, options_of(args), ENGINE_TURNS)
-    eager, *found = measure(module, names, inputs, ENGINE_TURNS)
+    eager, *found = measure_engines(module, names, inputs, ENGINE_TURNS)
     for one in found:
         print(f"{args.model}: {line_of(row_of(one, eager))}")
     seconds = {one.facts: statistics.median(one.wall_s) for one in (eager, *found) if one.wall_s}
-    path = measured.note(module, args.threads, seconds)
-    best = table.pick("auto", network=module)
+    path = measured.store_seconds(module, args.threads, seconds)
+    best = table.pick_backend("auto", network=module)
     print(f"engine auto is {best.name if best else 'eager'} for {args.model} from now on ({path})")
     return 0
 
@@ -143,7 +143,7 @@ def _measured_there(args: argparse.Namespace, network: Any) -> Any:
         EdgeOffloadError: the server is not there, refuses the model, or traces it differently.
     """
     from edge_offload.errors import RemoteError
-    from edge_offload.execute.tensors import pack
+    from edge_offload.execute.tensors import pack_tensors
     from edge_offload.ir import sequence_hash
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
@@ -151,7 +151,7 @@ def _measured_there(args: argparse.Namespace, network: Any) -> Any:
     from edge_offload.split.runtime.profile import Profile
 
     given = options_of(args)
-    descriptors, buffers = pack(network.inputs)
+    descriptors, buffers = pack_tensors(network.inputs)
     body = {
         "name": args.model,
         "options": given,

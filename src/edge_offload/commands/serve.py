@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute import devices
     from edge_offload.execute.collector import Collector
     from edge_offload.execute.engines import table
-    from edge_offload.execute.heap import keep_freed
+    from edge_offload.execute.heap import retain_freed_memory
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = parse_overrides(args.option)
     if args.tf32:
         devices.allow_tf32()
-    keep_freed()
+    retain_freed_memory()
     say(f"payload codecs: {codecs.prepare()}")
     server = OffloadServer(
         args.bind,
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
         began = time.monotonic()
         server.preload(name)
         say(f"built {name} in {time.monotonic() - began:.1f} s")
-    with server, Collector().at_work():
+    with server, Collector().running():
         # one line on stdout that programs can wait for; everything else goes to stderr
         if server.engine != "eager":
             say(f"engine: {server.engine}")

@@ -62,7 +62,7 @@ class CompanionModule(ModuleExecutor):
                 threading.Thread(target=self._restart_process, name="edge-offload-executor", daemon=True).start()
             except EdgeOffloadError as error:
                 fallback_reason = self._describe_failure(error)
-        execution = self._run(inputs, self.module, torch.device("cpu"))
+        execution = self._run_on(inputs, self.module, torch.device("cpu"))
         return Execution(execution.outputs, execution.compute_s, execution.engine, fallback_reason)
 
     def _restart_process(self) -> None:

@@ -62,7 +62,10 @@ class ExecutorProcess:
             child_fds += [child_end.fileno(), out.fd, back.fd]
         command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, child_fds)]
         self._process = subprocess.Popen(
-            [*command, *self._arguments], pass_fds=child_fds, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
+            [*command, *self._arguments],
+            pass_fds=child_fds,
+            env=heap.executor_environment(os.environ),
+            stdin=subprocess.DEVNULL,
         )
         for _, child_end in sockets:
             child_end.close()
@@ -127,9 +130,9 @@ def choose_device(device: str, engine: str = EAGER, threads: int = 0) -> Tuple[t
         LinkLost: the process did not start.
     """
     if not devices.Virtual.owner or (devices.Virtual.tested and device != devices.AUTO):
-        return devices.pick(device), None
+        return devices.pick_device(device), None
     if engine == EAGER and (device == "cpu" or (device == devices.AUTO and not torch_facts.built_with_cuda())):
-        return devices.pick("cpu"), None
+        return devices.pick_device("cpu"), None
     process = ExecutorProcess(device, threads)
     if process.device.type == "cpu" and engine == EAGER:
         process.close()

@@ -19,7 +19,7 @@ from edge_offload.companion.memory import Answer, SharedRegion, TensorChannel, T
 from edge_offload.companion.process import CHANNELS
 from edge_offload.errors import LinkLost, Refused
 from edge_offload.execute import devices, heap
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.ir import sequence_hash, wire
 from edge_offload.ir.build import TracedProgram
@@ -44,11 +44,11 @@ class ModelHandler:
     @property
     def device(self) -> torch.device:
         """Device that computes."""
-        return devices.pick(self._requested_device)
+        return devices.pick_device(self._requested_device)
 
     def describe_device(self, _: Tensors) -> Answer:
         """``{}`` → ``{device, fingerprint}``."""
-        return {"device": str(self.device), "fingerprint": fingerprint(devices.settle(self.device))}, ()
+        return {"device": str(self.device), "fingerprint": fingerprint_of(devices.fix_kernel_choice(self.device))}, ()
 
     def open_model(self, _: Tensors, name: str, options: Dict[str, Any], state_hash: str, engine: str) -> Answer:
         """``{name, options, state_hash, engine}`` → ``{engine, engine_facts}``: build a model."""
@@ -235,7 +235,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
-    heap.keep_freed()
+    heap.retain_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     channels = {}

@@ -15,7 +15,7 @@ _SENDING = ("send", "recv_", "recv_any_source_")
 _registered: Optional[torch.library.Library] = None
 
 
-def register() -> None:
+def register_collectives() -> None:
     """Make ``torch.distributed`` take tensors of the virtual device; once per process."""
     global _registered
     if _registered is not None or not torch.distributed.is_available():
@@ -23,32 +23,32 @@ def register() -> None:
     _registered = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():  # torch up to 2.0 warns of each kernel that is replaced
         warnings.simplefilter("ignore")
-        _replace(_registered)
+        _replace_kernels(_registered)
     _refuse_nccl()
 
 
-def _replace(library: torch.library.Library) -> None:
+def _replace_kernels(library: torch.library.Library) -> None:
     for full in torch._C._dispatch_get_all_op_names():
         name = full.partition("::")[2]
         if not full.startswith("c10d::") or "." in name:
             continue
         op = getattr(torch.ops.c10d, name).default
         if any("Tensor" in str(argument.type) for argument in op._schema.arguments):
-            library.impl(name, _refused(name) if name in _SENDING else functools.partial(_on_host, op), "CUDA")
+            library.impl(name, _refusing_kernel(name) if name in _SENDING else functools.partial(_on_host, op), "CUDA")
 
 
 def _on_host(op: Any, *args: Any) -> Any:
     """Call ``op`` with copies in this machine's memory, wait for it, and write its results to the device."""
     copies: List[Tuple[torch.Tensor, torch.Tensor, bool]] = []
 
-    def copied(value: Any, written: bool) -> Any:
+    def copy_to_host(value: Any, written: bool) -> Any:
         if isinstance(value, torch.Tensor) and value.is_cuda:
             copies.append((value, value.detach().cpu(), written))
             return copies[-1][1]
-        return [copied(item, written) for item in value] if isinstance(value, (list, tuple)) else value
+        return [copy_to_host(item, written) for item in value] if isinstance(value, (list, tuple)) else value
 
     names = [argument.name for argument in op._schema.arguments]
-    results = op(*(copied(value, name.startswith(("output", "tensors"))) for name, value in zip(names, args)))
+    results = op(*(copy_to_host(value, name.startswith(("output", "tensors"))) for name, value in zip(names, args)))
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if isinstance(result, torch.ScriptObject):
             result.wait()  # type: ignore[attr-defined]
@@ -57,15 +57,15 @@ def _on_host(op: Any, *args: Any) -> Any:
             if written:
                 ours.copy_(copy)
 
-    def restored(value: Any) -> Any:
+    def restore_tensors(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return next((ours for ours, copy, _ in copies if copy.is_set_to(value)), value)
-        return type(value)(restored(item) for item in value) if isinstance(value, (list, tuple)) else value
+        return type(value)(restore_tensors(item) for item in value) if isinstance(value, (list, tuple)) else value
 
-    return restored(results)
+    return restore_tensors(results)
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _refusing_kernel(name: str) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
         raise Unsupported(
             f"torch.distributed.{name.rstrip('_')} takes no tensor of the virtual device",

@@ -25,17 +25,17 @@ END = "end"
 #: machine until the server is back, or it ends with an error.
 LOST: Tuple[str, ...] = (LOCAL, END)
 
-KNOWN, ASK = "known", "ask"
-#: Whether what results look like is worked out here where that is known to be exact, or the server is asked every time.
-SHAPES: Tuple[str, ...] = (KNOWN, ASK)
+EXACT, NEVER_DERIVE = "known", "ask"
+#: Shapes of results: derived here where that is exact, or requested from the server every time.
+SHAPES: Tuple[str, ...] = (EXACT, NEVER_DERIVE)
 
-#: What of a fingerprint is told by the version of torch.
+#: Entries of a fingerprint that the version of torch decides.
 TORCH = ("torch", "torch_build")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the launcher hands to the program, in environment variables.
+class ExecSettings:
+    """Settings that the launcher hands to the program, in environment variables.
 
     Attributes:
         mode: how calls travel.
@@ -67,22 +67,22 @@ class Settings:
     shapes: str = "known"
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str]) -> Settings:
-        """What :meth:`to_environment` wrote."""
-        found: Dict[str, Any] = {}
-        for name, default in Settings().__dict__.items():
+    def from_environment(environment: Mapping[str, str]) -> ExecSettings:
+        """Reads what :meth:`to_environment` wrote."""
+        values: Dict[str, Any] = {}
+        for name, default in ExecSettings().__dict__.items():
             text = environment.get(f"{ENVIRONMENT}_{name.upper()}")
             if text is not None:
-                found[name] = type(default)(text)
-        return Settings(**found)
+                values[name] = type(default)(text)
+        return ExecSettings(**values)
 
     def to_environment(self) -> Dict[str, str]:
-        """As environment variables."""
+        """Writes the settings as environment variables."""
         return {f"{ENVIRONMENT}_{name.upper()}": str(value) for name, value in self.__dict__.items()}
 
 
-def check(settings: Settings) -> None:
-    """Find out what is wrong before anything is started.
+def check_settings(settings: ExecSettings) -> None:
+    """Checks the settings before anything is started.
 
     Raises:
         BadInput: the address is malformed, no key is known for the server, or there is no such codec.
@@ -92,17 +92,17 @@ def check(settings: Settings) -> None:
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.fronts import addresses
 
-    known = ("auto", *codecs.codec_names(), *codecs.codec_names(lossless=False))
-    if settings.codec not in known:
-        raise BadInput(f"no codec {settings.codec!r}", remedy=f"use one of {', '.join(known)}")
+    codec_choices = ("auto", *codecs.codec_names(), *codecs.codec_names(lossless=False))
+    if settings.codec not in codec_choices:
+        raise BadInput(f"no codec {settings.codec!r}", remedy=f"use one of {', '.join(codec_choices)}")
     if settings.server:
         keys = KeyStore(settings.keys) if settings.keys else KeyStore()
         for address in addresses(settings.server):
             keys.server_public(address)
 
 
-def connect(settings: Settings) -> LinkRemote:
-    """A session on the server.
+def connect(settings: ExecSettings) -> LinkRemote:
+    """Opens a session on the server.
 
     Raises:
         BadInput, Refused, LinkLost: no key is known, the server said no, there is none.
@@ -118,38 +118,40 @@ def connect(settings: Settings) -> LinkRemote:
     except EdgeOffloadError:
         client.close()
         raise
-    say_differences(welcome, settings.threads)
+    report_differences(welcome, settings.threads)
     try:
         refused = other_operators(client)
     except (EdgeOffloadError, FutureTimeout):
         client.close()
         raise
-    return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
+    return LinkRemote(
+        client, resume_s=settings.resume_s, codec=settings.codec, on_weights=UploadProgress(), refused=refused
+    )
 
 
-def say_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:
-    """Say why results of this server may not be those of this machine, and what to do about it; nothing if they are.
+def report_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:
+    """Reports why results of this server may differ from this machine's, and a remedy; nothing if they are equal.
 
     Args:
         welcome: of the server.
         threads: with which an executor of this machine computes; 0: as this process does.
     """
-    from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
+    from edge_offload.execute.fingerprint import fingerprint_of, list_differences, two_torches
 
-    ours, theirs = fingerprint("cpu"), welcome.get("fingerprint", {})
+    ours, theirs = fingerprint_of("cpu"), welcome.get("fingerprint", {})
     if threads:
         ours["threads"] = threads
     torches = two_torches(ours, theirs)
     if torches:
         notify(torches)
         ours, theirs = ({key: facts[key] for key in facts if key not in TORCH} for facts in (ours, theirs))
-    different = differences(ours, theirs)
+    different = list_differences(ours, theirs)
     if different:
         notify(f"results may differ from this machine's in the last bits: {'; '.join(different)}")
 
 
 def other_operators(client: Client) -> Dict[str, str]:
-    """The operators of this torch that the server's has otherwise or not at all, each with the reason.
+    """Operators of this torch that the server's lacks or has otherwise, each with the reason.
 
     Raises:
         LinkLost, ProtocolError: the server did not say.
@@ -160,37 +162,37 @@ def other_operators(client: Client) -> Dict[str, str]:
     from edge_offload.ir.trace import checksums
     from edge_offload.protocol.remote import SCHEMAS
 
-    there = client.welcome.get("fingerprint", {}).get("torch")
-    if there == str(torch.__version__):
+    server_torch = client.welcome.get("fingerprint", {}).get("torch")
+    if server_torch == str(torch.__version__):
         return {}
 
-    def asked(**what: Any) -> Dict[str, int]:
+    def request_checksums(**what: Any) -> Dict[str, int]:
         reply = client.request(SCHEMAS, what, timeout_s=30.0).result(31.0)
         if len(reply.buffers) != 1:
             raise ProtocolError("the server did not say which operators it has")
-        return checksums.unpack(bytes(reply.buffers[0]))
+        return checksums.unpack_table(bytes(reply.buffers[0]))
 
-    ours, theirs = checksums.table(), asked()
-    differing = checksums.differing(ours, theirs)
+    ours, theirs = checksums.checksum_table(), request_checksums()
+    differing = checksums.differing_operators(ours, theirs)
     if differing:  # of these the server's torch may have but appended arguments
-        older = asked(older=differing)
+        older = request_checksums(older=differing)
         theirs.update({name: older[name] for name in differing if older.get(name) == ours[name]})
-    return checksums.refused(ours, theirs, str(there))
+    return checksums.refused_operators(ours, theirs, str(server_torch))
 
 
-class Progress:
-    """Says how the upload of weights goes: at once on a terminal, and in any case when it takes long."""
+class UploadProgress:
+    """Reports the upload of weights: every ``every_s`` seconds, once it takes longer than that."""
 
     def __init__(self, every_s: float = 2.0) -> None:
         self._every_s = every_s
-        self._said_s = 0.0
+        self._reported_s = 0.0
 
     def __call__(self, weights: Weights) -> None:
-        """Say it if it is time to."""
+        """Reports if it is time to."""
         now = time.monotonic()
-        if now - max(self._said_s, weights.began_s) < self._every_s:
+        if now - max(self._reported_s, weights.started_s) < self._every_s:
             return
-        self._said_s = now
-        rate = weights.sent / max(now - weights.began_s, 1e-3)
-        there = f", {weights.found / 1e6:.1f} MB were there already" if weights.found else ""
-        notify(f"uploading weights: {weights.sent / 1e6:.1f} MB sent, {rate / 1e6:.1f} MB/s{there}")
+        self._reported_s = now
+        rate = weights.sent / max(now - weights.started_s, 1e-3)
+        cached = f", {weights.cached / 1e6:.1f} MB were there already" if weights.cached else ""
+        notify(f"uploading weights: {weights.sent / 1e6:.1f} MB sent, {rate / 1e6:.1f} MB/s{cached}")

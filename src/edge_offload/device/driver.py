@@ -40,13 +40,13 @@ _WITHOUT_EFFECT = (
     "_cuda_resetAccumulatedHostMemoryStats", "_cuda_setStream", "_cuda_init", "_accelerator_emptyCache",
     "_accelerator_emptyHostCache",
 )  # fmt: skip
-_ASKED = re.compile("_((cuda|nccl|gds)_[a-z]|graph_pool_handle)")
+_DRIVER_NAME = re.compile("_((cuda|nccl|gds)_[a-z]|graph_pool_handle)")
 _CPU = 1  # as DLPack numbers it
 _Statistic = Dict[str, int]
 
 
-def refusal(what: str, remedy: str = _DECIDES) -> Callable[..., Any]:
-    """A function that raises Unsupported."""
+def refusing(what: str, remedy: str = _DECIDES) -> Callable[..., Any]:
+    """Makes a function that raises Unsupported."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise Unsupported(f"{what} is not there on the virtual device", remedy=f"{remedy} (edge_offload)")
@@ -66,29 +66,32 @@ def in_place_of(old: Any, name: str, function: Callable[..., Any]) -> Callable[.
     return call
 
 
-class Driver:
+class VirtualDriver:
     """Stands where CUDA's driver and runtime are.
 
     Args:
         native: the extension module.
         recorder: of the device; its remote says what there is.
-        ask: told of every question of the program, with the device that it names; RuntimeError if there is none.
+        check_and_query: called for every query of the program, with the device that it names;
+            RuntimeError if there is none.
     """
 
-    def __init__(self, native: Any, recorder: Any, ask: Callable[[Any], None]) -> None:
+    def __init__(self, native: Any, recorder: Any, check_and_query: Callable[[Any], None]) -> None:
         self._native = native
         self._recorder = recorder
-        self._ask = ask
+        self._check_and_query = check_and_query
         self._fraction = 1.0
         self._debug = 0
         self._since: Dict[str, int] = dict.fromkeys(("taken", "given", "storages_made", "storages_gone", "refused"), 0)
 
-    def apply(self) -> None:
+    def patch_torch(self) -> None:
         """Put it into torch; once per process."""
-        torch.cuda._cudart = self._runtime()  # type: ignore[attr-defined]
-        answers = self._answers()
-        asked = {**{name: f"torch._C.{name}" for name in vars(torch._C)}, **_askers()}
-        replaced = {name: answers.get(name) or refusal(what) for name, what in asked.items() if _ASKED.match(name)}
+        torch.cuda._cudart = self._make_runtime()  # type: ignore[attr-defined]
+        answers = self._replacements()
+        cpp_names = {**{name: f"torch._C.{name}" for name in vars(torch._C)}, **_names_used_by_torch()}
+        replaced = {
+            name: answers.get(name) or refusing(what) for name, what in cpp_names.items() if _DRIVER_NAME.match(name)
+        }
         replaced.update(answers)
         modules = public_modules()
         for name, function in replaced.items():
@@ -100,25 +103,25 @@ class Driver:
                     setattr(module, name, function)
         for remedy, names in _REFUSED.items():
             for name in names:
-                _refuse(name, remedy)
+                _refuse_name(name, remedy)
         for name in ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "BFloat16"):
-            refuse = staticmethod(refusal(f"torch.cuda.sparse.{name}Tensor", "call torch.sparse_coo_tensor(…)"))
+            refuse = staticmethod(refusing(f"torch.cuda.sparse.{name}Tensor", "call torch.sparse_coo_tensor(…)"))
             kind = type(f"{name}Tensor", (), {"__new__": refuse, "__module__": torch.cuda.sparse.__name__})
             setattr(torch.cuda.sparse, kind.__name__, kind)
         importlib.import_module("torch.cuda.nccl").is_available = lambda tensors: False  # type: ignore[attr-defined]
         _refuse_memory()
-        self.limit()
+        self.limit_memory()
 
-    def limit(self) -> None:
-        """Let the program hold as much as the device says that it has; for a device that is new, too."""
-        self._native.limit_memory(int(self._fraction * self.facts()["total_memory"]))
+    def limit_memory(self) -> None:
+        """Limits the program to the memory that the device has; also for a new device."""
+        self._native.limit_memory(int(self._fraction * self.device_facts()["total_memory"]))
 
-    def facts(self) -> Mapping[str, Any]:
-        """What the device is (:func:`edge_offload.execute.devices.facts`)."""
-        found: Mapping[str, Any] = self._recorder.remote.facts or _UNKNOWN
-        return found
+    def device_facts(self) -> Mapping[str, Any]:
+        """Facts of the device (:func:`edge_offload.execute.devices.device_facts`)."""
+        facts: Mapping[str, Any] = self._recorder.remote.facts or _UNKNOWN
+        return facts
 
-    def _answers(self) -> Dict[str, Callable[..., Any]]:
+    def _replacements(self) -> Dict[str, Callable[..., Any]]:
         return {
             **dict.fromkeys(_WITHOUT_EFFECT, lambda *_, **__: None),
             "_cuda_memoryStats": self._memory_stats,
@@ -145,7 +148,7 @@ class Driver:
             "_cuda_tunableop_tuning_is_enabled": lambda: False,
         }
 
-    def _runtime(self) -> types.SimpleNamespace:
+    def _make_runtime(self) -> types.SimpleNamespace:
         """``torch.cuda.cudart()``: page-locked memory is ordinary memory here, and there is no profiler of a GPU."""
 
         def done(*_: Any) -> int:
@@ -156,30 +159,30 @@ class Driver:
             cudaGetErrorString=str,
             cudaMemGetInfo=lambda device: torch.cuda.mem_get_info(device),
             **dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"), done),
-            **{name: refusal(f"torch.cuda.cudart().{name}") for name in ("cudaStreamCreate", "cudaStreamDestroy")},
+            **{name: refusing(f"torch.cuda.cudart().{name}") for name in ("cudaStreamCreate", "cudaStreamDestroy")},
         )
 
     # -- memory
 
     def _counters(self) -> Dict[str, int]:
-        found: Dict[str, int] = self._native.counters()
-        return {**found, "storages_gone": found["storages_made"] - found["storages"]}
+        counters: Dict[str, int] = self._native.counters()
+        return {**counters, "storages_gone": counters["storages_made"] - counters["storages"]}
 
     def _memory_stats(self, device: Any = None) -> Dict[str, Any]:
-        """As torch nests it. The device has one pool, the large one, and no cache: what is allocated is reserved."""
-        self._ask(device)
+        """Nests statistics as torch does. The device has one pool and no cache: what is allocated is reserved."""
+        self._check_and_query(device)
         now = self._counters()
         since = {name: now[name] - before for name, before in self._since.items()}
-        held = _statistic(now["allocated"], now["peak"], since["taken"], since["given"])
+        nbytes = _statistic_of(now["allocated"], now["peak"], since["taken"], since["given"])
         # so many there were when most bytes were held
-        count = _statistic(now["storages"], now["storages_peak"], since["storages_made"], since["storages_gone"])
-        none = _statistic(0, 0, 0, 0)
+        count = _statistic_of(now["storages"], now["storages_peak"], since["storages_made"], since["storages_gone"])
+        none = _statistic_of(0, 0, 0, 0)
 
         def pools(statistic: _Statistic) -> Dict[str, _Statistic]:
             return {"all": dict(statistic), "large_pool": dict(statistic), "small_pool": dict(none)}
 
         return {
-            **{f"{name}_bytes": pools(held) for name in ("allocated", "reserved", "active", "requested")},
+            **{f"{name}_bytes": pools(nbytes) for name in ("allocated", "reserved", "active", "requested")},
             **{name: pools(count) for name in ("allocation", "segment", "active")},
             **{name: pools(none) for name in ("inactive_split", "inactive_split_bytes")},
             **{name: dict(none) for name in ("oversize_allocations", "oversize_segments")},
@@ -188,21 +191,21 @@ class Driver:
         }  # fmt: skip
 
     def _reset_peak(self, device: Any = None) -> None:
-        self._ask(device)
+        self._check_and_query(device)
         self._native.reset_peak()
 
     def _reset_accumulated(self, device: Any = None) -> None:
-        self._ask(device)
+        self._check_and_query(device)
         now = self._counters()
         self._since = {name: now[name] for name in self._since}
 
     def _set_fraction(self, fraction: float, device: Any = None) -> None:
-        self._ask(device)
+        self._check_and_query(device)
         self._fraction = fraction
-        self.limit()
+        self.limit_memory()
 
     def _get_fraction(self, device: Any = None) -> float:
-        self._ask(device)
+        self._check_and_query(device)
         return self._fraction
 
 
@@ -211,68 +214,68 @@ def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: Optional[int
     return torch.cat(list(tensors), dim).to("cpu" if destination == -1 else "cuda")
 
 
-def _statistic(current: int, peak: int, allocated: int, freed: int) -> _Statistic:
+def _statistic_of(current: int, peak: int, allocated: int, freed: int) -> _Statistic:
     return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
 
 
 def public_modules() -> List[types.ModuleType]:
     """``torch.cuda`` and its public modules."""
-    names = [found.name for found in pkgutil.iter_modules(torch.cuda.__path__) if not found.name.startswith("_")]
+    names = [info.name for info in pkgutil.iter_modules(torch.cuda.__path__) if not info.name.startswith("_")]
     return [torch.cuda, *(importlib.import_module(f"torch.cuda.{name}") for name in names)]
 
 
-def _askers() -> Dict[str, str]:
-    """What the functions of ``torch.cuda`` use of C++, each with the name of one that does."""
-    found: Dict[str, str] = {}
+def _names_used_by_torch() -> Dict[str, str]:
+    """Names of C++ functions that ``torch.cuda`` uses, each with the name of a function that does."""
+    users: Dict[str, str] = {}
     for module in public_modules():
-        for owner, holder in [(module.__name__, module), *_classes(module)]:
+        for owner, holder in [(module.__name__, module), *_classes_of(module)]:
             for name, value in vars(holder).items():
                 if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
                     shorter = f"torch.cuda.{name}"
                     public = shorter if getattr(torch.cuda, name, None) is value else f"{owner}.{name}"
-                    used = (each for each in _names(value.__code__) if _ASKED.match(each))
-                    found.update({each: public for each in used if _is_of_torch(module, each)})
-    return found
+                    used = (each for each in _names_in(value.__code__) if _DRIVER_NAME.match(each))
+                    users.update({each: public for each in used if _is_of_torch(module, each)})
+    return users
 
 
 def _is_of_torch(module: types.ModuleType, name: str) -> bool:
-    """Whether it is what the C++ has, or should have, by that name, and not something else of the module's own."""
+    """True if the name stands for the C++ function, and not for something else of the module's own."""
     return not hasattr(module, name) or getattr(module, name) is getattr(torch._C, name, module)
 
 
-def _classes(module: types.ModuleType) -> Iterator[Tuple[str, type]]:
+def _classes_of(module: types.ModuleType) -> Iterator[Tuple[str, type]]:
     for name, value in vars(module).items():
         if isinstance(value, type) and value.__module__ == module.__name__:
             yield f"{module.__name__}.{name}", value
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _names_in(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+            yield from _names_in(inner)
 
 
-def _refuse(name: str, remedy: str) -> None:
+def _refuse_name(name: str, remedy: str) -> None:
     """Have ``torch.cuda.<name>`` refuse when it is called; a class can be named and inherited from as before."""
     path, _, last = name.rpartition(".")
     owner = getattr(torch.cuda, path, None) if path else torch.cuda
-    found = getattr(owner, last, None)
-    refuse = refusal(f"torch.cuda.{name}", remedy)
-    if isinstance(found, type):
-        made = [member for member, value in vars(found).items() if isinstance(value, (staticmethod, classmethod))]
+    original = getattr(owner, last, None)
+    refuse = refusing(f"torch.cuda.{name}", remedy)
+    if isinstance(original, type):
+        made = [member for member, value in vars(original).items() if isinstance(value, (staticmethod, classmethod))]
         for member in ["__new__", *made]:
-            setattr(found, member, staticmethod(refuse))
-    elif found is not None:
-        refuse = in_place_of(found, last, refuse)
+            setattr(original, member, staticmethod(refuse))
+    elif original is not None:
+        refuse = in_place_of(original, last, refuse)
         setattr(owner, last, refuse)
-        defined = importlib.import_module(found.__module__)
-        if getattr(defined, last, None) is found:
+        defined = importlib.import_module(original.__module__)
+        if getattr(defined, last, None) is original:
             setattr(defined, last, refuse)
 
 
 def _refuse_memory() -> None:
-    """Nobody else may be given the address of what a device tensor holds, for it is none of this machine."""
+    """Refuses the export of addresses of device tensors: their memory is not on this machine."""
     for name in ("_to_dlpack", "_to_dlpack_versioned"):
         export = getattr(torch._C, name, None)
         if export is None:
@@ -290,15 +293,15 @@ def _refuse_memory() -> None:
         return described.__get__(tensor)
 
     torch.Tensor.__cuda_array_interface__ = property(interface)  # type: ignore[assignment,method-assign]
-    share = refusal("sharing a tensor with another process", _SHARED)
+    share = refusing("sharing a tensor with another process", _SHARED)
     torch.UntypedStorage._share_cuda_ = share  # type: ignore[method-assign]
     torch.UntypedStorage._new_shared_cuda = share  # type: ignore[method-assign]
 
 
 def _checked_export(export: Callable[..., Any]) -> Callable[..., Any]:
     def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.get("dl_device")
-        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and (wanted is None or int(wanted[0]) != _CPU):
+        target = kwargs.get("dl_device")
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and (target is None or int(target[0]) != _CPU):
             cause = "a tensor of the virtual device cannot be exported by DLPack"
             raise Unsupported(cause, remedy=f"{_COPY} (edge_offload)")
         return export(tensor, *args, **kwargs)

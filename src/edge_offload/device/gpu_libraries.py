@@ -38,8 +38,8 @@ _ON_GPU = ("CUDA", "Tensorrt", "NvTensorRT", "ROCM", "MIGraphX")
 _reported: Set[str] = set()
 
 
-def watch() -> None:
-    """Refuse and say from now on; for modules that are imported later."""
+def watch_imports() -> None:
+    """Refuses and reports from now on, for modules that are imported later."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -69,12 +69,12 @@ class _Loader(importlib.abc.Loader):
         self._real.exec_module(module)
         name = module.__name__
         if name in LOCAL:
-            _report(name)
+            _report_once(name)
         for what in REFUSED.get(name, ()):
             path, _, last = what.rpartition(".")
             owner = getattr(module, path, None) if path else module
             if hasattr(owner, last):
-                setattr(owner, last, _refusal(f"{name}.{what}"))
+                setattr(owner, last, _refusing(f"{name}.{what}"))
         if name == "cupy":
             _refuse_memory_of_cupy(module)
         elif name.startswith("onnxruntime."):
@@ -82,37 +82,37 @@ class _Loader(importlib.abc.Loader):
 
 
 def _refuse_memory_of_cupy(module: Any) -> None:
-    """Every array asks an allocator for its memory, compiled code included: give it one that refuses."""
+    """Gives cupy an allocator that refuses: every array, compiled code included, asks it for memory."""
     cuda: Any = getattr(module, "cuda", None)
     if hasattr(cuda, "set_allocator"):
-        cuda.set_allocator(_refusal("memory of cupy"))
+        cuda.set_allocator(_refusing("memory of cupy"))
         cuda.set_allocator = lambda allocator=None: None
-        cuda.using_allocator = _refusal("cupy.cuda.using_allocator")
+        cuda.using_allocator = _refusing("cupy.cuda.using_allocator")
 
 
 def _check_sessions(kind: Any) -> None:
-    """A session of ONNX Runtime with a provider on a GPU is refused; of others it is said where they compute."""
+    """Refuses sessions of ONNX Runtime with a provider on a GPU; reports where others compute."""
     begin, change = kind.__init__, kind.set_providers
 
-    def check(session: Any) -> None:
+    def check_providers(session: Any) -> None:
         on_gpu: List[str] = [name for name in session.get_providers() if name.startswith(_ON_GPU)]
         if on_gpu:
             raise _unsupported(f"onnxruntime's {on_gpu[0]}")
-        _report("onnxruntime")
+        _report_once("onnxruntime")
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         begin(self, *args, **kwargs)
-        check(self)
+        check_providers(self)
 
     def set_providers(self: Any, *args: Any, **kwargs: Any) -> None:
         change(self, *args, **kwargs)
-        check(self)
+        check_providers(self)
 
     kind.__init__, kind.set_providers = __init__, set_providers
 
 
-def _report(name: str) -> None:
-    """Once for each library, on standard error."""
+def _report_once(name: str) -> None:
+    """Reports a library on standard error, once."""
     if name not in _reported:
         _reported.add(name)
         text = f"{name} computes on this machine: only what PyTorch puts on cuda is offloaded"
@@ -129,7 +129,7 @@ def _unsupported(what: str) -> Exception:
     return Unsupported(cause, remedy=remedy)
 
 
-def _refusal(what: str) -> Callable[..., Any]:
+def _refusing(what: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise _unsupported(what)
 

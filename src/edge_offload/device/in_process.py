@@ -11,23 +11,23 @@ from typing import Any, Sequence
 import torch
 
 from edge_offload.errors import Unsupported
-from edge_offload.execute.devices import facts
+from edge_offload.execute.devices import device_facts
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.mode import Mode
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.remote import Remote
-from edge_offload.replay.exchange import Counters
+from edge_offload.replay.exchange import ExchangeCounters
 
 
 class NoRemote(Remote):
-    """There is nobody else."""
+    """Remote of a device that this process computes: nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts = facts(torch.device("cpu"))
+        self.facts = device_facts(torch.device("cpu"))
 
     def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
-        """Nothing is ever sent.
+        """Refuses: nothing is ever sent.
 
         Raises:
             Unsupported: always.
@@ -44,7 +44,7 @@ class NoRecorder:
 
     def __init__(self, native: Any, remote: NoRemote) -> None:
         self.native, self.remote = native, remote
-        self.counters = Counters()
+        self.counters = ExchangeCounters()
 
     def query(self) -> None:
         """A device query of the program costs nothing."""

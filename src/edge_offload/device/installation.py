@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 from edge_offload.device import connect, shape_functions
-from edge_offload.device.shapes import trust
+from edge_offload.device.shapes import trust_shapes
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.native import torch_facts
@@ -37,7 +37,7 @@ _installed: Optional[Installed] = None
 
 
 class Installed:
-    """What :func:`install` made: the native module, the recorder, and the connection to the server."""
+    """Installation of the virtual device: the native module, the recorder, and the connection to the server."""
 
     def __init__(self, native: Any, recorder: Any, remote: Any, limit: Callable[[], None]) -> None:
         self.native = native
@@ -45,8 +45,8 @@ class Installed:
         self.remote = remote
         self._limit = limit
 
-    def switch(self, mode: Mode) -> None:
-        """Go on in another mode; what the device holds stays.
+    def switch_mode(self, mode: Mode) -> None:
+        """Switches to another mode; what the device holds stays.
 
         Raises:
             BadInput: not one of :data:`MODES`, or the device is computed in this process.
@@ -68,7 +68,7 @@ class Installed:
             "bytes_down": self.remote.bytes_down,
         }  # fmt: skip
         torches = getattr(self.remote, "torches", "")
-        keep_tally(path, {**figures, **({"two_torches": torches} if torches else {})})
+        write_tally_file(path, {**figures, **({"two_torches": torches} if torches else {})})
 
     def reconnect(self, remote: Any) -> None:
         """Go on with another session. Tensors from before are lost: using one raises LinkLost."""
@@ -79,12 +79,12 @@ class Installed:
         self.native.read_alone()
         self.recorder.reconnect(remote)
         self.native.refuse(dict(remote.refused))
-        trust(self.native, remote)
+        trust_shapes(self.native, remote)
         self.remote = remote
         self._limit()
 
 
-def keep_tally(path: str, figures: Dict[str, Any]) -> None:
+def write_tally_file(path: str, figures: Dict[str, Any]) -> None:
     """Write what a program has cost; it ends while this runs, so that a full disk costs a line with the figures."""
     text = json.dumps(figures)
     try:
@@ -99,15 +99,15 @@ def check_choice() -> None:
     Raises:
         BadInput: the environment asks for one.
     """
-    wanted = os.environ.get(CHOICE, NATIVE)
-    if wanted not in ("", NATIVE):
+    choice = os.environ.get(CHOICE, NATIVE)
+    if choice not in ("", NATIVE):
         raise BadInput(
-            f"{CHOICE}={wanted}: the virtual device is C++ only",
+            f"{CHOICE}={choice}: the virtual device is C++ only",
             remedy=f"unset {CHOICE}; where there is no compiler: apt install g++",
         )
 
 
-def preload() -> VirtualDevice:
+def preload_guard() -> VirtualDevice:
     """Load the guard library, building it first if need be.
 
     Raises:
@@ -126,7 +126,7 @@ def preload() -> VirtualDevice:
     return libraries
 
 
-def install(
+def install_device(
     libraries: VirtualDevice,
     remote: Any,
     mode: Mode,
@@ -139,7 +139,7 @@ def install(
         libraries: from :func:`preload`.
         remote: where operators run (:class:`~edge_offload.device.remote.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
-        make: makes the device's handler and the recorder; the usual ones without it.
+        make: makes the device's handler and the recorder; by default a :class:`Recorder`.
         stand_in: takes the place of ``remote`` while that is lost.
 
     Raises:
@@ -156,12 +156,12 @@ def install(
         handler, recorder = make(native, remote, mode)
     native.install(handler)
     shape_functions.bypass_compiler()
-    trust(native, remote)
+    trust_shapes(native, remote)
     native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
-    return _finish(native, recorder, remote)
+    return _finish_installation(native, recorder, remote)
 
 
-def install_here(libraries: VirtualDevice, threads: int = 0) -> Installed:
+def install_local(libraries: VirtualDevice, threads: int = 0) -> Installed:
     """Make ``cuda`` a device that this process computes by itself (mode ``local``).
 
     Args:
@@ -172,22 +172,22 @@ def install_here(libraries: VirtualDevice, threads: int = 0) -> Installed:
 
     from edge_offload.device import lagging
     from edge_offload.device.in_process import NoRecorder, NoRemote
-    from edge_offload.execute.heap import keep_freed
+    from edge_offload.execute.heap import retain_freed_memory
 
-    keep_freed()  # as the executor process does that would compute otherwise
+    retain_freed_memory()  # as the executor process does that would compute otherwise
     if threads:
         torch.set_num_threads(threads)
     native, remote = _load_native(libraries), NoRemote()
     recorder = NoRecorder(native, remote)
     native.compute_here(False)
-    lagging.begin(native)
+    lagging.start_lagging(native)
     native.install(recorder)
-    return _finish(native, recorder, remote)
+    return _finish_installation(native, recorder, remote)
 
 
-def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
+def _finish_installation(native: Any, recorder: Any, remote: Any) -> Installed:
     from edge_offload.device import collectives
-    from edge_offload.device.surface import Surface
+    from edge_offload.device.surface import CudaSurface
     from edge_offload.execute.devices import Virtual
 
     global _installed
@@ -196,15 +196,15 @@ def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
     native.refuse(dict(remote.refused))
     if torch_facts.built_with_cuda():
         _watch_extensions(native)
-    surface = Surface(native, recorder)
-    surface.apply()
-    collectives.register()
-    _installed = Installed(native, recorder, remote, surface.driver.limit)
-    atexit.register(_close)
+    surface = CudaSurface(native, recorder)
+    surface.patch_torch()
+    collectives.register_collectives()
+    _installed = Installed(native, recorder, remote, surface.driver.limit_memory)
+    atexit.register(_close_sessions)
     return _installed
 
 
-def _close() -> None:
+def _close_sessions() -> None:
     """End the sessions: that of the server, and that of what stands in for it."""
     if _installed is not None:
         for remote in {_installed.remote, _installed.recorder.remote}:
@@ -218,7 +218,7 @@ def _load_native(libraries: VirtualDevice) -> Any:
 
 
 def _watch_extensions(native: Any) -> None:
-    """Libraries that are loaded later (torchvision) bring CUDA kernels of their own, which must not run either."""
+    """Adopts the CUDA kernels of libraries that are loaded later (torchvision): these must not run either."""
     import torch
 
     load, create = torch.ops.load_library, importlib.machinery.ExtensionFileLoader.create_module
@@ -244,23 +244,23 @@ def _check_mode(mode: Mode) -> None:
         )
 
 
-def installed() -> Optional[Installed]:
-    """What :func:`install` made in this process, or None."""
+def current_installation() -> Optional[Installed]:
+    """Installation in this process, or None."""
     return _installed
 
 
 def from_environment() -> Installed:
     """Install as the launcher asked for in the environment (called once torch has been imported)."""
     libraries = built_libraries()
-    settings = connect.Settings.from_environment(os.environ)
-    made = _install(libraries, settings, parse_mode(settings.mode))
+    settings = connect.ExecSettings.from_environment(os.environ)
+    made = _install_with(libraries, settings, parse_mode(settings.mode))
     if settings.tally:
         atexit.register(made.write_tally, settings.tally)  # runs before the connection is closed
     return made
 
 
 def built_libraries() -> VirtualDevice:
-    """What the launcher built.
+    """Libraries that the launcher built.
 
     Raises:
         Unsupported: it built nothing.
@@ -271,30 +271,30 @@ def built_libraries() -> VirtualDevice:
     return libraries
 
 
-def _install(libraries: VirtualDevice, settings: connect.Settings, mode: Mode) -> Installed:
-    """With the server of the settings over the link, or with what this machine computes."""
+def _install_with(libraries: VirtualDevice, settings: connect.ExecSettings, mode: Mode) -> Installed:
+    """Installs with the server of the settings, or with what this machine computes."""
     from edge_offload.device.remote import WorkerRemote
     from edge_offload.protocol.remote import Remote
 
-    alone = mode is Mode.LOCAL
-    if settings.server and not alone:
+    on_robot = mode is Mode.LOCAL
+    if settings.server and not on_robot:
         if settings.absent == connect.LATER:
-            return install(libraries, Remote(), mode)
+            return install_device(libraries, Remote(), mode)
         try:
             remote = connect.connect(settings)
         except LinkLost as error:
             if settings.absent != connect.LOCAL:
                 raise
             print(f"edge_offload: {error.cause}: everything is computed on this machine", file=sys.stderr)
-            alone = True
+            on_robot = True
         else:
             stand_in = None
             if settings.lost == connect.LOCAL:
                 from edge_offload.device.stand_in import ExecutorHere
 
                 stand_in = ExecutorHere(settings.device, settings.threads)
-            return install(libraries, remote, mode, stand_in=stand_in)
-    if alone and settings.device == "cpu":
-        return install_here(libraries, settings.threads)
+            return install_device(libraries, remote, mode, stand_in=stand_in)
+    if on_robot and settings.device == "cpu":
+        return install_local(libraries, settings.threads)
     worker = WorkerRemote(settings.device, settings.threads)
-    return install(libraries, worker, Mode.LAZY if mode is Mode.LOCAL else mode)
+    return install_device(libraries, worker, Mode.LAZY if mode is Mode.LOCAL else mode)

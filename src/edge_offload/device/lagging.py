@@ -19,7 +19,7 @@ CHOICE = "EDGE_OFFLOAD_ASYNC"
 _native: Any = None
 
 
-class Stream:
+class LaggingStream:
     """A stream with a queue of its own; the default one is number 0."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, number: Optional[int] = None, **_: Any) -> None:
@@ -33,49 +33,49 @@ class Stream:
         _native.wait_for_stream(self.stream_id)
 
     def query(self) -> bool:
-        """Whether all is done. It is once somebody asks: nothing is done by itself."""
+        """Returns True: work is done as soon as somebody asks, and not before."""
         self.synchronize()
         return True
 
-    def wait_event(self, event: Event) -> None:
-        """What is issued from now on goes on behind the event."""
+    def wait_event(self, event: LaggingEvent) -> None:
+        """Orders what is issued from now on behind the event."""
         event.wait(self)
 
-    def wait_stream(self, stream: Stream) -> None:
-        """What is issued from now on goes on behind what the other stream has been given so far."""
+    def wait_stream(self, stream: LaggingStream) -> None:
+        """Orders what is issued from now on behind the other stream's work so far."""
         self.wait_event(stream.record_event())
 
-    def record_event(self, event: Optional[Event] = None) -> Event:
-        """Record an event, made anew if none is given."""
-        event = event if event is not None else Event()
+    def record_event(self, event: Optional[LaggingEvent] = None) -> LaggingEvent:
+        """Records an event, a new one if none is given."""
+        event = event if event is not None else LaggingEvent()
         event.record(self)
         return event
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
+        return isinstance(other, LaggingStream) and other.stream_id == self.stream_id
 
     def __hash__(self) -> int:
         return hash(self.stream_id)
 
 
-class Event:
+class LaggingEvent:
     """A place in a stream."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timed = enable_timing
         self._mark: Any = None
 
-    def record(self, stream: Optional[Stream] = None) -> None:
-        """Behind what the stream has been given so far."""
+    def record(self, stream: Optional[LaggingStream] = None) -> None:
+        """Records a place behind the stream's work so far."""
         self._mark = _native.mark(_native.current_stream() if stream is None else stream.stream_id)
 
-    def wait(self, stream: Optional[Stream] = None) -> None:
-        """What the stream is given from now on goes on behind this event; one that was not recorded is past."""
+    def wait(self, stream: Optional[LaggingStream] = None) -> None:
+        """Orders what the stream gets from now on behind this event; one that was not recorded is past."""
         if self._mark is not None:
             _native.follow(_native.current_stream() if stream is None else stream.stream_id, self._mark)
 
     def query(self) -> bool:
-        """Whether it is past. It is once somebody asks: nothing is done by itself."""
+        """Returns True: work is done as soon as somebody asks, and not before."""
         self.synchronize()
         return True
 
@@ -84,7 +84,7 @@ class Event:
         if self._mark is not None:
             self._mark.wait()
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: LaggingEvent) -> float:
         """Milliseconds to a later event.
 
         Raises:
@@ -101,7 +101,7 @@ class Event:
 class StreamContext:
     """``with torch.cuda.stream(one):`` in this thread; None changes nothing."""
 
-    def __init__(self, stream: Optional[Stream]) -> None:
+    def __init__(self, stream: Optional[LaggingStream]) -> None:
         self.stream = stream
         self._before = 0
 
@@ -114,7 +114,7 @@ class StreamContext:
             _native.use_stream(self._before)
 
 
-def begin(native: Any) -> None:
+def start_lagging(native: Any) -> None:
     """Have the calls of the device lag if the environment says so; before anything is on it.
 
     Raises:
@@ -129,16 +129,16 @@ def begin(native: Any) -> None:
         _native = native
 
 
-def lagging() -> bool:
-    """Whether they do."""
+def is_lagging() -> bool:
+    """True if the calls of the device lag."""
     return _native is not None
 
 
-def functions() -> Dict[str, Callable[..., Any]]:
-    """What takes the place of functions of ``torch.cuda``."""
+def cuda_functions() -> Dict[str, Callable[..., Any]]:
+    """Functions that replace those of ``torch.cuda``."""
     return {
-        "current_stream": lambda device=None: Stream(number=_native.current_stream()),
-        "default_stream": lambda device=None: Stream(number=0),
+        "current_stream": lambda device=None: LaggingStream(number=_native.current_stream()),
+        "default_stream": lambda device=None: LaggingStream(number=0),
         "stream": StreamContext,
         "set_stream": lambda stream: _native.use_stream(stream.stream_id),
     }

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 
 from edge_offload import background
-from edge_offload.device.remote import known_facts
+from edge_offload.device.remote import valid_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.execute.fingerprint import two_torches
 from edge_offload.ir.trace.calls import Buffer
@@ -30,9 +30,9 @@ from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, STAGE, Rem
 #: Buffers that are likely to come again are looked for on the server from this size on.
 MIN_BLOB_BYTES = 16 << 10
 #: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.
-MOST_UNDER_WAY = 40 << 20
+MAX_IN_FLIGHT_BYTES = 40 << 20
 #: Seconds that a program may wait, before it goes on, for its message to leave.
-LET_GO_S = 0.02
+MAX_SEND_WAIT_S = 0.02
 #: Most bytes of a decoded answer.
 MAX_ANSWER_BYTES = 4 << 30
 
@@ -44,7 +44,7 @@ class _Sent:
     number: int
     buffers: List[Buffer]
     coded: List[payloads.Coded]
-    keep: bool
+    retain: bool
     give_up_s: float
     answer: PendingAnswer = field(default_factory=PendingAnswer)
     attempt: int = 0
@@ -53,16 +53,16 @@ class _Sent:
 
 @dataclass
 class Weights:
-    """What became of the buffers that are likely to come again (bytes)."""
+    """Transfer of the buffers that are likely to come again (bytes)."""
 
     sent: int = 0
-    found: int = 0
-    began_s: float = 0.0
+    cached: int = 0
+    started_s: float = 0.0
     ended_s: float = 0.0
 
 
 @dataclass
-class Spent:
+class TimeSpent:
     """Seconds since the last :meth:`reset`, over all messages; the two ways are off by at most ``clock_error_s``.
 
     Of ``server_s``, ``compute_s`` is what the session took to run the messages, without codecs and queues.
@@ -98,7 +98,7 @@ class LinkRemote(Remote):
         timeout_s: longest wait for one answer.
         resume_s: how long a broken connection may take to come back; 0 gives the session up at once.
         codec: payload codec, both ways; ``auto`` is lossless.
-        on_weights: told of every upload of weights.
+        on_weights: called after every upload of weights.
         owns_client: whether :meth:`close` closes it.
         refused: operators that are others on the server, each with the reason.
     """
@@ -120,15 +120,15 @@ class LinkRemote(Remote):
         self.codec = codec
         self.resumed = self.parts = 0
         self.weights = Weights()
-        self.spent = Spent()
+        self.spent = TimeSpent()
         self.session = os.urandom(16)
         self.refused = refused or {}
-        self.facts = known_facts(client.welcome.get("gpu"))
+        self.facts = valid_facts(client.welcome.get("gpu"))
         self.renewable = resume_s > 0.0
         self._owns_client = owns_client
         self._on_weights = on_weights
         self._lock = threading.Lock()
-        self._under_way: Dict[Future[Any], int] = {}
+        self._in_flight: Dict[Future[Any], int] = {}
         self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
         self._lost: Optional[LinkLost] = None
         self._resuming = False
@@ -138,7 +138,7 @@ class LinkRemote(Remote):
 
     @property
     def torches(self) -> str:
-        """What to do about another release of torch on the server, in one line; empty: the same one."""
+        """Remedy for another release of torch on the server, in one line; empty: the same release."""
         return two_torches({"torch": torch.__version__}, self._fingerprint)
 
     @property
@@ -147,15 +147,14 @@ class LinkRemote(Remote):
         return len(self._unanswered)
 
     def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         background.give_way()  # a model that is learnt here in the background
         with self._lock:
             if self._lost is not None:
                 raise self._lost
-            began_s = time.monotonic()
+            started_s = time.monotonic()
             uplink = self.client.estimator.current.uplink or None
             coded, plain = ([], list(buffers)) if reusable else payloads.encode(buffers, self.codec, uplink)
-            self.spent.encode_s += time.monotonic() - began_s
+            self.spent.encode_s += time.monotonic() - started_s
             self.messages += 1
             sent = _Sent(self.messages, plain, coded, reusable, time.monotonic() + self.timeout_s)
             self._unanswered[sent.number] = sent
@@ -163,26 +162,24 @@ class LinkRemote(Remote):
                 try:
                     if self.resume_s and self._connection != self.client.counters["connections"]:
                         raise LinkLost("the connection broke")  # it came back: is the session still there?
-                    self._transmit(sent)
+                    self._transmit_message(sent)
                 except LinkLost as error:
-                    self._broken(error)
+                    self._resume_or_end(error)
             if self._lost is not None:
                 raise self._lost
-        self.client.let_go(LET_GO_S)
+        self.client.let_go(MAX_SEND_WAIT_S)
         return sent.answer
 
     def can_renew(self) -> bool:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         return self._lost is not None and self.client.state is LinkState.READY
 
     def renew(self) -> None:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         with self._lock:
             if self.client.welcome.get("fingerprint") != self._fingerprint:
                 raise LinkLost("the server that came back computes with another torch, processor or thread count")
-            self._end(LinkLost("this session is over"))
+            self._end_session(LinkLost("this session is over"))
             self.session, self.messages, self._lost = os.urandom(16), 0, None
-            self._under_way.clear()
+            self._in_flight.clear()
             self._connection = self.client.counters["connections"]
 
     def close(self) -> None:
@@ -198,7 +195,7 @@ class LinkRemote(Remote):
 
     # -- sending; the lock is held
 
-    def _transmit(self, sent: _Sent) -> None:
+    def _transmit_message(self, sent: _Sent) -> None:
         sent.attempt += 1
         parts: List[Any] = []
         direct: List[Buffer] = []
@@ -211,7 +208,7 @@ class LinkRemote(Remote):
                 named += buffer.names
                 continue
             view = memoryview(buffer).cast("B")
-            if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
+            if sent.retain and view.nbytes >= MIN_BLOB_BYTES:
                 pieces = split_blobs(view)
                 digests = [digest(piece) for piece in pieces]
                 parts.append([view.nbytes, digests])
@@ -221,13 +218,13 @@ class LinkRemote(Remote):
                 parts.append([view.nbytes, None])
                 for number, piece in enumerate(split_blobs(view)):
                     where = {"index": index, "offset": number * MAX_BLOB_BYTES, "total": view.nbytes}
-                    self._ask(STAGE, sent, where, [piece])
+                    self._request(STAGE, sent, where, [piece])
             else:
                 parts.append(None)
                 direct.append(view)
         if blobs:
-            self._offer(sent, blobs, offered)
-        if any(missing for _, missing in find_missing(named, lambda names: self._have(sent, names))):
+            self._send_missing(sent, blobs, offered)
+        if any(missing for _, missing in find_missing(named, lambda names: self._missing_on_server(sent, names))):
             raise ProtocolError("weights that were on the server's disk are not there any more")
         body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
         downlink = self.client.estimator.current.downlink
@@ -239,67 +236,71 @@ class LinkRemote(Remote):
         attempt = sent.attempt
 
         def on_part(part: Dict[str, Any], buffers: Sequence[Buffer], size: int) -> None:
-            self._part(sent, attempt, part, buffers, size)
+            self._receive_part(sent, attempt, part, buffers, size)
 
-        self._ask(RUN, sent, body, direct, on_part).add_done_callback(lambda done: self._finish(sent, attempt, done))
+        self._request(RUN, sent, body, direct, on_part).add_done_callback(
+            lambda done: self._receive_answer(sent, attempt, done)
+        )
 
-    def _offer(self, sent: _Sent, blobs: List[memoryview], names: List[bytes]) -> None:
+    def _send_missing(self, sent: _Sent, blobs: List[memoryview], names: List[bytes]) -> None:
         """Send those blobs that the server does not have."""
         weights = self.weights
-        weights.began_s = weights.began_s or time.monotonic()
-        for asked, missing in find_missing(names, lambda names: self._have(sent, names)):
-            for index in asked:
+        weights.started_s = weights.started_s or time.monotonic()
+        for indices, missing in find_missing(names, lambda names: self._missing_on_server(sent, names)):
+            for index in indices:
                 if index in missing:
-                    self._ask(PUT, sent, {"name": names[index]}, [blobs[index]])
+                    self._request(PUT, sent, {"name": names[index]}, [blobs[index]])
                     weights.sent += blobs[index].nbytes
                 else:
-                    weights.found += blobs[index].nbytes
+                    weights.cached += blobs[index].nbytes
                 weights.ended_s = time.monotonic()
                 if self._on_weights is not None:
                     self._on_weights(weights)
 
-    def _have(self, sent: _Sent, names: List[bytes]) -> Any:
-        """What the server says of those blobs."""
-        return _result(self._ask(HAVE, sent, {"names": names}, []), self.timeout_s).body.get("missing")
+    def _missing_on_server(self, sent: _Sent, names: List[bytes]) -> Any:
+        """Requests which of those blobs the server lacks."""
+        return _await_reply(self._request(HAVE, sent, {"names": names}, []), self.timeout_s).body.get("missing")
 
-    def _ask(
+    def _request(
         self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer], on_part: Optional[OnPart] = None
     ) -> Future[Any]:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        while self._under_way and sum(self._under_way.values()) + size > MOST_UNDER_WAY:
-            done, _ = wait(list(self._under_way), self.timeout_s, FIRST_COMPLETED)
+        while self._in_flight and sum(self._in_flight.values()) + size > MAX_IN_FLIGHT_BYTES:
+            done, _ = wait(list(self._in_flight), self.timeout_s, FIRST_COMPLETED)
             if not done:
                 raise LinkLost(f"the server took nothing for {self.timeout_s:g} s")
-            self._take(done)
+            self._remove_finished(done)
         body = {**body, "session": self.session, "number": sent.number}
         future = self.client.request(kind, body, buffers, timeout_s=self.timeout_s, on_part=on_part)
-        self._under_way[future] = size
+        self._in_flight[future] = size
         if kind in (STAGE, PUT):
-            future.add_done_callback(self._count)
-        self._take([item for item in self._under_way if item.done() and item is not future])
+            future.add_done_callback(self._count_bytes)
+        self._remove_finished([item for item in self._in_flight if item.done() and item is not future])
         return future
 
-    def _take(self, finished: Any) -> None:
+    def _remove_finished(self, finished: Any) -> None:
         for item in finished:
-            self._under_way.pop(item)
+            self._in_flight.pop(item)
 
     # -- answers; the link's thread
 
-    def _count(self, done: Future[Any]) -> None:
+    def _count_bytes(self, done: Future[Any]) -> None:
         if done.exception() is None:
             transfer = done.result().transfer
             self.bytes_up += transfer.bytes_up
             self.bytes_down += transfer.bytes_down
 
-    def _part(self, sent: _Sent, attempt: int, body: Dict[str, Any], buffers: Sequence[Buffer], size: int) -> None:
-        """What was computed early, ahead of the answer; after a break it may come again."""
+    def _receive_part(
+        self, sent: _Sent, attempt: int, body: Dict[str, Any], buffers: Sequence[Buffer], size: int
+    ) -> None:
+        """Receives a part of an answer, computed early; after a break it may come again."""
         if sent.attempt != attempt or sent.answer.done():
             return
         self.bytes_down += size
         if body.get("part") != sent.parts:
             return  # of one that lacks a part, the answer says how many there were
         try:
-            answer = self._decoded(body, buffers)
+            answer = self._decode_answer(body, buffers)
         except EdgeOffloadError as malformed:
             self._unanswered.pop(sent.number, None)
             sent.answer.set_exception(malformed)
@@ -308,25 +309,27 @@ class LinkRemote(Remote):
         self.parts += 1
         sent.answer.add_part(answer)
 
-    def _decoded(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
-        began_s = time.monotonic()
+    def _decode_answer(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
+        started_s = time.monotonic()
         answer = parse_answer(payloads.decode(body.get("coded"), buffers, MAX_ANSWER_BYTES))
-        self.spent.decode_s += time.monotonic() - began_s
+        self.spent.decode_s += time.monotonic() - started_s
         return answer
 
-    def _finish(self, sent: _Sent, attempt: int, done: Future[Any]) -> None:
+    def _receive_answer(self, sent: _Sent, attempt: int, done: Future[Any]) -> None:
         if sent.attempt != attempt or sent.answer.done():
             return
         error = done.exception()
         if isinstance(error, LinkLost):
             # in a thread of its own: the lock may be held by whoever waits for this very thread
-            threading.Thread(target=self._broken_later, args=(error,), name="edge_offload-resume", daemon=True).start()
+            threading.Thread(
+                target=self._resume_in_thread, args=(error,), name="edge_offload-resume", daemon=True
+            ).start()
             return
         self._unanswered.pop(sent.number, None)
         if error is not None:
             sent.answer.set_exception(error)
             return
-        self._count(done)
+        self._count_bytes(done)
         reply: Reply = done.result()
         spent, transfer = self.spent, reply.transfer
         spent.uplink_s += transfer.uplink_s
@@ -338,22 +341,22 @@ class LinkRemote(Remote):
         try:
             if reply.body.get("parts", 0) != sent.parts:
                 raise ProtocolError("a part of an answer is missing")
-            sent.answer.complete_answer(self._decoded(reply.body, reply.buffers))
+            sent.answer.complete_answer(self._decode_answer(reply.body, reply.buffers))
         except EdgeOffloadError as malformed:
             sent.answer.set_exception(malformed)
 
     # -- a connection that broke
 
-    def _broken_later(self, error: LinkLost) -> None:
+    def _resume_in_thread(self, error: LinkLost) -> None:
         with self._lock:
-            self._broken(error)
+            self._resume_or_end(error)
 
-    def _broken(self, error: LinkLost) -> None:
-        """Go on over the next connection, or end the session; the lock is held, and is let go of while waiting."""
+    def _resume_or_end(self, error: LinkLost) -> None:
+        """Resumes over the next connection, or ends the session; the lock is held, and released while waiting."""
         if self._resuming or self._lost is not None:
             return
         if not self.resume_s or self._closed:
-            return self._end(error)
+            return self._end_session(error)
         self._resuming = True
         deadline_s = time.monotonic() + self.resume_s
         try:
@@ -364,31 +367,31 @@ class LinkRemote(Remote):
                         self.client.wait_ready(max(0.01, deadline_s - time.monotonic()))
                     finally:
                         self._lock.acquire()
-                    self._again()
+                    self._resend_all()
                     self.resumed += 1
                     return
-                except SessionLost as known:
-                    return self._end(known)
+                except SessionLost as lost:
+                    return self._end_session(lost)
                 except LinkLost:
                     time.sleep(0.05)
-            self._end(
+            self._end_session(
                 LinkLost(
                     f"{error.cause}; the connection did not come back within {self.resume_s:g} s ({self.client.cause})",
                     remedy="start the program again when there is a server, or let it wait longer (exec --resume)",
                 )
             )
         except EdgeOffloadError as fatal:
-            self._end(
+            self._end_session(
                 fatal if isinstance(fatal, LinkLost) else LinkLost(f"{error.cause}; {fatal.cause}", remedy=fatal.remedy)
             )
         finally:
             self._resuming = False
 
-    def _again(self) -> None:
-        """Everything that was not answered, on a new connection."""
-        self._under_way.clear()
+    def _resend_all(self) -> None:
+        """Sends everything that was not answered over a new connection."""
+        self._in_flight.clear()
         connection = self.client.counters["connections"]
-        reply = _result(
+        reply = _await_reply(
             self.client.request(RESUME, {"session": self.session}, timeout_s=self.timeout_s), self.timeout_s
         )
         if not reply.body.get("known") and self.messages > len(self._unanswered):
@@ -401,9 +404,9 @@ class LinkRemote(Remote):
         for sent in list(self._unanswered.values()):
             if time.monotonic() > sent.give_up_s:
                 raise ProtocolError(f"no answer within {self.timeout_s:g} s")
-            self._transmit(sent)
+            self._transmit_message(sent)
 
-    def _end(self, error: LinkLost) -> None:
+    def _end_session(self, error: LinkLost) -> None:
         self._lost = error
         waiting = list(self._unanswered.values())
         self._unanswered.clear()
@@ -412,7 +415,7 @@ class LinkRemote(Remote):
                 sent.answer.set_exception(error)
 
 
-def _result(future: Future[Any], timeout_s: float) -> Reply:
+def _await_reply(future: Future[Any], timeout_s: float) -> Reply:
     try:
         reply: Reply = future.result(timeout_s + 1.0)
     except FutureTimeout:

@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute import heap
-from edge_offload.execute.session.note import Note, wait_until_ready
-from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.note import CrashNote, wait_until_ready
+from edge_offload.execute.session.serve import serve_message
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.channel import Channel
@@ -22,8 +22,8 @@ from edge_offload.protocol.remote import Remote
 _NUMBERS = ("total_memory", "major", "minor", "multi_processor_count")
 
 
-def known_facts(reported: Any) -> Dict[str, Any]:
-    """What the other side reports of its device, if it is well formed; else nothing."""
+def valid_facts(reported: Any) -> Dict[str, Any]:
+    """Facts that the other side reports of its device; empty if malformed."""
     if not isinstance(reported, dict) or not isinstance(reported.get("name"), str):
         return {}
     if not all(type(reported.get(name)) is int and 0 <= reported[name] < 1 << 62 for name in _NUMBERS):
@@ -39,23 +39,23 @@ class InProcessRemote(Remote):
         self.session = session
 
     def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         self.messages += 1
         self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
         answer = PendingAnswer()
 
-        def received(replies: List[Buffer]) -> Answer:
+        def count_and_parse(replies: List[Buffer]) -> Answer:
             self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
             return parse_answer(replies)
 
         def ahead(part: List[Buffer]) -> None:
-            answer.add_part(received(part))
+            answer.add_part(count_and_parse(part))
 
-        answer.complete_answer(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
+        answer.complete_answer(
+            count_and_parse(serve_message(self.session, [bytes(buffer) for buffer in buffers], ahead))
+        )
         return answer
 
     def close(self) -> None:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         self.session = None
 
 
@@ -71,15 +71,15 @@ class WorkerRemote(Remote):
         super().__init__()
         ours, theirs = socket.socketpair()
         command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
-        note = self._note = Note()
+        note = self._note = CrashNote()
         command += ["--device", device, "--threads", str(threads), "--note", str(note.descriptor)]
         fds = [theirs.fileno(), note.descriptor]
         try:
             self.process = subprocess.Popen(
-                command, pass_fds=fds, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
+                command, pass_fds=fds, env=heap.executor_environment(os.environ), stdin=subprocess.DEVNULL
             )
         finally:
-            note.shared()
+            note.close_descriptor()
             theirs.close()
         self._channel = Channel(ours)
         self._lock = threading.Lock()
@@ -87,17 +87,16 @@ class WorkerRemote(Remote):
         self._lost: Optional[Exception] = None
         ours.settimeout(start_timeout_s)
         try:
-            self.facts = known_facts(wait_until_ready(self._channel).get("gpu"))
+            self.facts = valid_facts(wait_until_ready(self._channel).get("gpu"))
         except LinkLost as error:
             self.process.kill()
             self.process.wait()
             raise LinkLost(f"the executor process did not start: {error}") from None
         ours.settimeout(None)
-        self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
+        self._thread = threading.Thread(target=self._receive_answers, name="edge_offload-executor", daemon=True)
         self._thread.start()
 
     def submit(self, buffers: Sequence[Buffer], reusable: bool = False) -> PendingAnswer:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         answer = PendingAnswer()
         with self._lock:
             if self._lost is not None:
@@ -108,7 +107,7 @@ class WorkerRemote(Remote):
         self.bytes_up += self._channel.send({"id": number, "parts": True}, buffers)
         return answer
 
-    def _receive(self) -> None:
+    def _receive_answers(self) -> None:
         try:
             while True:
                 header, buffers = self._channel.receive()
@@ -119,15 +118,14 @@ class WorkerRemote(Remote):
                     waiting = self._waiting[header["id"]] if ahead else self._waiting.pop(header["id"])
                 (waiting.add_part if ahead else waiting.complete_answer)(answer)
         except (LinkLost, ProtocolError) as error:
-            reason = LinkLost(f"{error}{self._note.epitaph(self.process)}")
+            reason = LinkLost(f"{error}{self._note.describe_end(self.process)}")
             with self._lock:
                 self._lost = reason
-                left, self._waiting = list(self._waiting.values()), {}
-            for waiting in left:
+                unanswered, self._waiting = list(self._waiting.values()), {}
+            for waiting in unanswered:
                 waiting.set_exception(reason)
 
     def close(self) -> None:
-        """See :class:`~edge_offload.protocol.remote.Remote`."""
         self._channel.close()
         try:
             self.process.wait(timeout=5)

@@ -1,4 +1,4 @@
-"""Of which operators the device works out by itself what their results look like: sizes, strides, dtype, storage.
+"""Operators whose results the device derives by itself: their sizes, strides, dtype and storage.
 
 ``shapes-<release>.json`` has the operators of a release of torch for which that agreed with a CPU's kernels on samples
 of PyTorch's own tests, in which layouts of their operands, and how it is worked out: by the meta kernel, by a rule, or
@@ -22,17 +22,17 @@ from edge_offload.device import connect
 #: How results are worked out.
 HOW = ("meta", "rules", "numbers")
 #: Operators that a table has asked of the executor, though their meta kernels are generated.
-ASKED = "asked"
+REQUESTED_KEY = "asked"
 #: Minor releases over which a table holds: what has changed since then the executor finds.
-NEAR = 2
+MAX_RELEASES_AWAY = 2
 #: Where the tables lie.
 FOLDER = pathlib.Path(__file__).parent
 #: Layouts of a call's operands: rows; at worst with channels last; dense in another order; with gaps; empty; complex.
 LAYOUTS = "rcdgex"
 
 
-def trust(native: Any, remote: Any) -> None:
-    """Have the device work out what results look like, where that is known to be what ``remote`` will find.
+def trust_shapes(native: Any, remote: Any) -> None:
+    """Lets the device derive the shapes of results where they will equal those that ``remote`` finds.
 
     It checks: an executor that finds other layouts goes on with its own, one that finds other sizes raises before any
     result is used, and both are asked from then on. The device
@@ -41,19 +41,19 @@ def trust(native: Any, remote: Any) -> None:
     facts = remote.facts
     on_gpu = bool(facts.get("name")) and not _on_cpu(facts)
     native.computed_by_gpu(on_gpu)
-    if connect.Settings.from_environment(os.environ).shapes == connect.ASK:
+    if connect.ExecSettings.from_environment(os.environ).shapes == connect.NEVER_DERIVE:
         native.trust([], [{}, {}, {}])
         native.suppose(False, [])
         return
-    found = {} if getattr(remote, "torches", "") else sampled_for(facts)
-    ways = [{name: layouts_of(letters) for name, letters in found.get(how, {}).items()} for how in HOW]
-    asked = set(found.get(ASKED, ()))
-    native.suppose(not any(ways), sorted(asked))
-    native.trust([name for name in operators_with_exact_shapes() if name not in asked], ways)
+    table = {} if getattr(remote, "torches", "") else sampled_for(facts)
+    ways = [{name: layouts_of(letters) for name, letters in table.get(how, {}).items()} for how in HOW]
+    requested = set(table.get(REQUESTED_KEY, ()))
+    native.suppose(not any(ways), sorted(requested))
+    native.trust([name for name in operators_with_exact_shapes() if name not in requested], ways)
 
 
 def sampled_for(facts: Mapping[str, Any]) -> Dict[str, Any]:
-    """The table for what computes by ``facts``; nothing if there is none.
+    """Table of shapes for a device with ``facts``; empty if there is none.
 
     A table of a GPU holds for that compute capability alone if it names one: kernels differ between GPUs.
     """
@@ -61,10 +61,10 @@ def sampled_for(facts: Mapping[str, Any]) -> Dict[str, Any]:
         return {}
     if _on_cpu(facts):
         return sampled_shapes()
-    found = sampled_shapes("-cuda")
-    if found.get("capability") in (None, [facts.get("major"), facts.get("minor")]):
-        return found
-    return {ASKED: found.get(ASKED, [])}
+    table = sampled_shapes("-cuda")
+    if table.get("capability") in (None, [facts.get("major"), facts.get("minor")]):
+        return table
+    return {REQUESTED_KEY: table.get(REQUESTED_KEY, [])}
 
 
 def _on_cpu(facts: Mapping[str, Any]) -> bool:
@@ -89,7 +89,7 @@ def sampled_shapes(kind: str = "") -> Dict[str, Any]:
     import torch
 
     major, minor = torch.__version__.split(".")[:2]
-    for away in range(1 if kind else NEAR + 1):
+    for away in range(1 if kind else MAX_RELEASES_AWAY + 1):
         for release in (int(minor) - away, int(minor) + away):
             path = FOLDER / f"shapes-{major}.{release}{kind}.json"
             if path.is_file():

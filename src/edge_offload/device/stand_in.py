@@ -9,7 +9,7 @@ from edge_offload.replay.recovery.copies import UploadCopies
 
 
 class ExecutorHere:
-    """See :class:`~edge_offload.replay.recorder.StandIn`.
+    """Stand-in that is an executor process on this machine.
 
     Args:
         device: where it computes, ``cpu`` or ``cuda``.
@@ -21,5 +21,4 @@ class ExecutorHere:
         self._device, self._threads = device, threads
 
     def start(self) -> Remote:
-        """See :class:`~edge_offload.replay.recorder.StandIn`."""
         return WorkerRemote(self._device, self._threads)

@@ -39,11 +39,11 @@ def python_arguments(program: Sequence[str]) -> Optional[List[str]]:
             first = stream.readline(256)
         if not first.startswith(b"#!"):
             return list(program[1:]) if _PYTHON.fullmatch(pathlib.Path(path).name) else None
-        words = shlex.split(first[2:].decode(errors="replace"))
-        if words and pathlib.Path(words[0]).name == "env":
-            words = [word for word in words[1:] if word != "-S"]
-        if words and _PYTHON.fullmatch(pathlib.Path(words[0]).name):
-            return [*words[1:], path, *program[1:]]
+        parts = shlex.split(first[2:].decode(errors="replace"))
+        if parts and pathlib.Path(parts[0]).name == "env":
+            parts = [word for word in parts[1:] if word != "-S"]
+        if parts and _PYTHON.fullmatch(pathlib.Path(parts[0]).name):
+            return [*parts[1:], path, *program[1:]]
     return None
 
 
@@ -66,8 +66,8 @@ def ignoring_option(arguments: Sequence[str]) -> str:
     return ""
 
 
-def check(program: Sequence[str], absent_local: bool) -> bool:
-    """Whether ``program`` is a Python that takes the device in, so that it can take the launcher's place.
+def accepts_device(program: Sequence[str], absent_local: bool) -> bool:
+    """Checks that ``program`` is a Python that takes the device in, so that it can replace the launcher.
 
     Args:
         program: with its arguments.
@@ -101,11 +101,11 @@ def run_watched(program: Sequence[str], environment: Dict[str, str], absent_loca
         Its exit code, 128 and the signal's number if it was killed, or 1 if no Python in it took the device in.
     """
     with tempfile.NamedTemporaryFile(prefix="edge_offload-exec-") as report:
-        code = _wait({**environment, REPORT: report.name}, program)
-        words = set(report.read().decode().split())
-    if words & {"device", "local"}:
+        code = _run_and_wait({**environment, REPORT: report.name}, program)
+        reports = set(report.read().decode().split())
+    if reports & {"device", "local"}:
         return code
-    if "python" in words:
+    if "python" in reports:
         if code == 0:
             text = f"nothing was offloaded: no Python of {program[0]} imported torch"
             print(f"edge-offload exec: {text}", file=sys.stderr, flush=True)
@@ -119,7 +119,7 @@ def run_watched(program: Sequence[str], environment: Dict[str, str], absent_loca
     return code or 1
 
 
-def _wait(environment: Dict[str, str], program: Sequence[str]) -> int:
+def _run_and_wait(environment: Dict[str, str], program: Sequence[str]) -> int:
     numbers = [getattr(signal, name) for name in _PASSED_ON]
     child: List[subprocess.Popen[bytes]] = []
 
@@ -142,7 +142,7 @@ def _wait(environment: Dict[str, str], program: Sequence[str]) -> int:
 
 
 def _from_terminal() -> bool:
-    """Whether this process is in the foreground of a terminal, whose keys reach its whole group."""
+    """True if this process is in the foreground of a terminal, whose keys reach its whole group."""
     try:
         descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

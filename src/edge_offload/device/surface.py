@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 
 from edge_offload.device import lagging
-from edge_offload.device.driver import Driver, in_place_of, public_modules, refusal
+from edge_offload.device.driver import VirtualDriver, in_place_of, public_modules, refusing
 from edge_offload.device.visible import is_visible
 from edge_offload.older_torch import RELEASE
 
@@ -90,21 +90,21 @@ class Event:
         return (end._time - self._time) * 1e3
 
 
-class Surface:
-    """Replaces what a torch without CUDA lacks. ``recorder.query()`` is told of every query of the program."""
+class CudaSurface:
+    """Patches of what a torch without CUDA lacks. ``recorder.query()`` is called for every query of the program."""
 
     def __init__(self, native: Any, recorder: Any) -> None:
         self._native = native
         self._recorder = recorder
         self._generators: List[torch.Generator] = []
         self._visible: Optional[bool] = None
-        self.driver = Driver(native, recorder, self._ask)
+        self.driver = VirtualDriver(native, recorder, self._check_and_query)
 
-    def apply(self) -> None:
+    def patch_torch(self) -> None:
         """Patch :mod:`torch.cuda` and what depends on it; once per process."""
         cuda = torch.cuda
         replaced = {}
-        for name, function in self._functions().items():
+        for name, function in self._cuda_functions().items():
             old = getattr(cuda, name, None)
             replaced[old] = in_place_of(old, name, function)
             setattr(cuda, name, replaced[old])
@@ -113,24 +113,24 @@ class Surface:
             for name, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType) and value in replaced:
                     setattr(module, name, replaced[value])
-        stream, event = (lagging.Stream, lagging.Event) if lagging.lagging() else (Stream, Event)
+        stream, event = (lagging.LaggingStream, lagging.LaggingEvent) if lagging.is_lagging() else (Stream, Event)
         kind: Any
         for name, kind in (("Stream", stream), ("Event", event), ("ExternalStream", stream)):
             for member in dir(getattr(cuda, name)):
                 if not member.startswith("_") and not hasattr(kind, member):
-                    setattr(kind, member, staticmethod(refusal(f"torch.cuda.{name}.{member}")))
+                    setattr(kind, member, staticmethod(refusing(f"torch.cuda.{name}.{member}")))
             setattr(cuda, name, kind)
             setattr(cuda.streams, name, kind)
         self._as_bases()
         cuda._initialized = True
         cuda.default_generators = (self._default_generator(),)
         self._legacy_types()
-        self._storages()
+        self._patch_storages()
         self._patch_tensors()
         self._patch_helpers()
         self._leave_cudnn_out()
         self._make_generators()
-        self.driver.apply()
+        self.driver.patch_torch()
         torch._C._jit_set_texpr_fuser_enabled(False)
         if RELEASE < (2, 2):  # later ones have none, and warn
             torch._C._jit_set_nvfuser_enabled(False)
@@ -144,32 +144,32 @@ class Surface:
             if isinstance(base, abc.ABCMeta):
                 base.register(ours)
 
-    def _functions(self) -> Dict[str, Callable[..., Any]]:
+    def _cuda_functions(self) -> Dict[str, Callable[..., Any]]:
         return {
             **dict.fromkeys(_WITHOUT_EFFECT, lambda *_, **__: None),
-            "is_available": lambda: bool(self._count()),
+            "is_available": lambda: bool(self._count_devices()),
             "is_initialized": lambda: True,
-            "device_count": self._count,
+            "device_count": self._count_devices,
             "_device_count_nvml": lambda: int(is_visible(os.environ)),
-            "current_device": self._answer(0),
-            "set_device": self._ask,
-            "_exchange_device": self._exchange,
-            "_maybe_exchange_device": lambda device: self._exchange(device),  # dynamo wants two functions
-            "get_device_name": self._name,
-            "get_device_capability": self._capability,
+            "current_device": self._constant_answer(0),
+            "set_device": self._check_and_query,
+            "_exchange_device": self._exchange_device,
+            "_maybe_exchange_device": lambda device: self._exchange_device(device),  # dynamo wants two functions
+            "get_device_name": self._device_name,
+            "get_device_capability": self._device_capability,
             "get_device_properties": self._device_properties,
             "get_arch_list": lambda: ["sm_80"],
-            "synchronize": self._synchronize,
+            "synchronize": self._wait_for_calls,
             "current_stream": lambda device=None: Stream(),
             "default_stream": lambda device=None: Stream(),
             "stream": lambda stream: stream if stream is not None else Stream(),
-            "mem_get_info": self._memory_left,
+            "mem_get_info": self._memory_info,
             **{name: torch.cuda.memory_allocated for name in ("device_memory_used",) if hasattr(torch.cuda, name)},
             "make_graphed_callables": lambda callables, *_, **__: callables,  # a graph is the server's business
             "manual_seed": self._manual_seed,
             "manual_seed_all": self._manual_seed,
-            "seed": self._seed,
-            "seed_all": self._seed,
+            "seed": self._seed_generator,
+            "seed_all": self._seed_generator,
             "initial_seed": lambda: self._default_generator().initial_seed(),
             "get_rng_state": lambda device="cuda": self._default_generator().get_state(),
             "set_rng_state": lambda new_state, device="cuda": self._default_generator().set_state(new_state),
@@ -177,18 +177,18 @@ class Surface:
             "is_bf16_supported": lambda including_emulation=True: True,
             "can_device_access_peer": lambda device, peer: False,
             "_is_compiled": lambda: True,
-            **(lagging.functions() if lagging.lagging() else {}),
+            **(lagging.cuda_functions() if lagging.is_lagging() else {}),
         }
 
-    def _answer(self, value: Any) -> Callable[..., Any]:
+    def _constant_answer(self, value: Any) -> Callable[..., Any]:
         def answer(*_: Any, **__: Any) -> Any:
             self._recorder.query()
             return value
 
         return answer
 
-    def _count(self) -> int:
-        """How many GPUs the program sees; as in CUDA, its variable is read when the first question comes."""
+    def _count_devices(self) -> int:
+        """Counts the GPUs that the program sees; as in CUDA, its variable is read on the first query."""
         self._recorder.query()
         if self._visible is None:
             self._visible = is_visible(os.environ)
@@ -201,40 +201,40 @@ class Surface:
                 "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)",
             )
 
-    def _ask(self, device: Any = None) -> None:
-        """A question of the program, or a wait, about the device that it names.
+    def _check_and_query(self, device: Any = None) -> None:
+        """Checks the device that a query names, and reports the query.
 
         That is a round trip where every call is one; elsewhere calls wait for the next host read, when it matters.
         """
         self._check_device(device)
         self._recorder.query()
 
-    def _synchronize(self, device: Any = None) -> None:
-        self._ask(device)
-        if lagging.lagging():
+    def _wait_for_calls(self, device: Any = None) -> None:
+        self._check_and_query(device)
+        if lagging.is_lagging():
             self._native.synchronize()
 
-    def _exchange(self, device: Any) -> int:
+    def _exchange_device(self, device: Any) -> int:
         self._check_device(device)
         return 0
 
     def _device_properties(self, device: Any = None) -> Any:
-        self._ask(device)
+        self._check_and_query(device)
         return types.SimpleNamespace(
-            **self.driver.facts(), is_integrated=0, is_multi_gpu_board=0, warp_size=32, gcnArchName="",
+            **self.driver.device_facts(), is_integrated=0, is_multi_gpu_board=0, warp_size=32, gcnArchName="",
             max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, L2_cache_size=1 << 22,
             uuid="edge_offload",
         )  # fmt: skip
 
-    def _memory_left(self, device: Any = None) -> Tuple[int, int]:
+    def _memory_info(self, device: Any = None) -> Tuple[int, int]:
         total = self._device_properties(device).total_memory
         return (max(0, total - int(self._native.counters()["allocated"])), total)
 
-    def _name(self, device: Any = None) -> str:
+    def _device_name(self, device: Any = None) -> str:
         name: str = self._device_properties(device).name
         return name
 
-    def _capability(self, device: Any = None) -> Tuple[int, int]:
+    def _device_capability(self, device: Any = None) -> Tuple[int, int]:
         properties = self._device_properties(device)
         return (properties.major, properties.minor)
 
@@ -250,7 +250,7 @@ class Surface:
     def _manual_seed(self, seed: int) -> None:
         self._default_generator().manual_seed(int(seed))
 
-    def _seed(self) -> None:
+    def _seed_generator(self) -> None:
         self._default_generator().seed()
 
     def _legacy_types(self) -> None:
@@ -277,7 +277,7 @@ class Surface:
         torch.set_default_tensor_type = set_default_tensor_type
 
     def _patch_tensors(self) -> None:
-        """Where torch's own code asks for a stream of its own kind, or for memory that it could read."""
+        """Patches functions that need a stream of torch's own kind, or memory that torch can read."""
         write, read = torch.UntypedStorage._write_file, torch.UntypedStorage._set_from_file
 
         def write_file(storage: Any, *args: Any) -> Any:
@@ -288,7 +288,7 @@ class Surface:
                 return read(storage, *args)  # type: ignore[no-untyped-call]
             return storage.copy_(read(torch.UntypedStorage(storage.nbytes()), *args))  # type: ignore[no-untyped-call]
 
-        cross = self._native.cross if lagging.lagging() else _nothing
+        cross = self._native.cross if lagging.is_lagging() else _return_zero
         torch.Tensor.record_stream = lambda tensor, stream: cross(tensor)  # type: ignore[method-assign,assignment]
         torch.UntypedStorage._write_file = write_file  # type: ignore[method-assign]
         torch.UntypedStorage._set_from_file = set_from_file  # type: ignore[method-assign]
@@ -297,9 +297,9 @@ class Surface:
         """Profiler ranges, what a build says of itself, and compiling: the program runs as it is."""
         nvtx = torch.cuda.nvtx
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
-            setattr(nvtx, name, in_place_of(getattr(nvtx, name), name, _nothing))
+            setattr(nvtx, name, in_place_of(getattr(nvtx, name), name, _return_zero))
         torch.backends.cuda.is_built = in_place_of(torch.backends.cuda.is_built, "is_built", lambda: True)
-        torch.compile = _compile
+        torch.compile = _skip_compile
 
     def _leave_cudnn_out(self) -> None:
         """A torch that is built with cuDNN answers as one that is not: the device has none to ask for its version."""
@@ -307,7 +307,7 @@ class Surface:
         torch._C.has_cudnn = False  # type: ignore[attr-defined]  # its name up to 2.0
         torch.backends.cudnn.version.__globals__["_init"] = lambda: False
 
-    def _storages(self) -> None:
+    def _patch_storages(self) -> None:
         """``torch.UntypedStorage(n, device="cuda")``, which loading and copying use; torch's knows no such device."""
         make, resize = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
 
@@ -330,14 +330,14 @@ class Surface:
         """``torch.Generator("cuda")``: torch up to 2.4 makes its own kind, where it is built with CUDA."""
         real, native = torch._C.Generator, self._native
 
-        class Kind(type):
+        class GeneratorType(type):
             def __instancecheck__(cls, instance: object) -> bool:
                 return isinstance(instance, real)
 
             def __call__(cls, device: Any = "cpu") -> Any:
                 return native.new_generator() if torch.device(device).type == "cuda" else real(device=device)
 
-        torch.Generator = Kind("Generator", (), {"__doc__": real.__doc__})  # type: ignore[misc,assignment]
+        torch.Generator = GeneratorType("Generator", (), {"__doc__": real.__doc__})  # type: ignore[misc,assignment]
 
 
 class LegacyType(type):
@@ -355,10 +355,10 @@ class LegacyType(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
 
 
-def _nothing(*_: Any, **__: Any) -> int:
+def _return_zero(*_: Any, **__: Any) -> int:
     return 0
 
 
-def _compile(model: Any = None, **_: Any) -> Any:
+def _skip_compile(model: Any = None, **_: Any) -> Any:
     """Compiling is the server's business: the model stays as it is."""
     return model if model is not None else lambda function: function

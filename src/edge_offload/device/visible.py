@@ -12,7 +12,7 @@ _NAMES_A_GPU = re.compile(r"\s*(\+?\d|GPU-|MIG-)")
 
 
 def is_visible(environment: Mapping[str, str]) -> bool:
-    """Whether a program sees the virtual GPU.
+    """Checks if a program sees the virtual GPU.
 
     CUDA reads the list up to the first entry that names no GPU, so that an empty list and ``-1`` hide all. The virtual
     device stands for whatever GPU the first entry names, and is ``cuda:0``, as that one would be.

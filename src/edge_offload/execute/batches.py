@@ -15,20 +15,20 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
-from edge_offload.execute.engines.base import EAGER, TOLERANCE, Engine, facts, mismatch
+from edge_offload.execute.engines.base import EAGER, TOLERANCE, Engine, engine_facts, find_mismatch
 from edge_offload.execute.module import (
     Divided,
     Execution,
     ModuleExecutor,
+    as_ordinary,
     as_tensors,
     canonical_input,
-    fetched,
-    ordinary,
+    fetch_outputs,
 )
 from edge_offload.execute.tensors import Specs, specs_of
 
 #: How far a batch may be from single frames, as a share of an output's largest value, and still be computed.
-CLOSE = 1e-5
+MAX_RELATIVE_ERROR = 1e-5
 
 #: Sizes and shapes of batches that are CUDA graphs at once.
 MOST_GRAPHS = 16
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a batch of some size compares with single frames.
+    """Comparison of a batch of some size with single frames.
 
     Attributes:
         size: of the batch.
@@ -77,8 +77,8 @@ class BatchExecutor:
         self._batch: Optional[Callable[..., object]] = getattr(self._network, "batch", None)
         self._graphs: Dict[Specs, Tuple[Engine, str]] = {}
 
-    def prepare(self, frames: Frames) -> None:
-        """Have batches like this one computed as they will be from now on: as a CUDA graph, where the engine is one.
+    def prepare_batch(self, frames: Frames) -> None:
+        """Prepares batches like this one as they will be computed from now on: as a CUDA graph, if that is the engine.
 
         It takes some runs, and the time of a capture.
         """
@@ -90,21 +90,22 @@ class BatchExecutor:
             return
         self.run(frames)
         backend = self._executor.graphs
-        stacked = self._stacked([[canonical_input(one).to(self._executor.device) for one in frame] for frame in frames])
+        device = self._executor.device
+        stacked = self._stack_inputs([[canonical_input(one).to(device) for one in frame] for frame in frames])
         specs = specs_of(stacked)
         if backend is None or specs in self._graphs or len(self._graphs) >= MOST_GRAPHS:
             return
         with torch.inference_mode():
-            want = self._batched(stacked)
+            want = self._run_batch(stacked)
             try:
-                engine = backend.capture(self._batched, stacked)
-                wrong = mismatch(want, engine.run(stacked), TOLERANCE[backend.accuracy])
+                engine = backend.capture(self._run_batch, stacked)
+                wrong = find_mismatch(want, engine.run(stacked), TOLERANCE[backend.accuracy])
             except Exception as error:
                 wrong = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if wrong:
             _log.info("batches of %d are computed without a CUDA graph: %s", len(frames), wrong)
         else:
-            self._graphs[specs] = engine, str(facts(backend))
+            self._graphs[specs] = engine, str(engine_facts(backend))
 
     def run(self, frames: Frames) -> List[Execution]:
         """One inference for each frame; all have the time of the batch.
@@ -122,51 +123,50 @@ class BatchExecutor:
             canonical = [[canonical_input(tensor) for tensor in frame] for frame in frames]
             started = time.monotonic()
             moved = [[tensor.to(device) for tensor in frame] for frame in canonical]
-            stacked = self._stacked(moved)
+            stacked = self._stack_inputs(moved)
             graph, engine = self._graphs.get(specs_of(stacked), (None, EAGER)) if self._graphs else (None, EAGER)
-            together = self._batched(stacked) if graph is None else graph.run(stacked)
-            outputs = [fetched(self._read_out(*dense)) for dense in self._apart(together, len(frames))]
+            together = self._run_batch(stacked) if graph is None else graph.run(stacked)
+            outputs = [fetch_outputs(self._read_out(*dense)) for dense in self._split_frames(together, len(frames))]
             elapsed = time.monotonic() - started
-        return [Execution(ordinary(one), elapsed, f"{engine} batch {len(frames)}") for one in outputs]
+        return [Execution(as_ordinary(one), elapsed, f"{engine} batch {len(frames)}") for one in outputs]
 
-    def judge(self, frames: Frames) -> Verdict:
+    def compare_batch(self, frames: Frames) -> Verdict:
         """Compare a batch of these frames with each of them alone, by the dense part's outputs."""
         size = len(frames)
         device = self._executor.device
         try:
             with torch.inference_mode():
                 moved = [[canonical_input(tensor).to(device) for tensor in frame] for frame in frames]
-                alone = [as_tensors(self._network(*frame)) for frame in moved]
-                together = self._apart(self._batched(self._stacked(moved)), size)
+                single = [as_tensors(self._network(*frame)) for frame in moved]
+                together = self._split_frames(self._run_batch(self._stack_inputs(moved)), size)
         except Exception as error:
             return Verdict(size, False, float("nan"), f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         equal, worst = True, 0.0
-        for one, other in zip(alone, together):
+        for one, other in zip(single, together):
             if [tensor.shape for tensor in one] != [tensor.shape for tensor in other]:
                 return Verdict(size, False, float("nan"), "a batch gives other shapes than single frames")
-            for want, found in zip(one, other):
-                if torch.equal(want, found):
+            for want, result in zip(one, other):
+                if torch.equal(want, result):
                     continue
                 equal = False
                 largest = float(want.abs().max().clamp_min(1e-30))
-                difference = float((want.double() - found.double()).abs().max()) / largest
+                difference = float((want.double() - result.double()).abs().max()) / largest
                 worst = max(worst, difference) if difference == difference else float("inf")
-        far = worst > CLOSE
-        reason = f"a batch is {worst:.1e} of the largest value from single frames, more than {CLOSE:.0e}" if far else ""
-        return Verdict(size, equal, worst, reason)
+        reason = f"a batch is {worst:.1e} of the largest value from single frames, more than {MAX_RELATIVE_ERROR:.0e}"
+        return Verdict(size, equal, worst, reason if worst > MAX_RELATIVE_ERROR else "")
 
     @staticmethod
-    def _stacked(frames: Frames) -> List[torch.Tensor]:
+    def _stack_inputs(frames: Frames) -> List[torch.Tensor]:
         """Inputs of all frames, input by input, with one more dimension in front."""
         return [torch.stack(list(column)) for column in zip(*frames)]
 
-    def _batched(self, stacked: Sequence[torch.Tensor]) -> Tensors:
+    def _run_batch(self, stacked: Sequence[torch.Tensor]) -> Tensors:
         """Outputs of the dense part for stacked inputs."""
         if self._batch is not None:
             return as_tensors(self._batch(*stacked))
         return as_tensors(torch.vmap(self._network)(*stacked))
 
-    def _apart(self, outputs: Sequence[torch.Tensor], size: int) -> List[Tensors]:
+    def _split_frames(self, outputs: Sequence[torch.Tensor], size: int) -> List[Tensors]:
         """Outputs frame by frame."""
         if self._batch is None:
             return [tuple(tensor[at] for tensor in outputs) for at in range(size)]

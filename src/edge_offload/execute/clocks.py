@@ -1,4 +1,4 @@
-"""What computing takes, by the clock of who computes: this thread's, or the GPU's own events."""
+"""Clocks of computing: this thread's, or the GPU's events."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ import torch
 class Clock(Protocol):
     """Marks and the seconds between them."""
 
-    def within(self) -> ContextManager[Any]:
-        """What is timed is called inside."""
+    def timed_stream(self) -> ContextManager[Any]:
+        """Context in which the timed calls are made."""
 
-    def mark(self) -> Any:
-        """Now, behind what has been called so far."""
+    def record_mark(self) -> Any:
+        """Records a mark behind the calls made so far."""
 
-    def seconds(self, began: Any, ended: Any) -> float:
-        """From one mark to another; waits until that is past."""
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Seconds from one mark to another; waits until both are past."""
 
 
 class HostClock:
-    """Of a CPU, which has computed when a call returns.
+    """Clock of a CPU, which has computed when a call returns.
 
-    Of one thread it is the time that it computed: not what it waited for the interpreter or for a core.
+    With one torch thread this is the thread's processor time, else wall time.
     """
 
-    def within(self) -> ContextManager[Any]:
-        """See :class:`Clock`."""
+    def timed_stream(self) -> ContextManager[Any]:
         return contextlib.nullcontext()
 
-    def mark(self) -> float:
-        """See :class:`Clock`."""
+    def record_mark(self) -> float:
         return busy_clock()
 
-    def seconds(self, began: float, ended: float) -> float:
-        """See :class:`Clock`."""
-        return ended - began
+    def seconds_between(self, start: float, end: float) -> float:
+        return end - start
 
 
 class DeviceClock:
@@ -51,19 +48,16 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
-    def within(self) -> ContextManager[Any]:
-        """See :class:`Clock`."""
+    def timed_stream(self) -> ContextManager[Any]:
         context: ContextManager[Any] = torch.cuda.stream(self._stream)
         return context
 
-    def mark(self) -> Any:
-        """See :class:`Clock`."""
+    def record_mark(self) -> Any:
         return self._stream.record_event(torch.cuda.Event(enable_timing=True))
 
-    def seconds(self, began: Any, ended: Any) -> float:
-        """See :class:`Clock`."""
-        ended.synchronize()
-        return float(began.elapsed_time(ended)) / 1e3
+    def seconds_between(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -72,5 +66,5 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def busy_clock() -> float:
-    """Seconds of work that an emulated slowdown multiplies: not the waiting for the interpreter or for a core."""
+    """Seconds of work that an emulated slowdown multiplies, without waits for the interpreter or for a core."""
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()

@@ -10,88 +10,87 @@ from typing import Callable, Iterator, Optional, Tuple
 
 from edge_offload import background
 
-AGAIN_S = 600.0
-"""Seconds after which everything is looked at again: what has become garbage since it was looked at goes then."""
-EVERY_S = 1.0
-"""Seconds between looks at what is new."""
+FULL_PASS_S = 600.0
+"""Seconds between passes over all objects, which find what has become garbage since the last one."""
+PASS_S = 1.0
+"""Seconds between passes over new objects."""
 
-NEVER = 1 << 30
+NO_FULL_COLLECTION = 1 << 30
 
 
 class Collector:
-    """Looks at every object once, soon after it was made; at whatever stays every ten minutes only.
+    """Collects cyclic garbage: every object once, soon after it was made; survivors every ten minutes only.
 
-    Most objects go when nobody names them any more, without the collector; only cycles need it. What learns makes many
-    at once: those are not looked at before everything is.
+    Only cycles need the collector. Learning makes many objects at once: those wait for the next full pass.
 
     Args:
-        again_s: see :data:`AGAIN_S`.
+        full_pass_s: see :data:`AGAIN_S`.
         clock: monotonic seconds.
         learns: whether something learns or plans beside frames.
     """
 
     def __init__(
         self,
-        again_s: float = AGAIN_S,
+        full_pass_s: float = FULL_PASS_S,
         clock: Callable[[], float] = time.monotonic,
         learns: Callable[[], bool] = background.learns,
     ) -> None:
-        self._again_s, self._clock, self._learns = again_s, clock, learns
-        self._whole_s = clock()
-        self._learnt = False
-        self._before: Optional[Tuple[int, int, int]] = None
+        self._full_pass_s, self._clock, self._learns = full_pass_s, clock, learns
+        self._full_pass_at_s = clock()
+        self._has_learned = False
+        self._thresholds: Optional[Tuple[int, int, int]] = None
 
-    def begin(self) -> None:
-        """Look at everything now, when nobody waits."""
-        if self._before is None:
-            self._before = gc.get_threshold()
-            gc.set_threshold(*self._before[:2], NEVER)
-        self._whole_s = self._clock()
-        self._pass()
+    def start(self) -> None:
+        """Passes over everything now, when nobody waits."""
+        if self._thresholds is None:
+            self._thresholds = gc.get_threshold()
+            gc.set_threshold(*self._thresholds[:2], NO_FULL_COLLECTION)
+        self._full_pass_at_s = self._clock()
+        self._collect_all()
 
-    def look(self) -> None:
-        """Look at what is new; call it about once a second."""
-        if self._before is None:
+    def collect_new(self) -> None:
+        """Passes over new objects; call it about once a second."""
+        if self._thresholds is None:
             return
         if self._learns():
-            self._learnt = True
+            self._has_learned = True
             return
-        if self._learnt:
-            self._learnt = False
+        if self._has_learned:
+            self._has_learned = False
             gc.freeze()
             return
-        if self._clock() - self._whole_s >= self._again_s:
+        if self._clock() - self._full_pass_at_s >= self._full_pass_s:
             gc.unfreeze()
-            self._whole_s = self._clock()
-        self._pass()
+            self._full_pass_at_s = self._clock()
+        self._collect_all()
 
-    def end(self) -> None:
-        """Leave the collector as it was; more than once is as good as once."""
-        if self._before is not None:
-            gc.set_threshold(*self._before)
+    def stop(self) -> None:
+        """Restores the collector's settings; idempotent."""
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
             gc.unfreeze()
-            self._before = None
+            self._thresholds = None
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Begin, look every second in a thread of its own, and end."""
-        over = threading.Event()
+    def running(self) -> Iterator[None]:
+        """Collects every second in a thread of its own inside ``with``."""
+        stopped = threading.Event()
 
-        def looks() -> None:
-            while not over.wait(EVERY_S):
-                self.look()
+        def collect_periodically() -> None:
+            while not stopped.wait(PASS_S):
+                self.collect_new()
 
-        thread = threading.Thread(target=looks, name="edge-offload-collector", daemon=True)
-        self.begin()
+        thread = threading.Thread(target=collect_periodically, name="edge-offload-collector", daemon=True)
+        self.start()
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stopped.set()
             thread.join()
-            self.end()
+            self.stop()
 
     @staticmethod
-    def _pass() -> None:
+    def _collect_all() -> None:
         gc.collect()
         gc.freeze()

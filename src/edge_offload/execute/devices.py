@@ -34,7 +34,7 @@ ON_CPU = " (edge_offload)"
 
 
 @dataclass(frozen=True)
-class Backend:
+class DeviceBackend:
     """One kind of device.
 
     Attributes:
@@ -50,13 +50,13 @@ class Backend:
     remedy: str = ""
 
 
-def backends() -> Tuple[Backend, ...]:
+def list_backends() -> Tuple[DeviceBackend, ...]:
     """Every backend that edge_offload knows, the preferred one first."""
-    return (_cuda(), _cpu())
+    return (_cuda_backend(), _cpu_backend())
 
 
 class Virtual:
-    """What this process's ``cuda`` is where it is no GPU of this machine; nothing otherwise.
+    """Description of this process's ``cuda`` if it is no GPU of this machine.
 
     Attributes:
         owner: who computes it, in words; empty: torch's own device.
@@ -67,7 +67,7 @@ class Virtual:
     tested = False
 
 
-def pick(name: str = AUTO) -> torch.device:
+def pick_device(name: str = AUTO) -> torch.device:
     """The device named ``name``; ``auto`` is the first backend that is present, and never the virtual device.
 
     Raises:
@@ -76,12 +76,12 @@ def pick(name: str = AUTO) -> torch.device:
     """
     if not NAMES.fullmatch(name):
         raise BadInput(f"no device {name!r}", remedy=f"use one of: {AUTO}, cpu, cuda, cuda:0, ...")
-    known = {backend.name: backend for backend in backends()}
+    by_name = {backend.name: backend for backend in list_backends()}
     if name == AUTO:
-        present = next(backend.name for backend in known.values() if backend.present)
+        present = next(backend.name for backend in by_name.values() if backend.present)
         return torch.device("cpu" if Virtual.owner else present)
     device = torch.device(name)
-    backend = known[device.type]
+    backend = by_name[device.type]
     if not backend.present:
         raise Unsupported(f"device {name!r} is absent: {backend.detail}", remedy=backend.remedy)
     if device.index is not None and device.index >= torch.cuda.device_count():
@@ -89,7 +89,7 @@ def pick(name: str = AUTO) -> torch.device:
     return device
 
 
-def settle(device: torch.device) -> torch.device:
+def fix_kernel_choice(device: torch.device) -> torch.device:
     """Fix what decides a GPU's bits in this process, before its fingerprint is taken; returns the device.
 
     cuDNN's benchmark would pick algorithms by timing, so it is off. TF32 rounds the inputs of convolutions and matrix
@@ -103,7 +103,7 @@ def settle(device: torch.device) -> torch.device:
 
 
 def tf32_allowed() -> bool:
-    """Whether the environment of this process allows TF32 on GPUs."""
+    """True if the environment of this process allows TF32 on GPUs."""
     return os.environ.get(TF32, "0") not in ("", "0")
 
 
@@ -112,13 +112,13 @@ def allow_tf32() -> None:
     os.environ[TF32] = "1"
 
 
-def select(device: torch.device) -> None:
+def select_device(device: torch.device) -> None:
     """Make ``device`` the one of tensors that are made without a device, in this thread."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
-def failure(error: BaseException, operator: str = "") -> Optional[EdgeOffloadError]:
+def gpu_failure(error: BaseException, operator: str = "") -> Optional[EdgeOffloadError]:
     """The error of ours that ``error`` is where a GPU raised it; None: it is the program's own.
 
     Args:
@@ -144,7 +144,7 @@ def failure(error: BaseException, operator: str = "") -> Optional[EdgeOffloadErr
 
 
 @contextlib.contextmanager
-def failures() -> Iterator[None]:
+def gpu_failures() -> Iterator[None]:
     """Failures of a GPU inside, as errors of ours.
 
     Raises:
@@ -153,7 +153,7 @@ def failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = failure(error)
+        ours = gpu_failure(error)
         if ours is None:
             raise
         raise ours from error
@@ -163,8 +163,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def facts(device: torch.device, most_bytes: int = 1 << 62) -> Dict[str, Any]:
-    """What a program may ask of the device (:func:`torch.cuda.get_device_properties`); a CPU answers as a GPU would.
+def device_facts(device: torch.device, most_bytes: int = 1 << 62) -> Dict[str, Any]:
+    """Properties of the device as a program queries them; a CPU answers as a GPU would.
 
     ``most_bytes``: what a program may hold there, if that is less than the device has.
     """
@@ -182,23 +182,25 @@ def facts(device: torch.device, most_bytes: int = 1 << 62) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _cpu() -> Backend:
-    return Backend("cpu", True, f"{torch.get_num_threads()} threads")
+def _cpu_backend() -> DeviceBackend:
+    return DeviceBackend("cpu", True, f"{torch.get_num_threads()} threads")
 
 
-def _cuda() -> Backend:
+def _cuda_backend() -> DeviceBackend:
     if Virtual.owner:
         remedy = (
             "" if Virtual.tested else "say --device in front of the program, or start it without the virtual device"
         )
-        return Backend("cuda", Virtual.tested, f"the virtual device, computed by {Virtual.owner}", remedy)
+        return DeviceBackend("cuda", Virtual.tested, f"the virtual device, computed by {Virtual.owner}", remedy)
     if torch.version.cuda is None:
-        return Backend(
+        return DeviceBackend(
             "cuda",
             False,
             f"torch {torch.__version__} is built without CUDA",
             "install a CUDA build of torch (not needed on a CPU server)",
         )
     if not torch.cuda.is_available():
-        return Backend("cuda", False, "torch finds no usable NVIDIA GPU", "check nvidia-smi and the driver's version")
-    return Backend("cuda", True, f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}")
+        return DeviceBackend(
+            "cuda", False, "torch finds no usable NVIDIA GPU", "check nvidia-smi and the driver's version"
+        )
+    return DeviceBackend("cuda", True, f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}")

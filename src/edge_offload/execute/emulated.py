@@ -1,7 +1,7 @@
 """An emulated device: it answers after the time of a table, with outputs that were computed once for such shapes.
 
-For trying out how many robots a device could serve that is not at hand. Results are not those of the frames; whoever is
-told what computed them is told so (:attr:`~edge_offload.execute.module.Execution.engine`).
+It shows how many robots an absent device could serve. Results are not those of the frames, and the
+engine's name says so (:attr:`~edge_offload.execute.module.Execution.engine`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edge_offload.execute.tensors import specs_of
 
 #: What the device is called by: ``emulated:TABLE.csv``.
 EMULATED = "emulated"
-#: Shapes that outputs are kept of.
-MAX_KEPT = 64
+#: Shapes whose outputs are cached.
+MAX_CACHED = 64
 
 
 @dataclass(frozen=True)
@@ -48,41 +48,37 @@ class EmulatedExecutor(ModuleExecutor):
         super().__init__(module)
         self.where = device.name
         self.latencies_s = device.latencies_s
-        self._kept: Dict[Tuple[object, ...], Tuple[torch.Tensor, ...]] = {}
+        self._cached: Dict[Tuple[object, ...], Tuple[torch.Tensor, ...]] = {}
 
     @property
     def engine(self) -> str:
-        """See :class:`~edge_offload.execute.module.ModuleExecutor`."""
         return self.where
 
     def engine_facts(self) -> Dict[str, str]:
-        """See :class:`~edge_offload.execute.module.ModuleExecutor`."""
         return {ENGINE: self.where}
 
     def engine_state(self) -> Tuple[str, bool]:
-        """See :class:`~edge_offload.execute.module.ModuleExecutor`."""
         return f"{self.where}: outputs are not those of the frames", True
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
-        """See :class:`~edge_offload.execute.module.ModuleExecutor`."""
         return self.run_batch([inputs])[0]
 
     def run_batch(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Execution]:
-        """One inference for each of up to as many frames as the table knows; all have the time of the batch."""
-        outputs = [self._outputs(inputs) for inputs in frames]
+        """Runs up to as many frames as the table has sizes; each execution has the time of the batch."""
+        outputs = [self._outputs_for(inputs) for inputs in frames]
         size = len(frames)
         taken_s, end_s = self.latencies_s[size - 1], time.monotonic() + self.latencies_s[size - 1]
         while time.monotonic() < end_s:
             time.sleep(max(0.0, end_s - time.monotonic()))
-        words = self.where if size == 1 else f"{self.where} batch {size}"
-        return [Execution(one, taken_s, words) for one in outputs]
+        label = self.where if size == 1 else f"{self.where} batch {size}"
+        return [Execution(one, taken_s, label) for one in outputs]
 
-    def _outputs(self, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
+    def _outputs_for(self, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
         specs = tuple(specs_of(inputs))
-        found = self._kept.get(specs)
-        if found is None:
-            found = super().run(inputs).outputs
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[specs] = found
-        return found
+        outputs = self._cached.get(specs)
+        if outputs is None:
+            outputs = super().run(inputs).outputs
+            if len(self._cached) >= MAX_CACHED:
+                self._cached.clear()
+            self._cached[specs] = outputs
+        return outputs

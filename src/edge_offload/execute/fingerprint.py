@@ -1,4 +1,4 @@
-"""What decides the bits of a result: robot and server exchange it, and equal fingerprints mean bit-equal results.
+"""Fingerprints of what decides the bits of a result; robot and server compare theirs, and equal ones mean equal bits.
 
 One network gives different bits under another torch build, instruction set or thread count (1 against 2 threads alone
 moves MoveNet's heads by 2e-4), so a comparison of results is only exact where the fingerprints agree.
@@ -24,7 +24,7 @@ KERNEL_ENVIRONMENT = (
     "CUBLAS_WORKSPACE_CONFIG",
 )
 
-_WORDS = {
+_LABELS = {
     "torch": "torch",
     "torch_build": "torch build",
     "machine": "machine architecture",
@@ -43,18 +43,18 @@ _WORDS = {
 }
 
 
-def fingerprint(device: Union[str, torch.device] = "cpu") -> Dict[str, Any]:
-    """Everything that decides the bits of a result on ``device``; plain values only, so that it can be sent.
+def fingerprint_of(device: Union[str, torch.device] = "cpu") -> Dict[str, Any]:
+    """Collects everything that decides the bits of a result on ``device``: plain values, so that it can be sent.
 
     Call it in the thread that computes: thread count and denormal mode belong to a thread.
     """
-    where = torch.device(device)
+    place = torch.device(device)
     facts: Dict[str, Any] = {
         "torch": str(torch.__version__),
         "torch_build": str(torch.version.git_version),
         "machine": platform.machine(),
-        "device": where.type,
-        "device_name": device_name(where),
+        "device": place.type,
+        "device_name": device_name(place),
         "cpu_capability": _cpu_capability(),
         "threads": torch.get_num_threads(),
         "mkldnn": bool(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
@@ -63,7 +63,7 @@ def fingerprint(device: Union[str, torch.device] = "cpu") -> Dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "environment": {name: os.environ[name] for name in KERNEL_ENVIRONMENT if name in os.environ},
     }
-    if where.type == "cuda":
+    if place.type == "cuda":
         cudnn = torch.backends.cudnn
         facts["cuda"] = str(torch.version.cuda)
         facts["cudnn"] = cudnn.version() if cudnn.is_available() else None
@@ -77,22 +77,22 @@ def fingerprint(device: Union[str, torch.device] = "cpu") -> Dict[str, Any]:
     return facts
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> List[str]:
-    """What differs between two fingerprints, in words; empty when results are bit-equal.
+def list_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> List[str]:
+    """Describes what differs between two fingerprints; empty when results are bit-equal.
 
-    >>> differences({"threads": 1}, {"threads": 2})
+    >>> list_differences({"threads": 1}, {"threads": 2})
     ['threads: 1 here, 2 there']
     """
-    found = []
+    differing = []
     for key in sorted(set(ours) | set(theirs), key=str):
         mine, other = ours.get(key), theirs.get(key)
         if mine != other:
-            found.append(f"{_WORDS.get(key, key)}: {_show(mine)} here, {_show(other)} there")
-    return found
+            differing.append(f"{_LABELS.get(key, key)}: {_value_text(mine)} here, {_value_text(other)} there")
+    return differing
 
 
 def exactness_refusal(ours: Mapping[str, Any], theirs: Any) -> str:
-    """Why a server may not compute results that have to have the robot's bits; empty: its fingerprint is equal.
+    """Explains why a server may not compute results that need the robot's bits; empty: its fingerprint is equal.
 
     Args:
         ours: the robot's fingerprint.
@@ -102,7 +102,7 @@ def exactness_refusal(ours: Mapping[str, Any], theirs: Any) -> str:
     'exact:=true, and results of this server may differ in the last digits (threads: 1 here, 2 there); make both \
 equal, or start with exact:=false'
     """
-    different = differences(ours, theirs) if isinstance(theirs, Mapping) else ["its fingerprint is not known"]
+    different = list_differences(ours, theirs) if isinstance(theirs, Mapping) else ["its fingerprint is not known"]
     if not different:
         return ""
     return (
@@ -112,7 +112,7 @@ equal, or start with exact:=false'
 
 
 def two_torches(ours: Mapping[str, Any], theirs: Any) -> str:
-    """What to do about another release of torch on the server than on the robot, in one line; empty: the same one.
+    """Suggests what to do about another release of torch on the server, in one line; empty: the same release.
 
     Other builds of the same release (CPU, CUDA) have the same operators and are no reason to install anything.
 
@@ -137,7 +137,7 @@ refused; pip install torch==2.13.0 on the server (or, if that cannot be, torch==
     )
 
 
-def _show(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "not stated"
     if isinstance(value, Mapping):
@@ -163,7 +163,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_capability() -> str:
-    """As torch says it; before 2.1 only among other things that it shows."""
+    """Instruction set that torch uses; before 2.1 read from its printed configuration."""
     capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
     if capability is not None:
         return str(capability())

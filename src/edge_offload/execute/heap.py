@@ -15,21 +15,21 @@ LAUNCHER: List[str] = []
 
 #: Where systems keep jemalloc, which serves many small requests faster than glibc's allocator does.
 JEMALLOC = ("/usr/lib/*/libjemalloc.so.2", "/usr/lib64/libjemalloc.so.2", "/usr/lib/libjemalloc.so.2")
-#: It is to keep what is freed, large blocks too, as :func:`keep_freed` has glibc do.
+#: It is to retain freed memory, large blocks too, as :func:`retain_freed_memory` has glibc do.
 _OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"
 
 #: glibc's names of its options (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 #: Bytes. Larger blocks are mapped and given back one by one, as by default; 1 GiB is more than activations take.
-MAPPED_FROM = 1 << 30
+MMAP_BYTES = 1 << 30
 #: Bytes that may lie free at the end of the heap before they are given back, and by which it grows.
-KEPT, GROWTH = 1 << 30, 64 << 20
+RETAINED_BYTES, GROWTH_BYTES = 1 << 30, 64 << 20
 
 
-def keep_freed() -> bool:
-    """Tell glibc's allocator to hold on to up to :data:`KEPT` bytes; says whether it could be told.
+def retain_freed_memory() -> bool:
+    """Makes glibc's allocator retain up to :data:`RETAINED_BYTES` bytes; returns False if it cannot be set.
 
-    By default it maps each large block anew and unmaps it when it is freed, until it has seen enough of them, and
+    By default it maps each large block again and unmaps it when it is freed, until it has seen enough of them, and
     gives back the end of the heap early: one inference of a network then takes thousands of page faults, each of
     which the kernel answers with a page of zeros. Call it in a process that does little but compute, before its threads
     begin: one that has a heap of its own can keep no block of more than 64 MB, so all that begin later share one heap.
@@ -39,25 +39,30 @@ def keep_freed() -> bool:
     except (OSError, AttributeError):  # not glibc
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
-    wanted = ((_M_MMAP_THRESHOLD, MAPPED_FROM), (_M_TRIM_THRESHOLD, KEPT), (_M_TOP_PAD, GROWTH), (_M_ARENA_MAX, 1))
-    return [mallopt(option, value) for option, value in wanted] == [1] * len(wanted)
+    options = (
+        (_M_MMAP_THRESHOLD, MMAP_BYTES),
+        (_M_TRIM_THRESHOLD, RETAINED_BYTES),
+        (_M_TOP_PAD, GROWTH_BYTES),
+        (_M_ARENA_MAX, 1),
+    )
+    return [mallopt(option, value) for option, value in options] == [1] * len(options)
 
 
 @functools.lru_cache(maxsize=1)
-def jemalloc() -> Optional[str]:
-    """Where this system has jemalloc; None if it is not installed."""
+def find_jemalloc() -> Optional[str]:
+    """Finds the path of jemalloc; None if it is not installed."""
     return next((path for pattern in JEMALLOC for path in glob.glob(pattern)), None)
 
 
-def of_executor(inherited: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of a process that computes for a program.
+def executor_environment(inherited: Mapping[str, str]) -> Dict[str, str]:
+    """Builds the environment of a process that computes for a program.
 
     ``inherited`` without what ``edge-offload exec`` put there, and with jemalloc where it is installed and nothing else
     is preloaded.
     """
-    found = {name: value for name, value in inherited.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
-    library = jemalloc()
-    if library is not None and not found.get("LD_PRELOAD"):
-        found["LD_PRELOAD"] = library
-        found.setdefault("MALLOC_CONF", _OPTIONS)
-    return found
+    environment = {name: value for name, value in inherited.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
+    library = find_jemalloc()
+    if library is not None and not environment.get("LD_PRELOAD"):
+        environment["LD_PRELOAD"] = library
+        environment.setdefault("MALLOC_CONF", _OPTIONS)
+    return environment

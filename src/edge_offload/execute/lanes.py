@@ -1,4 +1,4 @@
-"""What goes to a GPU and comes back: page-locked memory, streams that copy, and an event before whatever comes next.
+"""Copies to and from a GPU: page-locked memory, copy streams, and the events that order them.
 
 Every copy, event and wait of a divided inference on CUDA is here, in :mod:`edge_offload.execute.clocks` or in
 :mod:`edge_offload.split.runtime.device_half`;
@@ -13,8 +13,8 @@ from typing import Any, Callable, Iterable, Iterator, Sequence, Tuple
 import torch
 
 
-class Lanes:
-    """Three streams of one device: one computes, one takes rows there, one brings them back. Thread-safe.
+class CopyStreams:
+    """Three streams of one device: one computes, one uploads rows, one downloads them. Thread-safe.
 
     Args:
         device: a CUDA device.
@@ -22,43 +22,43 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._compute, self._there, self._back = (torch.cuda.Stream(device) for _ in range(3))
+        self._compute, self._upload, self._download = (torch.cuda.Stream(device) for _ in range(3))
 
     @contextlib.contextmanager
-    def computing(self, behind: Iterable[Any] = ()) -> Iterator[None]:
-        """What is called inside is computed behind these events; the caller does not wait."""
+    def compute_after(self, behind: Iterable[Any] = ()) -> Iterator[None]:
+        """Runs the calls made inside after these events; the caller does not wait."""
         with torch.cuda.stream(self._compute):
             for event in behind:
                 self._compute.wait_event(event)
             yield
 
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         """An event behind what has been given to be computed so far; two of them say how long that took."""
         return self._compute.record_event(torch.cuda.Event(enable_timing=True))
 
-    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tuple[torch.Tensor, Any]:
+    def allocate_rows(self, shape: Sequence[int], dtype: torch.dtype) -> Tuple[torch.Tensor, Any]:
         """Memory of the device for rows that come, and the event from which on others may write to it."""
-        with torch.cuda.stream(self._there):
+        with torch.cuda.stream(self._upload):
             made = torch.empty(tuple(shape), dtype=dtype, device=self.device)
             made.record_stream(self._compute)
-            return made, self._there.record_event()
+            return made, self._upload.record_event()
 
-    def send(self, rows: torch.Tensor, to: torch.Tensor) -> Any:
+    def send_rows(self, rows: torch.Tensor, to: torch.Tensor) -> Any:
         """Copy rows of the host to memory made by :meth:`room`; the event behind which they are there."""
         locked = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
         locked.copy_(rows)
-        with torch.cuda.stream(self._there):
+        with torch.cuda.stream(self._upload):
             to.copy_(locked, non_blocking=True)
-            return self._there.record_event()
+            return self._upload.record_event()
 
-    def fetch(self, rows: Callable[[], torch.Tensor], behind: Iterable[Any]) -> torch.Tensor:
+    def fetch_rows(self, rows: Callable[[], torch.Tensor], behind: Iterable[Any]) -> torch.Tensor:
         """Rows of the device on the host, once the events are past; waits for them."""
-        with torch.cuda.stream(self._back):
+        with torch.cuda.stream(self._download):
             for event in behind:
-                self._back.wait_event(event)
-            found = rows()
-            locked = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            locked.copy_(found, non_blocking=True)
-            come = self._back.record_event()
-        come.synchronize()
+                self._download.wait_event(event)
+            source = rows()
+            locked = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            locked.copy_(source, non_blocking=True)
+            copied = self._download.record_event()
+        copied.synchronize()
         return locked

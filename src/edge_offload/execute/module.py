@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
-from edge_offload.execute.devices import failures, settle
+from edge_offload.execute.devices import fix_kernel_choice, gpu_failures
 from edge_offload.execute.engines.base import (
     AUTO,
     CPU,
@@ -36,10 +36,10 @@ from edge_offload.execute.engines.base import (
     FASTEST_EXACT,
     Built,
     Direct,
-    facts,
-    stated,
+    engine_facts,
+    fingerprint_entry,
 )
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.memory import flat_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ByEngine(Protocol):
     path: str
 
     def backend(self, device: str) -> Built:
-        """What computes it for inputs on ``device``, ``cpu`` or ``cuda``."""
+        """Backend that computes it for inputs on ``device``, ``cpu`` or ``cuda``."""
 
     def use(self, backend: Optional[Built]) -> None:
         """Have it computed by ``backend`` on its device; None: by the first engine that is installed."""
@@ -135,24 +135,24 @@ class ModuleExecutor:
         self.module = module.eval().to("cpu")
         #: What computes: the module, or the copy of it on a GPU.
         self.placed = self.module
-        self._spare = Spare(str(self.device)) if spare and self.device.type != "cpu" else None
+        self._fallback = CpuFallback(str(self.device)) if spare and self.device.type != "cpu" else None
         self._seat: Optional[Seat] = None
         self._unseated = ""
         self._read_out: Callable[..., object] = lambda *outputs: outputs
-        placed = self.device.type == "cpu" or self._place()
+        placed = self.device.type == "cpu" or self._place_on_gpu()
         if engine != EAGER and placed:
             self._take_engine(engine)
 
-    def _place(self) -> bool:
+    def _place_on_gpu(self) -> bool:
         """Put a copy of the module on the GPU, if it has room for it."""
-        settle(self.device)
+        fix_kernel_choice(self.device)
         try:
-            with failures():
+            with gpu_failures():
                 self.placed = copy.deepcopy(self.module).to(self.device)
         except (OutOfMemory, DeviceLost) as error:
-            if self._spare is None:
+            if self._fallback is None:
                 raise
-            self._spare.failed(error, for_good=True)
+            self._fallback.note_failure(error, for_good=True)
             return False
         return True
 
@@ -168,72 +168,72 @@ class ModuleExecutor:
             Exception: whatever the module itself raises.
         """
         if self.device.type == "cpu":
-            return self._run(inputs, self.module, self.device)
-        why = "" if self._spare is None else self._spare.stands_in(time.monotonic())
+            return self._run_on(inputs, self.module, self.device)
+        why = "" if self._fallback is None else self._fallback.stands_in(time.monotonic())
         if not why:
             try:
-                with failures():
-                    return self._run(inputs, self.placed, self.device)
+                with gpu_failures():
+                    return self._run_on(inputs, self.placed, self.device)
             except (OutOfMemory, DeviceLost) as error:
-                if self._spare is None:
+                if self._fallback is None:
                     raise
-                why = self._spare.failed(error, for_good=isinstance(error, DeviceLost))
-        return replace(self._run(inputs, self.module, torch.device("cpu")), note=why)
+                why = self._fallback.note_failure(error, for_good=isinstance(error, DeviceLost))
+        return replace(self._run_on(inputs, self.module, torch.device("cpu")), note=why)
 
-    def _run(self, inputs: Sequence[torch.Tensor], module: nn.Module, device: torch.device) -> Execution:
+    def _run_on(self, inputs: Sequence[torch.Tensor], module: nn.Module, device: torch.device) -> Execution:
         with torch.inference_mode():
             canonical = [canonical_input(tensor) for tensor in inputs]
             started = time.monotonic()
             moved = [tensor.to(device) for tensor in canonical]
             if self._seat is None or module is not self.placed:
-                outputs, engine = module(*moved), self._without_seat(module, device)
+                outputs, engine = module(*moved), self._engine_without_seat(module, device)
             else:
                 dense, engine = self._seat.run(moved)
                 outputs = self._read_out(*dense)
-            results = fetched(outputs)
+            results = fetch_outputs(outputs)
             elapsed = time.monotonic() - started
-        return Execution(ordinary(results), elapsed, engine)
+        return Execution(as_ordinary(results), elapsed, engine)
 
     def fingerprint(self) -> Dict[str, Any]:
-        """What decides the bits of what it computes."""
-        return {**fingerprint(self.device), **self.engine_facts()}
+        """Facts that decide the bits of what it computes."""
+        return {**fingerprint_of(self.device), **self.engine_facts()}
 
     @property
     def engine(self) -> str:
-        """What computed last, as in :attr:`Execution.engine`."""
-        return self._without_seat(self.placed, self.device) if self._seat is None else self._seat.in_force()
+        """Engine that computed last, as in :attr:`Execution.engine`."""
+        return self._engine_without_seat(self.placed, self.device) if self._seat is None else self._seat.latest_engine()
 
-    def _without_seat(self, module: nn.Module, device: torch.device) -> str:
+    def _engine_without_seat(self, module: nn.Module, device: torch.device) -> str:
         return _named(module.backend(device.type)) if isinstance(module, ByEngine) else EAGER
 
     def engine_facts(self) -> Dict[str, str]:
-        """What a fingerprint says of the engine; nothing where results have torch's bits."""
+        """Facts of the engine for a fingerprint; empty if results have torch's bits."""
         if isinstance(self.placed, ByEngine):
-            return {ENGINE: stated(self.placed.backend(self.device.type))}
-        told = stated(None if self._seat is None else self._seat.backend)
-        return {ENGINE: told} if told else {}
+            return {ENGINE: fingerprint_entry(self.placed.backend(self.device.type))}
+        stated_engine = fingerprint_entry(None if self._seat is None else self._seat.backend)
+        return {ENGINE: stated_engine} if stated_engine else {}
 
     def engine_state(self) -> Tuple[str, bool]:
-        """How the engine or the GPU stands, in words, and whether somebody should look at it."""
-        why = "" if self._spare is None else self._spare.stands_in(time.monotonic())
+        """State of the engine or of the GPU in words, and True if somebody should look at it."""
+        why = "" if self._fallback is None else self._fallback.stands_in(time.monotonic())
         if why:
             return why, True
         if isinstance(self.placed, ByEngine) and not self._unseated:
             backend = self.placed.backend(self.device.type)
             elsewhere = backend.device != self.device.type
-            here = f"; no engine computes it on {self.device} here: pip install onnxruntime-gpu" if elsewhere else ""
-            return f"{_named(backend)}{here}", elsewhere
+            note = f"; no engine computes it on {self.device} here: pip install onnxruntime-gpu" if elsewhere else ""
+            return f"{_named(backend)}{note}", elsewhere
         return (self._unseated or EAGER, bool(self._unseated)) if self._seat is None else self._seat.state()
 
     @property
     def graphs(self) -> Optional[Direct]:
-        """What captures networks as CUDA graphs, where that is the engine; None: another engine, or torch."""
+        """Backend that captures networks as CUDA graphs; None: another engine, or torch."""
         backend = None if self._seat is None else self._seat.backend
         return backend if isinstance(backend, Direct) else None
 
     def engine_ready(self, timeout_s: float) -> bool:
-        """Whether engines that were being built are built or given up within ``timeout_s`` (seconds)."""
-        return self._seat is None or self._seat.wait(timeout_s)
+        """Waits up to ``timeout_s`` (seconds) for builds of engines; returns True when all are built or given up."""
+        return self._seat is None or self._seat.wait_until_built(timeout_s)
 
     def close(self) -> None:
         """Give engines back; torch computes from now on."""
@@ -244,15 +244,15 @@ class ModuleExecutor:
         from edge_offload.execute.engines import table
         from edge_offload.execute.engines.seat import Seat
 
-        plain = self._without_seat(self.placed, self.device)
+        plain = self._engine_without_seat(self.placed, self.device)
         try:
-            backend = table.pick(name, self.device.type, self.module)
+            backend = table.pick_backend(name, self.device.type, self.module)
         except Unsupported as error:  # its package may have been removed since the last start
             self._unseated = f"{plain}: {error}"
             _log.warning("%s; %s computes", error, "torch" if plain == EAGER else plain)
             return
         if backend is None:
-            none = name == AUTO and not any(one.present for one in table.engines()[1:])
+            none = name == AUTO and not any(one.present for one in table.list_engines()[1:])
             self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else ""
         elif self.device.type == CUDA and backend.device == CPU:
             self._unseated = f"{plain}: engine {backend.name} computes on the CPU, and this device is {self.device}"
@@ -264,9 +264,9 @@ class ModuleExecutor:
             self._unseated = f"{plain}: engine {backend.name} is for device cuda, and this one is {self.device}"
         elif isinstance(self.placed, ByEngine):
             # whoever gave the module may have it computed by another engine
-            self.placed = own = copy.deepcopy(self.placed)
-            self.module = own if self.device.type == CPU else self.module
-            own.use(backend if isinstance(backend, Built) else None)
+            self.placed = private = copy.deepcopy(self.placed)
+            self.module = private if self.device.type == CPU else self.module
+            private.use(backend if isinstance(backend, Built) else None)
         else:
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
@@ -275,8 +275,8 @@ class ModuleExecutor:
             self._seat = Seat(network, lambda inputs: as_tensors(network(*inputs)), backend, named=named)
 
 
-class Spare:
-    """Whether the CPU computes in a GPU's place: for a while when its memory ran out, for good when it was lost.
+class CpuFallback:
+    """Fallback from a GPU to the CPU: for a while when its memory ran out, for good when it was lost.
 
     Args:
         device: the GPU, as a user writes it.
@@ -289,11 +289,11 @@ class Spare:
         self._until_s = 0.0
 
     def stands_in(self, now_s: float) -> str:
-        """Why it does now (monotonic); empty: it does not."""
+        """Reason of the fallback at ``now_s`` (monotonic); empty: the GPU computes."""
         return self._why if now_s < self._until_s else ""
 
-    def failed(self, error: EdgeOffloadError, for_good: bool) -> str:
-        """The GPU failed; why the CPU computes now."""
+    def note_failure(self, error: EdgeOffloadError, for_good: bool) -> str:
+        """Notes a failure of the GPU; returns the reason of the fallback."""
         self._until_s = math.inf if for_good else time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         self._why = f"computed on the CPU in place of {self._device}: {error}"
@@ -301,7 +301,7 @@ class Spare:
 
 
 #: An engine with its facts; what is installed stays as it is.
-_named: Callable[[Any], str] = functools.lru_cache(maxsize=None)(lambda backend: str(facts(backend)))
+_named: Callable[[Any], str] = functools.lru_cache(maxsize=None)(lambda backend: str(engine_facts(backend)))
 
 
 def canonical_input(tensor: torch.Tensor) -> torch.Tensor:
@@ -310,7 +310,7 @@ def canonical_input(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+def _as_ordinary(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     with torch.inference_mode():
@@ -321,8 +321,8 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape)
 
 
-def fetched(result: object) -> Tuple[torch.Tensor, ...]:
-    """What a module returned, contiguous and on the CPU.
+def fetch_outputs(result: object) -> Tuple[torch.Tensor, ...]:
+    """Fetches the outputs of a module to the CPU, contiguous.
 
     Raises:
         Unsupported: as :func:`as_tensors`.
@@ -330,12 +330,12 @@ def fetched(result: object) -> Tuple[torch.Tensor, ...]:
     return tuple(tensor.detach().to("cpu").contiguous() for tensor in as_tensors(result))
 
 
-def ordinary(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
-    """The same memory as tensors that may be written outside inference mode, as those decoded from the wire may.
+def as_ordinary(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
+    """Wraps the same memory in tensors that may be written outside inference mode, as decoded ones may.
 
     Call it outside inference mode.
     """
-    return tuple(_ordinary(tensor) for tensor in tensors)
+    return tuple(_as_ordinary(tensor) for tensor in tensors)
 
 
 def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:
@@ -349,7 +349,7 @@ def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:
     if isinstance(result, (tuple, list)) and all(isinstance(item, torch.Tensor) for item in result):
         return tuple(result)
     raise Unsupported(
-        f"the model returned {_kind(result)}", remedy="let its forward return a tensor or a tuple of tensors"
+        f"the model returned {_type_text(result)}", remedy="let its forward return a tensor or a tuple of tensors"
     )
 
 
@@ -358,14 +358,14 @@ def state_versions(module: nn.Module) -> List[int]:
     return [tensor._version for tensor in (*module.parameters(), *module.buffers())]
 
 
-def _kind(result: object) -> str:
+def _type_text(result: object) -> str:
     if isinstance(result, (tuple, list)):
         return f"a {type(result).__name__} of {', '.join(sorted({type(item).__name__ for item in result}))}"
     return f"a {type(result).__name__}"
 
 
 def as_inputs(inputs: Inputs) -> Tuple[torch.Tensor, ...]:
-    """What a module takes as a tuple, one tensor alone as well.
+    """Converts the inputs of a module to a tuple, a single tensor as well.
 
     Raises:
         TypeError: neither a tensor nor a tuple or list of tensors.

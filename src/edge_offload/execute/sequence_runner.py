@@ -14,51 +14,51 @@ from edge_offload.ir.values import DYNAMIC, Value
 
 
 class Values:
-    """Values of one inference by number, and the loop that computes operators on them.
+    """Values of one inference by number, and the loop that runs operators on them.
 
-    Here values are whole; :class:`~edge_offload.split.model.reference.Half` has rows of them, and computes rows.
+    Here a value has all its rows; :class:`~edge_offload.split.model.reference.Half` has, and computes, rows.
 
     Args:
         kernels: the operators.
-        held: tensors that are there.
+        tensors: those that exist already, by number.
         outputs: which values the outputs of each operator are; None for one that is not kept. By default all are.
     """
 
     def __init__(
-        self, kernels: Kernels, held: Mapping[int, torch.Tensor], outputs: Sequence[Sequence[Optional[int]]] = ()
+        self, kernels: Kernels, tensors: Mapping[int, torch.Tensor], outputs: Sequence[Sequence[Optional[int]]] = ()
     ) -> None:
         self.kernels = kernels
-        self.held = dict(held)
+        self.tensors = dict(tensors)
         self.outputs = outputs or kernels.outputs
 
     def whole(self, number: int) -> torch.Tensor:
-        """All of a value."""
-        return self.held[number]
+        """Tensor of all rows of a value."""
+        return self.tensors[number]
 
-    def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """Own ``tensor`` as the rows of a value from ``low`` on."""
-        self.held[number] = tensor
+    def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
+        """Stores ``tensor`` as the rows of a value from ``low`` on."""
+        self.tensors[number] = tensor
 
-    def forget(self, number: int) -> None:
+    def free_value(self, number: int) -> None:
         """Free a value."""
-        self.held.pop(number, None)
+        self.tensors.pop(number, None)
 
-    def results(self, index: int, low: int, high: int) -> List[Any]:
+    def compute_rows(self, index: int, low: int, high: int) -> List[Any]:
         """Rows [low, high) of operator ``index``, output by output."""
         return self.kernels[index](self.whole)
 
-    def compute(self, index: int, low: int = 0, high: int = 1) -> None:
-        """Compute rows of an operator; one whose values are whole has the one row 0."""
-        for number, result in zip(self.outputs[index], self.results(index, low, high)):
+    def run_operator(self, index: int, low: int = 0, high: int = 1) -> None:
+        """Compute rows of an operator; one whose values are not divided has the one row 0."""
+        for number, result in zip(self.outputs[index], self.compute_rows(index, low, high)):
             if number is not None:
-                self.put(number, low, result)
+                self.store_rows(number, low, result)
 
     def run(self, steps: Iterable[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
-        """Compute ``steps``, (operator, first row, end), in order, and after each forget what nobody needs any more."""
+        """Runs ``steps``, (operator, first row, end), in order, and frees values after their last use."""
         for (index, low, high), numbers in zip(steps, unused):
-            self.compute(index, low, high)
+            self.run_operator(index, low, high)
             for number in numbers:  # at once: fresh memory for everything costs as much as computing
-                self.forget(number)
+                self.free_value(number)
 
 
 class SequenceRunner:
@@ -87,8 +87,8 @@ class SequenceRunner:
             self._constants[number] = laid_out(constants[digest], sequence.values[number], device)
         self._free = free_after(sequence)
 
-    def begin(self, inputs: Sequence[torch.Tensor]) -> Values:
-        """The values of a new inference: constants and ``inputs``.
+    def start_inference(self, inputs: Sequence[torch.Tensor]) -> Values:
+        """Starts an inference with the constants and ``inputs``.
 
         Raises:
             BadInput: wrong number, dtype or shape of inputs.
@@ -97,20 +97,20 @@ class SequenceRunner:
             raise BadInput(f"{len(inputs)} inputs given, the sequence takes {len(self.sequence.inputs)}")
         values = Values(self._kernels, self._constants)
         for number, tensor in zip(self.sequence.inputs, inputs):
-            values.put(number, 0, _fitting(tensor, self.sequence.values[number]).to(self.device))
+            values.store_rows(number, 0, _check_fit(tensor, self.sequence.values[number]).to(self.device))
         return values
 
-    def resume(self, held: Mapping[int, torch.Tensor]) -> Values:
-        """The values of an inference of which others have computed a part: constants and ``held``, by number.
+    def resume_inference(self, tensors: Mapping[int, torch.Tensor]) -> Values:
+        """The values of an inference of which others have computed a part: constants and ``tensors``, by number.
 
         Raises:
             BadInput: a value is not of the sequence, or has another dtype or shape.
         """
         values = Values(self._kernels, self._constants)
-        for number, tensor in held.items():
+        for number, tensor in tensors.items():
             if number not in self.sequence.values:
                 raise BadInput(f"the sequence has no value {number}")
-            values.put(number, 0, _fitting(tensor, self.sequence.values[number]).to(self.device))
+            values.store_rows(number, 0, _check_fit(tensor, self.sequence.values[number]).to(self.device))
         return values
 
     def run_range(self, values: Values, start: int, stop: int) -> None:
@@ -128,7 +128,7 @@ class SequenceRunner:
         self, inputs: Sequence[torch.Tensor]
     ) -> Tuple[Tuple[torch.Tensor, ...], List[torch.Tensor], Dict[int, torch.Tensor]]:
         """Outputs, live-outs, and new state by the number of the input that it replaces."""
-        values = self.begin(inputs)
+        values = self.start_inference(inputs)
         self.run_range(values, 0, len(self.sequence))
         return (
             tuple(values.whole(number) for number in self.sequence.outputs),
@@ -137,7 +137,7 @@ class SequenceRunner:
         )
 
 
-def _fitting(tensor: torch.Tensor, value: Value) -> torch.Tensor:
+def _check_fit(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     dtype = str(tensor.dtype).split(".")[-1]
     shape = tuple(tensor.shape)
     same = len(shape) == len(value.shape) and all(want in (DYNAMIC, got) for want, got in zip(value.shape, shape))
@@ -154,7 +154,7 @@ def laid_out(tensor: torch.Tensor, value: Value, device: str) -> torch.Tensor:
     Raises:
         BadInput: another dtype or shape than the value's.
     """
-    tensor = _fitting(tensor, value).to(device)
+    tensor = _check_fit(tensor, value).to(device)
     if value.strides is None:
         return tensor.contiguous()
     if tuple(tensor.stride()) == value.strides:

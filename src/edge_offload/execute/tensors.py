@@ -73,12 +73,12 @@ class TensorSpec:
         return count * torch.empty((), dtype=_DTYPES[self.dtype]).element_size()
 
     def to_dict(self) -> Dict[str, Any]:
-        """What :meth:`parse` reads."""
+        """Describes the spec as :meth:`parse` reads it."""
         return {"dtype": self.dtype, "shape": list(self.shape)}
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Its dtype as torch has it."""
+        """Torch's dtype of the tensor."""
         return _DTYPES[self.dtype]
 
     def zeros(self) -> torch.Tensor:
@@ -98,7 +98,7 @@ def specs_of(tensors: Sequence[torch.Tensor]) -> Specs:
     return tuple(TensorSpec.of(tensor) for tensor in tensors)
 
 
-def pack(
+def pack_tensors(
     tensors: Sequence[torch.Tensor], codec: str = "auto", link_bytes_per_s: Optional[float] = None
 ) -> Tuple[List[Dict[str, Any]], List[Any]]:
     """Descriptors (for the message's header) and buffers of ``tensors``, coded by ``codec``.
@@ -155,25 +155,25 @@ def check_descriptors(
     return specs
 
 
-def unpack(
+def unpack_tensors(
     descriptors: Any, buffers: Sequence[Any], expected: Sequence[TensorSpec] = (), max_bytes: int = 1 << 30
 ) -> Tuple[torch.Tensor, ...]:
-    """The tensors that :func:`pack` made, in memory of their own. Arguments and errors as :func:`check_descriptors`."""
+    """Decodes the tensors that :func:`pack_tensors` made. Arguments and errors as :func:`check_descriptors`."""
     specs = check_descriptors(descriptors, len(buffers), expected, max_bytes)
     tensors = []
     position = 0
     for spec, raw in zip(specs, descriptors):
         mine = buffers[position : position + raw["parts"]]
         position += raw["parts"]
-        tensors.append(_tensor(decode(raw.get("payload"), mine, max_bytes=max(spec.nbytes, 1)), spec))
+        tensors.append(_decode_tensor(decode(raw.get("payload"), mine, max_bytes=max(spec.nbytes, 1)), spec))
     return tuple(tensors)
 
 
-def _tensor(array: Array, spec: TensorSpec) -> torch.Tensor:
-    wanted = "int16" if spec.dtype in _TORCH_ONLY else spec.dtype
-    if array.dtype.name != wanted or array.shape != spec.shape:
+def _decode_tensor(array: Array, spec: TensorSpec) -> torch.Tensor:
+    carrier = "int16" if spec.dtype in _TORCH_ONLY else spec.dtype
+    if array.dtype.name != carrier or array.shape != spec.shape:
         raise ProtocolError(f"a tensor announced as {spec} was sent as {array.dtype.name}{list(array.shape)}")
     # torch's own allocation: aligned for the kernels, and writable, unlike a view of the message
-    tensor = torch.empty(spec.shape, dtype=_DTYPES[wanted])
+    tensor = torch.empty(spec.shape, dtype=_DTYPES[carrier])
     tensor.numpy()[...] = array
     return tensor.view(_DTYPES[spec.dtype]) if spec.dtype in _TORCH_ONLY else tensor

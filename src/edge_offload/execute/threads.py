@@ -40,7 +40,7 @@ def parse_cores(text: str) -> FrozenSet[int]:
     Raises:
         BadInput: not such a list.
     """
-    found: Set[int] = set()
+    cores: Set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
@@ -49,8 +49,8 @@ def parse_cores(text: str) -> FrozenSet[int]:
             raise BadInput(f"cores {text!r}: {part!r} is no core number", remedy="write a list like 0,2-3") from None
         if low > high or high > 65535:
             raise BadInput(f"cores {text!r}: {part!r} is no range", remedy="write a list like 0,2-3")
-        found.update(range(low, high + 1))
-    return frozenset(found)
+        cores.update(range(low, high + 1))
+    return frozenset(cores)
 
 
 def _set_affinity(cores: FrozenSet[int]) -> None:

@@ -27,7 +27,7 @@ from edge_offload.memory import flat_bytes
 from edge_offload.older_torch import RELEASE
 
 _ATTENTION = "aten._native_multi_head_attention.default"
-"""Gives no weights where nobody needs them; on tensors without data it gives some all the same."""
+"""Gives no weights unless ``need_weights``; on tensors without data it gives some nevertheless."""
 _PURE_CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg")
 
 
@@ -45,7 +45,7 @@ class TracedProgram:
 
 
 def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProgram:
-    """The sequence that ``module(*inputs)`` runs, for inputs of these very shapes and dtypes.
+    """Traces the sequence that ``module(*inputs)`` runs, for inputs of these very shapes and dtypes.
 
     Buffers that the forward pass overwrites become state inputs behind the user's, with a rebind each.
 
@@ -55,9 +55,9 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProg
     try:
         # torch prints the whole graph to stderr where it stops at data; the exception says all that matters of it
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
-            if not exports():
+            if not can_export():
                 return from_graph_module(_by_proxies(module, inputs))
-            with _process_left_alone():
+            with _process_state_unchanged():
                 exported = torch.export.export(module, tuple(inputs)).run_decompositions({})
     except Unsupported:
         raise
@@ -69,8 +69,8 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProg
     return from_exported(exported)
 
 
-def exports() -> bool:
-    """Whether this torch's ``torch.export`` gives graphs that can be read here: from 2.4 on."""
+def can_export() -> bool:
+    """True if this torch's ``torch.export`` gives graphs that can be read here: from 2.4 on."""
     return RELEASE >= (2, 4)
 
 
@@ -94,8 +94,8 @@ def _by_proxies(module: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.fx.G
 
 
 @contextlib.contextmanager
-def _process_left_alone() -> Iterator[None]:
-    """Keep torch from changing what holds for the whole process while it traces.
+def _process_state_unchanged() -> Iterator[None]:
+    """Keeps torch from changing the state of the whole process while it traces.
 
     It would switch oneDNN, NNPACK and cuDNN off, so that inferences on other threads take other kernels: with other
     bits, and slower. And it would read the random state of a GPU, put it back at the end and thereby lose what other
@@ -112,7 +112,7 @@ def _process_left_alone() -> Iterator[None]:
 
 
 def from_exported(exported: Any) -> TracedProgram:
-    """The sequence of a functionalised ``torch.export.ExportedProgram``."""
+    """Reads the sequence of a functionalised ``torch.export.ExportedProgram``."""
     signature = exported.graph_signature
     named: Dict[str, torch.Tensor] = {**exported.state_dict, **exported.constants}
     source = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
@@ -124,11 +124,11 @@ def from_exported(exported: Any) -> TracedProgram:
     for node in exported.graph.nodes:
         if node.op != "placeholder" or node.name not in source or node.name in state:
             continue
-        builder.constant(node, named[source[node.name]])
+        builder.add_constant(node, named[source[node.name]])
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     for name in (*user, *state):
-        builder.input(placeholders[name])
-    builder.nodes(exported.graph)
+        builder.add_input(placeholders[name])
+    builder.add_calls(exported.graph)
     by_target = {target: name for name, target in source.items()}
     outputs: List[int] = []
     rebinds: List[Tuple[int, int]] = []
@@ -144,7 +144,7 @@ def from_exported(exported: Any) -> TracedProgram:
 
 
 def from_graph_module(graph_module: torch.fx.GraphModule) -> TracedProgram:
-    """The sequence of an ATen graph made by ``torch.fx.experimental.proxy_tensor.make_fx``.
+    """Reads the sequence of an ATen graph made by ``torch.fx.experimental.proxy_tensor.make_fx``.
 
     Args:
         graph_module: every node carries ``meta["val"]``; attributes are constants.
@@ -152,10 +152,10 @@ def from_graph_module(graph_module: torch.fx.GraphModule) -> TracedProgram:
     builder = _Builder()
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":
-            builder.input(node)
+            builder.add_input(node)
         elif node.op == "get_attr":
-            builder.constant(node, getattr(graph_module, str(node.target)))
-    builder.nodes(graph_module.graph)
+            builder.add_constant(node, getattr(graph_module, str(node.target)))
+    builder.add_calls(graph_module.graph)
     (output,) = [node for node in graph_module.graph.nodes if node.op == "output"]
     results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
     return builder.finish([builder.numbers[node.name] for node in results], [])
@@ -163,7 +163,7 @@ def from_graph_module(graph_module: torch.fx.GraphModule) -> TracedProgram:
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Content digest of a tensor, independent of device, strides and whether it is part of a larger storage."""
-    return content_digest(_dtype(tensor), tuple(tensor.shape), flat_bytes(tensor).numpy().data)
+    return content_digest(_dtype_name(tensor), tuple(tensor.shape), flat_bytes(tensor).numpy().data)
 
 
 class _Builder:
@@ -178,18 +178,18 @@ class _Builder:
         self.operators: List[Operator] = []
         self.outputs_of: Dict[str, Tuple[Optional[int], ...]] = {}
 
-    def input(self, node: torch.fx.Node) -> None:
-        self.inputs.append(self._value(node.name, node.meta["val"], Kind.INPUT))
+    def add_input(self, node: torch.fx.Node) -> None:
+        self.inputs.append(self._add_value(node.name, node.meta["val"], Kind.INPUT))
 
-    def constant(self, node: torch.fx.Node, tensor: torch.Tensor) -> None:
+    def add_constant(self, node: torch.fx.Node, tensor: torch.Tensor) -> None:
         digest = tensor_digest(tensor)
         self.tensors.setdefault(digest, tensor.detach())
-        self.constants[self._value(node.name, tensor, Kind.CONSTANT)] = digest
+        self.constants[self._add_value(node.name, tensor, Kind.CONSTANT)] = digest
 
-    def nodes(self, graph: torch.fx.Graph) -> None:
+    def add_calls(self, graph: torch.fx.Graph) -> None:
         for node in graph.nodes:
             if node.op == "call_function":
-                self._call(node)
+                self._add_call(node)
             elif node.op not in ("placeholder", "output", "get_attr"):
                 raise Unsupported(f"graph node {node.name} is {node.op}, not an ATen call")
 
@@ -197,23 +197,25 @@ class _Builder:
         sequence = OperatorSequence(
             self.values, tuple(self.inputs), self.constants, tuple(self.operators), tuple(outputs), (), tuple(rebinds)
         )
-        sequence = sequence.validate().pruned()
-        used = set(sequence.constants.values())
-        return TracedProgram(sequence, {digest: tensor for digest, tensor in self.tensors.items() if digest in used})
+        sequence = sequence.validate().without_dead_code()
+        used_digests = set(sequence.constants.values())
+        return TracedProgram(
+            sequence, {digest: tensor for digest, tensor in self.tensors.items() if digest in used_digests}
+        )
 
-    def _value(self, name: str, val: Any, kind: Kind, storage: Optional[int] = None) -> int:
+    def _add_value(self, name: str, val: Any, kind: Kind, storage: Optional[int] = None) -> int:
         number = len(self.values)
         shape = tuple(size if isinstance(size, int) else DYNAMIC for size in val.shape)
         strides: Optional[Tuple[int, ...]] = None
         if DYNAMIC not in shape and val.layout == torch.strided:
             strides = tuple(int(stride) for stride in val.stride())
             strides = None if strides == contiguous_strides(shape) else strides
-        self.values[number] = Value(number, _dtype(val), shape, kind, strides, 0, storage)
+        self.values[number] = Value(number, _dtype_name(val), shape, kind, strides, 0, storage)
         if name:
             self.numbers[name] = number
         return number
 
-    def _call(self, node: torch.fx.Node) -> None:
+    def _add_call(self, node: torch.fx.Node) -> None:
         if node.target is python_operator.getitem:
             source, position = node.args
             assert isinstance(source, torch.fx.Node)
@@ -231,13 +233,13 @@ class _Builder:
         if name in _PURE_CHECKS:
             return
         schema = node.target._schema
-        bound = _bind(schema, node.args, node.kwargs)
+        bound = _bind_arguments(schema, node.args, node.kwargs)
         mutates = _refs_where(self, schema, bound, lambda info: info.is_write)
         val = node.meta.get("val")
         vals = [] if val is None else list(val) if isinstance(val, (tuple, list)) else [val]
         if name == _ATTENTION and not bound.get("need_weights", True):
             vals[1] = None
-        shared = [self._aliased(schema, bound, position, len(vals)) for position in range(len(vals))]
+        shared = [self._aliased_argument(schema, bound, position, len(vals)) for position in range(len(vals))]
         outputs: List[Optional[int]] = []
         for position, item in enumerate(vals):
             if item is None:
@@ -247,23 +249,23 @@ class _Builder:
                 raise Unsupported(f"{name} gives a {type(item).__name__} that depends on data",
                                   remedy="trace the part with static shapes")  # fmt: skip
             base = shared[position]
-            storage = None if base is None else self._storage(base)
+            storage = None if base is None else self._shared_storage(base)
             single = node.name if not isinstance(val, (tuple, list)) else ""
-            outputs.append(self._value(single, item, Kind.INTERMEDIATE, storage))
+            outputs.append(self._add_value(single, item, Kind.INTERMEDIATE, storage))
         self.outputs_of[node.name] = tuple(outputs)
         self.operators.append(
             Operator(
                 name,
-                tuple(self._arg(arg, node) for arg in node.args),
-                tuple(sorted((key, self._arg(arg, node)) for key, arg in node.kwargs.items())),
+                tuple(self._convert_argument(arg, node) for arg in node.args),
+                tuple(sorted((key, self._convert_argument(arg, node)) for key, arg in node.kwargs.items())),
                 tuple(outputs),
                 mutates,
                 tuple((position, base) for position, base in enumerate(shared) if base is not None),
-                _scope(node),
+                _module_path(node),
             )
         )
 
-    def _aliased(self, schema: Any, bound: Mapping[str, Any], position: int, count: int) -> Optional[int]:
+    def _aliased_argument(self, schema: Any, bound: Mapping[str, Any], position: int, count: int) -> Optional[int]:
         """Number of the argument value that output ``position`` may share its storage with."""
         returns = schema.returns
         if not returns:
@@ -278,21 +280,25 @@ class _Builder:
                 return self.numbers[given.name]
         return None
 
-    def _storage(self, number: int) -> int:
+    def _shared_storage(self, number: int) -> int:
         value = self.values[number]
         if value.storage is None:
             self.values[number] = Value(value.id, value.dtype, value.shape, value.kind, value.strides, 0, number)
-        found = self.values[number].storage
-        assert found is not None
-        return found
+        storage = self.values[number].storage
+        assert storage is not None
+        return storage
 
-    def _arg(self, arg: Any, node: torch.fx.Node) -> Arg:
+    def _convert_argument(self, arg: Any, node: torch.fx.Node) -> Arg:
         if isinstance(arg, torch.fx.Node):
             return Ref(self.numbers[arg.name])
         if isinstance(arg, (tuple, list)):
-            return tuple(self._arg(item, node) for item in arg)
-        for kind, found in (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format)):
-            if isinstance(arg, found):
+            return tuple(self._convert_argument(item, node) for item in arg)
+        for kind, torch_type in (
+            ("dtype", torch.dtype),
+            ("layout", torch.layout),
+            ("memory_format", torch.memory_format),
+        ):
+            if isinstance(arg, torch_type):
                 return Symbol(kind, str(arg).split(".")[-1])
         if isinstance(arg, torch.device):
             return Symbol("device", str(arg))
@@ -301,26 +307,26 @@ class _Builder:
         raise Unsupported(f"{node.name} has an argument of type {type(arg).__name__}")
 
 
-def _bind(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
+def _bind_arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
     return {**{argument.name: value for argument, value in zip(schema.arguments, args)}, **kwargs}
 
 
 def _refs_where(builder: _Builder, schema: Any, bound: Mapping[str, Any], test: Any) -> Tuple[int, ...]:
-    found: List[int] = []
+    numbers: List[int] = []
     for argument in schema.arguments:
         given = bound.get(argument.name)
         if argument.alias_info is not None and test(argument.alias_info):
             for item in given if isinstance(given, (tuple, list)) else (given,):
                 if isinstance(item, torch.fx.Node):
-                    found.append(builder.numbers[item.name])
-    return tuple(found)
+                    numbers.append(builder.numbers[item.name])
+    return tuple(numbers)
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).split(".")[-1]
 
 
-def _scope(node: torch.fx.Node) -> str:
+def _module_path(node: torch.fx.Node) -> str:
     """Innermost module that issued the call, as its path in the model."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values() if isinstance(entry, (tuple, list)) and entry]

@@ -23,7 +23,7 @@ _PREFIX = b"edge-offload sequence 1\n"
 
 
 def canonicalise(sequence: OperatorSequence) -> OperatorSequence:
-    """The same sequence with canonical value and storage numbers, and explicit strides only where not contiguous."""
+    """Copies a sequence with canonical value and storage numbers, and explicit strides only where not contiguous."""
     names: Dict[int, int] = {}
 
     def rename(number: int) -> int:
@@ -32,11 +32,11 @@ def canonicalise(sequence: OperatorSequence) -> OperatorSequence:
     for number in sequence.inputs:
         rename(number)
     for operator in sequence.operators:
-        for number in operator.reads():
+        for number in operator.input_ids():
             rename(number)
-        for number in operator.makes():
+        for number in operator.output_ids():
             rename(number)
-    for number in (*sequence.kept(), *sorted(sequence.values)):
+    for number in (*sequence.retained_ids(), *sorted(sequence.values)):
         rename(number)
 
     shared: Dict[int, int] = {}
@@ -59,7 +59,7 @@ def canonicalise(sequence: OperatorSequence) -> OperatorSequence:
         inputs=tuple(rename(number) for number in sequence.inputs),
         constants={names[number]: digest for number, digest in
                    sorted(sequence.constants.items(), key=lambda item: names[item[0]])},
-        operators=tuple(operator.renumbered(rename) for operator in sequence.operators),
+        operators=tuple(operator.renumber_values(rename) for operator in sequence.operators),
         outputs=tuple(rename(number) for number in sequence.outputs),
         live_outs=tuple(rename(number) for number in sequence.live_outs),
         rebinds=tuple((rename(state), rename(number)) for state, number in sequence.rebinds),
@@ -70,22 +70,22 @@ def canonical_bytes(sequence: OperatorSequence) -> bytes:
     """Injective encoding of the canonical form. Equal bytes, equal meaning; scopes are left out."""
     canonical = canonicalise(sequence)
     parts: List[bytes] = [_PREFIX]
-    _numbers(parts, canonical.inputs)
-    _numbers(parts, canonical.outputs)
-    _numbers(parts, canonical.live_outs)
-    _numbers(parts, [number for pair in canonical.rebinds for number in pair])
+    _write_numbers(parts, canonical.inputs)
+    _write_numbers(parts, canonical.outputs)
+    _write_numbers(parts, canonical.live_outs)
+    _write_numbers(parts, [number for pair in canonical.rebinds for number in pair])
     parts.append(struct.pack("<q", len(canonical.values)))
     for number, value in canonical.values.items():
         parts.append(struct.pack("<q", number))
-        _text(parts, value.dtype)
-        _text(parts, value.kind.value)
-        _numbers(parts, value.shape)
-        _numbers(parts, (1,) if value.strides is None else (0, *value.strides))
-        _numbers(parts, (value.offset, -1 if value.storage is None else value.storage))
-        _text(parts, canonical.constants.get(number, ""))
+        _write_text(parts, value.dtype)
+        _write_text(parts, value.kind.value)
+        _write_numbers(parts, value.shape)
+        _write_numbers(parts, (1,) if value.strides is None else (0, *value.strides))
+        _write_numbers(parts, (value.offset, -1 if value.storage is None else value.storage))
+        _write_text(parts, canonical.constants.get(number, ""))
     parts.append(struct.pack("<q", len(canonical.operators)))
     for operator in canonical.operators:
-        _operator(parts, operator)
+        _write_operator(parts, operator)
     return b"".join(parts)
 
 
@@ -94,52 +94,52 @@ def sequence_hash(sequence: OperatorSequence) -> str:
     return hashlib.blake2b(canonical_bytes(sequence), digest_size=HASH_BYTES).hexdigest()
 
 
-def _operator(parts: List[bytes], operator: Operator) -> None:
-    _text(parts, operator.name)
-    _arg(parts, operator.args)
+def _write_operator(parts: List[bytes], operator: Operator) -> None:
+    _write_text(parts, operator.name)
+    _write_argument(parts, operator.args)
     parts.append(struct.pack("<q", len(operator.kwargs)))
     for key, arg in operator.kwargs:
-        _text(parts, key)
-        _arg(parts, arg)
-    _numbers(parts, [-1 if number is None else number for number in operator.outputs])
-    _numbers(parts, operator.mutates)
-    _numbers(parts, [number for pair in operator.aliases for number in pair])
+        _write_text(parts, key)
+        _write_argument(parts, arg)
+    _write_numbers(parts, [-1 if number is None else number for number in operator.outputs])
+    _write_numbers(parts, operator.mutates)
+    _write_numbers(parts, [number for pair in operator.aliases for number in pair])
 
 
-def _numbers(parts: List[bytes], numbers: Sequence[int]) -> None:
+def _write_numbers(parts: List[bytes], numbers: Sequence[int]) -> None:
     parts.append(struct.pack(f"<q{len(numbers)}q", len(numbers), *numbers))
 
 
-def _text(parts: List[bytes], text: str) -> None:
+def _write_text(parts: List[bytes], text: str) -> None:
     data = text.encode("utf-8")
     parts.append(struct.pack("<q", len(data)))
     parts.append(data)
 
 
-def _arg(parts: List[bytes], arg: Arg) -> None:
+def _write_argument(parts: List[bytes], arg: Arg) -> None:
     if arg is None:
         parts.append(b"n")
     elif isinstance(arg, bool):  # before int: True is an int in Python
         parts.append(b"t" if arg else b"f")
     elif isinstance(arg, int):
         parts.append(b"i")
-        _text(parts, str(arg))
+        _write_text(parts, str(arg))
     elif isinstance(arg, float):
         parts.append(b"d" + struct.pack("<d", arg))
     elif isinstance(arg, complex):
         parts.append(b"c" + struct.pack("<dd", arg.real, arg.imag))
     elif isinstance(arg, str):
         parts.append(b"s")
-        _text(parts, arg)
+        _write_text(parts, arg)
     elif isinstance(arg, Ref):
         parts.append(b"v" + struct.pack("<q", arg.id))
     elif isinstance(arg, Symbol):
         parts.append(b"y")
-        _text(parts, arg.kind)
-        _text(parts, arg.name)
+        _write_text(parts, arg.kind)
+        _write_text(parts, arg.name)
     elif isinstance(arg, tuple):
         parts.append(b"(" + struct.pack("<q", len(arg)))
         for item in arg:
-            _arg(parts, item)
+            _write_argument(parts, item)
     else:
         raise BadInput(f"an argument cannot be of type {type(arg).__name__}")

@@ -9,13 +9,13 @@ import torch
 
 from edge_offload.errors import BadInput
 from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
-from edge_offload.ir.schemas import overload
+from edge_offload.ir.schemas import find_overload
 
 Fetch = Callable[[int], Any]
 """Gives the tensor of a value number."""
 
 VIEWS = ("aten.view.default", "aten._unsafe_view.default")
-"""What is only there for operands that lie in memory as those did that were recorded."""
+"""Operators that exist only for operands with the recorded strides."""
 
 _TYPES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
@@ -30,25 +30,25 @@ def resolve_symbol(symbol: Symbol, device: str = "cpu") -> Any:
         return torch.device(device)
     if symbol.kind == "generator":
         raise BadInput(f"the generator {symbol.name!r} belongs to the process that recorded it")
-    found = vars(torch).get(symbol.name)
-    if not isinstance(found, _TYPES[symbol.kind]):
+    constant = vars(torch).get(symbol.name)
+    if not isinstance(constant, _TYPES[symbol.kind]):
         raise BadInput(f"torch {torch.__version__} has no {symbol.kind} {symbol.name!r}")
-    return found
+    return constant
 
 
-def resolve(arg: Arg, fetch: Fetch, device: str = "cpu") -> Any:
-    """The Python object for an argument tree; ``fetch`` gives the tensor of a value number."""
+def resolve_argument(arg: Arg, fetch: Fetch, device: str = "cpu") -> Any:
+    """Converts an argument tree to a Python object; ``fetch`` gives the tensor of a value number."""
     if isinstance(arg, Ref):
         return fetch(arg.id)
     if isinstance(arg, Symbol):
         return resolve_symbol(arg, device)
     if isinstance(arg, tuple):
-        return [resolve(item, fetch, device) for item in arg]
+        return [resolve_argument(item, fetch, device) for item in arg]
     return arg
 
 
 class Kernels(Dict[int, Callable[[Fetch], List[Any]]]):
-    """Of each of ``operators``, by its index, what runs it on ``device``; made when it is wanted first.
+    """Kernels of ``operators`` on ``device``, by index; each is made on first use.
 
     Results of another device's kernels, and what came from the other side, may lie in memory otherwise than what was
     recorded. A view that does not fit them becomes a copy, which is the same where nothing is written into values.
@@ -65,23 +65,25 @@ class Kernels(Dict[int, Callable[[Fetch], List[Any]]]):
         operator = self.operators[index]
         if operator.name in VIEWS and not operator.kwargs and not self._written:
             operator = replace(operator, name="aten.reshape.default")
-        made = self[index] = kernel(operator, self.device)
+        made = self[index] = make_kernel(operator, self.device)
         return made
 
 
-def kernel(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[Any]]:
-    """What runs ``operator``: it gives its tensors in the order of ``operator.outputs`` (None where there is none).
+def make_kernel(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[Any]]:
+    """Makes the function that runs ``operator``: it returns the tensors (or None) of ``operator.outputs``.
 
     What is no tensor among its arguments is resolved once. It raises BadInput where the overload returns another number
     of tensors than the sequence says.
     """
-    function = overload(operator.name)
-    positional = [_getter(arg, device) for arg in operator.args]
-    keywords = [(key, _getter(arg, device)) for key, arg in operator.kwargs]
+    function = find_overload(operator.name)
+    positional = [_argument_getter(arg, device) for arg in operator.args]
+    keywords = [(key, _argument_getter(arg, device)) for key, arg in operator.kwargs]
     count = len(operator.outputs)
 
     def run(fetch: Fetch) -> List[Any]:
-        results = flatten(function(*[get(fetch) for get in positional], **{key: get(fetch) for key, get in keywords}))
+        results = flatten_outputs(
+            function(*[get(fetch) for get in positional], **{key: get(fetch) for key, get in keywords})
+        )
         if len(results) != count:
             raise BadInput(f"{operator.name} returned {len(results)} tensors, the sequence says {count}")
         return results
@@ -89,29 +91,31 @@ def kernel(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[An
     return run
 
 
-def _getter(arg: Arg, device: str) -> Callable[[Fetch], Any]:
+def _argument_getter(arg: Arg, device: str) -> Callable[[Fetch], Any]:
     if isinstance(arg, Ref):
         number = arg.id
         return lambda fetch: fetch(number)
     if mentions_tensor(arg):
-        return lambda fetch: resolve(arg, fetch, device)
-    value = resolve(arg, _nothing, device)
+        return lambda fetch: resolve_argument(arg, fetch, device)
+    value = resolve_argument(arg, _refuse_value, device)
     return lambda fetch: value
 
 
 def mentions_tensor(arg: Arg) -> bool:
-    """Whether a tensor stands anywhere in an argument tree."""
+    """Checks an argument tree for tensors."""
     return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(mentions_tensor(item) for item in arg))
 
 
-def _nothing(number: int) -> Any:
+def _refuse_value(number: int) -> Any:
     raise BadInput(f"value {number} stands in an argument without tensors")
 
 
-def flatten(result: Any) -> List[Any]:
-    """What an overload returned, as a flat list of tensors and ``None``."""
+def flatten_outputs(result: Any) -> List[Any]:
+    """Flattens the result of an overload to a list of tensors and ``None``."""
     if result is None:
         return []
     if isinstance(result, (tuple, list)):
-        return [item for part in result for item in (flatten(part) if isinstance(part, (tuple, list)) else [part])]
+        return [
+            item for part in result for item in (flatten_outputs(part) if isinstance(part, (tuple, list)) else [part])
+        ]
     return [result]

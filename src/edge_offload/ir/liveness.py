@@ -1,4 +1,4 @@
-"""From where to where a value is needed: when its bytes may be freed."""
+"""Lifetimes of values: when the bytes of each may be freed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def last_use(sequence: OperatorSequence) -> Dict[int, int]:
     """
     last = dict.fromkeys(sequence.values, -1)
     for index, operator in enumerate(sequence.operators):
-        for number in operator.reads():
+        for number in operator.input_ids():
             last[number] = index
-    for number in sequence.kept():
+    for number in sequence.retained_ids():
         last[number] = len(sequence)
     return last
 
 
 def free_after(sequence: OperatorSequence) -> List[List[int]]:
-    """For each operator, the intermediate values whose handle can be dropped once it has run."""
+    """Lists for each operator the intermediate values whose handle can be dropped once it has run."""
     last = last_use(sequence)
     schedule: List[List[int]] = [[] for _ in sequence.operators]
     for index, operator in enumerate(sequence.operators):
-        for number in operator.makes():
+        for number in operator.output_ids():
             end = max(last[number], index)
             if end < len(sequence):
                 schedule[end].append(number)

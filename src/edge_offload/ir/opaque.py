@@ -42,14 +42,14 @@ def token_of(module: nn.Module) -> str:
     return state.hexdigest()
 
 
-def register(module: nn.Module) -> str:
-    """Let operators that name ``module`` run it; its token. The caller keeps it alive."""
+def register_module(module: nn.Module) -> str:
+    """Registers ``module`` for operators that name it; returns its token. The caller keeps it alive."""
     token = token_of(module)
     _modules[token] = module
     return token
 
 
-def append(program: TracedProgram, module: nn.Module, examples: Sequence[torch.Tensor]) -> TracedProgram:
+def append_module(program: TracedProgram, module: nn.Module, examples: Sequence[torch.Tensor]) -> TracedProgram:
     """``program`` followed by ``module`` as one operator on all of its outputs.
 
     Args:
@@ -62,7 +62,7 @@ def append(program: TracedProgram, module: nn.Module, examples: Sequence[torch.T
     """
     if not examples or not all(isinstance(tensor, torch.Tensor) for tensor in examples):
         raise Unsupported(f"{type(module).__name__} does not give tensors alone")
-    token = register(module)
+    token = register_module(module)
     sequence = program.sequence
     first = max(sequence.values) + 1
     made = tuple(range(first, first + len(examples)))
@@ -74,13 +74,13 @@ def append(program: TracedProgram, module: nn.Module, examples: Sequence[torch.T
     return TracedProgram(behind.validate(), program.constants)
 
 
-def _run(token: str, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
+def _run_module(token: str, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
     module = _modules.get(token)
     if module is None:
         raise Unsupported(f"no part of a program is known here by {token[:12]}", remedy="trace the model first")
     device = inputs[0].device if inputs else torch.device("cpu")
-    found: Tuple[torch.Tensor, ...] = module(*[tensor.cpu() for tensor in inputs])  # it has its own state there
-    return [tensor.to(device) if device.type != "cpu" else tensor.clone() for tensor in found]
+    results: Tuple[torch.Tensor, ...] = module(*[tensor.cpu() for tensor in inputs])  # it has its own state there
+    return [tensor.to(device) if device.type != "cpu" else tensor.clone() for tensor in results]
 
 
-LIBRARY.impl("opaque", _run, "CompositeExplicitAutograd")
+LIBRARY.impl("opaque", _run_module, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""What an operator call is: a name and an argument tree, what it makes, writes and aliases.
+"""Operator calls: a name and an argument tree, what a call makes, writes and aliases.
 
 A call of an :class:`~edge_offload.ir.sequence.OperatorSequence` takes values by number (:class:`Ref`). A call as a
 program made it (:mod:`edge_offload.ir.trace.keys` decodes it) takes views of storages and parameters instead.
@@ -39,7 +39,7 @@ class Symbol:
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in its storage.
+    """Placement of a tensor in its storage.
 
     Attributes:
         dtype: torch's number of it (``c10::ScalarType``).
@@ -178,20 +178,20 @@ class Operator:
     def leaves(self) -> Iterator[Arg]:
         """All leaves of positional, then keyword arguments, in order."""
         for arg in self.args:
-            yield from walk(arg)
+            yield from walk_arguments(arg)
         for _, arg in self.kwargs:
-            yield from walk(arg)
+            yield from walk_arguments(arg)
 
-    def reads(self) -> Tuple[int, ...]:
+    def input_ids(self) -> Tuple[int, ...]:
         """Numbers of the values it takes, each once, in order of first appearance."""
         return tuple(dict.fromkeys(leaf.id for leaf in self.leaves() if isinstance(leaf, Ref)))
 
-    def makes(self) -> Tuple[int, ...]:
+    def output_ids(self) -> Tuple[int, ...]:
         """Numbers of the values it makes."""
         return tuple(number for number in self.outputs if number is not None)
 
-    def renumbered(self, rename: Callable[[int], int]) -> Operator:
-        """The same call with every value number passed through ``rename``."""
+    def renumber_values(self, rename: Callable[[int], int]) -> Operator:
+        """Copies the call with every value number passed through ``rename``."""
         return Operator(
             self.name,
             tuple(map_refs(arg, rename) for arg in self.args),
@@ -203,7 +203,7 @@ class Operator:
         )
 
 
-def walk(arg: Arg, depth: int = 0) -> Iterator[Arg]:
+def walk_arguments(arg: Arg, depth: int = 0) -> Iterator[Arg]:
     """Leaves of an argument tree.
 
     Raises:
@@ -213,7 +213,7 @@ def walk(arg: Arg, depth: int = 0) -> Iterator[Arg]:
         raise BadInput(f"arguments nested deeper than {MAX_DEPTH}")
     if isinstance(arg, tuple):
         for item in arg:
-            yield from walk(item, depth + 1)
+            yield from walk_arguments(item, depth + 1)
     elif arg is None or isinstance(arg, _LEAVES):
         yield arg
     else:
@@ -221,7 +221,7 @@ def walk(arg: Arg, depth: int = 0) -> Iterator[Arg]:
 
 
 def map_refs(arg: Arg, rename: Callable[[int], int]) -> Arg:
-    """The same tree with every value number passed through ``rename``."""
+    """Copies the tree with every value number passed through ``rename``."""
     if isinstance(arg, Ref):
         return Ref(rename(arg.id))
     if isinstance(arg, tuple):

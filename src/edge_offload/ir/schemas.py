@@ -1,4 +1,4 @@
-"""torch's own overloads, by name, and what their schemas say of arguments."""
+"""Look-up of torch's overloads by name, and of their enumerated arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAME = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 
 
 @lru_cache(maxsize=8192)
-def overload(name: str) -> Any:
-    """The ``torch._ops.OpOverload`` called ``name`` (``aten.relu.default``).
+def find_overload(name: str) -> Any:
+    """Looks up the ``torch._ops.OpOverload`` called ``name`` (``aten.relu.default``).
 
     The name is matched against a strict pattern and looked up in the dispatcher's registry only; it can never reach
     a Python attribute that is not a registered operator.
@@ -40,15 +40,15 @@ ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat")
 
 
 @lru_cache(maxsize=8192)
-def enumerated(found: Any) -> Tuple[Tuple[int, str, str], ...]:
-    """The arguments of an overload that stand for a dtype, a layout or a memory format.
+def enumerated_arguments(overload: Any) -> Tuple[Tuple[int, str, str], ...]:
+    """Lists the arguments of an overload that stand for a dtype, a layout or a memory format.
 
     Position, name and kind (one of :data:`ENUMERATIONS`) of each.
 
     Schemas call them integers, and torch looks beyond its table of names for an integer that stands for none.
     """
     kinds = []
-    for position, argument in enumerate(found._schema.arguments):
+    for position, argument in enumerate(overload._schema.arguments):
         text = str(argument.real_type)
         kind = text[len("Optional[") : -1] if text.startswith("Optional[") else text
         if kind in ENUMERATIONS:

@@ -15,7 +15,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class OperatorSequence:
-    """What one inference is.
+    """One inference: values, operators in order, inputs and outputs.
 
     Attributes:
         values: every value by number.
@@ -53,8 +53,8 @@ class OperatorSequence:
         for index, operator in enumerate(self.operators):
             operator.check_names()
             where = f"operator {index} ({operator.name})"
-            reads = set(operator.reads())
-            self._require(reads, defined, f"{where} uses")
+            reads = set(operator.input_ids())
+            self._require_defined(reads, defined, f"{where} uses")
             for number in operator.mutates:
                 if number not in reads:
                     raise BadInput(f"{where} writes value {number}, which is not among its arguments")
@@ -64,7 +64,7 @@ class OperatorSequence:
             for position, number in operator.aliases:
                 if number not in reads or not 0 <= position < len(operator.outputs):
                     raise BadInput(f"{where} has an alias of output {position} and value {number}, which it lacks")
-            for number in operator.makes():
+            for number in operator.output_ids():
                 if number in defined:
                     raise BadInput(f"{where} defines value {number} a second time")
                 if number not in self.values or self.values[number].kind is not Kind.INTERMEDIATE:
@@ -73,10 +73,10 @@ class OperatorSequence:
         orphans = set(self.values) - defined
         if orphans:
             raise BadInput(f"values {sorted(orphans)[:8]} are listed and never defined")
-        self._require(self.outputs, defined, "the outputs name")
-        self._require(self.live_outs, defined, "the live-outs name")
+        self._require_defined(self.outputs, defined, "the outputs name")
+        self._require_defined(self.live_outs, defined, "the live-outs name")
         for state, number in self.rebinds:
-            self._require((number,), defined, "a rebind names")
+            self._require_defined((number,), defined, "a rebind names")
             if state not in self.inputs:
                 raise BadInput(f"rebind of value {state}, which is not an input")
         return self
@@ -97,45 +97,45 @@ class OperatorSequence:
                 raise BadInput(f"constant {number}: {digest!r} is not a digest of 64 hexadecimal digits")
 
     @staticmethod
-    def _require(numbers: Iterable[int], defined: Set[int], what: str) -> None:
+    def _require_defined(numbers: Iterable[int], defined: Set[int], user: str) -> None:
         missing = [number for number in numbers if number not in defined]
         if missing:
-            raise BadInput(f"{what} value {missing[0]} before anything defines it")
+            raise BadInput(f"{user} value {missing[0]} before anything defines it")
 
     @property
     def is_functional(self) -> bool:
-        """Whether no operator overwrites anything (views may still share bytes)."""
+        """True if no operator overwrites anything (views may still share bytes)."""
         return not any(operator.mutates for operator in self.operators)
 
-    def producer(self) -> Dict[int, int]:
+    def producer_indices(self) -> Dict[int, int]:
         """Number of each intermediate value -> index of the operator that makes it."""
-        return {number: index for index, operator in enumerate(self.operators) for number in operator.makes()}
+        return {number: index for index, operator in enumerate(self.operators) for number in operator.output_ids()}
 
-    def consumers(self) -> Dict[int, List[int]]:
+    def consumer_indices(self) -> Dict[int, List[int]]:
         """Number of each value -> indices of the operators that take it, ascending."""
-        found: Dict[int, List[int]] = {number: [] for number in self.values}
+        indices: Dict[int, List[int]] = {number: [] for number in self.values}
         for index, operator in enumerate(self.operators):
-            for number in operator.reads():
-                found[number].append(index)
-        return found
+            for number in operator.input_ids():
+                indices[number].append(index)
+        return indices
 
-    def kept(self) -> Tuple[int, ...]:
+    def retained_ids(self) -> Tuple[int, ...]:
         """Values that must exist after the last operator: host reads, live-outs, new state."""
         return tuple(dict.fromkeys((*self.outputs, *self.live_outs, *(number for _, number in self.rebinds))))
 
-    def pruned(self) -> OperatorSequence:
-        """Without operators that contribute to nothing kept, nor the constants that only they used.
+    def without_dead_code(self) -> OperatorSequence:
+        """Drops operators that contribute to nothing retained, and the constants that only they used.
 
-        An operator that writes is always kept. Inputs stay, so that the call signature does not change.
+        An operator that writes always stays. Inputs stay, so that the call signature does not change.
         """
-        needed = set(self.kept())
+        needed = set(self.retained_ids())
         chosen: List[Operator] = []
         for operator in reversed(self.operators):
-            if operator.mutates or needed.intersection(operator.makes()):
+            if operator.mutates or needed.intersection(operator.output_ids()):
                 chosen.append(operator)
-                needed.update(operator.reads())
+                needed.update(operator.input_ids())
         chosen.reverse()
-        live = needed | set(self.inputs) | {number for operator in chosen for number in operator.makes()}
+        live = needed | set(self.inputs) | {number for operator in chosen for number in operator.output_ids()}
         return replace(
             self,
             operators=tuple(chosen),

@@ -38,7 +38,7 @@ def torchvision_package() -> Any:
     library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
         library.define(schema)
-    library.impl("nms", _nms, "CPU")
+    library.impl("nms", _suppress_boxes, "CPU")
     import torchvision
     import torchvision.ops.boxes
 
@@ -47,19 +47,19 @@ def torchvision_package() -> Any:
     return torchvision
 
 
-def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+def _suppress_boxes(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """Greedy non-maximum suppression; boxes [n, 4] as x1 y1 x2 y2, scores [n]; int64 indices by falling score."""
     order = scores.argsort(descending=True, stable=True)
     ranked = boxes[order]
     area = (ranked[:, 2] - ranked[:, 0]) * (ranked[:, 3] - ranked[:, 1])
     alive = torch.ones(len(ranked), dtype=torch.bool, device=boxes.device)
-    keep = []
+    selected = []
     for index in range(len(ranked)):
         if not alive[index]:
             continue
-        keep.append(index)
+        selected.append(index)
         low = torch.maximum(ranked[index, :2], ranked[index + 1 :, :2])
         high = torch.minimum(ranked[index, 2:], ranked[index + 1 :, 2:])
         overlap = (high - low).clamp(min=0).prod(dim=1)
         alive[index + 1 :] &= ~(overlap / (area[index] + area[index + 1 :] - overlap) > iou_threshold)
-    return order[torch.tensor(keep, dtype=torch.int64, device=boxes.device)]
+    return order[torch.tensor(selected, dtype=torch.int64, device=boxes.device)]

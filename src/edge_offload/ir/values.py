@@ -10,7 +10,7 @@ from typing import Dict, Optional, Tuple, Union
 from edge_offload.errors import BadInput
 
 DYNAMIC = -1
-"""A size that only running the operator tells (``nonzero``, boolean indexing)."""
+"""A size that is known only once the operator has run (``nonzero``, boolean indexing)."""
 
 MAX_RANK = 64
 
@@ -25,12 +25,12 @@ ITEM_BYTES: Dict[str, int] = {
 
 
 class Kind(str, enum.Enum):
-    """Where a value comes from."""
+    """Origin of a value."""
 
     INPUT = "input"
     """New for every inference (or state that an inference reads and replaces)."""
     CONSTANT = "constant"
-    """A weight: known by the hash of its content, never written."""
+    """A weight: identified by the hash of its content, never written."""
     INTERMEDIATE = "intermediate"
     """An output of an operator of the sequence."""
 
@@ -70,7 +70,7 @@ class Value:
 
     @property
     def is_static(self) -> bool:
-        """Whether every size is known before running."""
+        """True if every size is known before running."""
         return DYNAMIC not in self.shape
 
     @property

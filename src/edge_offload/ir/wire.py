@@ -24,7 +24,7 @@ _MAX_TEXT = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
+class SequenceLimits:
     """Upper bounds that a decoder accepts."""
 
     nbytes: int = 64 << 20
@@ -58,7 +58,7 @@ class _OperatorRow(NamedTuple):
 
 
 def encode(sequence: OperatorSequence) -> bytes:
-    """Msgpack bytes of ``sequence``.
+    """Packs ``sequence`` as msgpack.
 
     Raises:
         BadInput: an integer argument does not fit 64 bits.
@@ -85,13 +85,13 @@ def encode(sequence: OperatorSequence) -> bytes:
     return packed
 
 
-def decode(data: bytes, limits: Optional[Limits] = None) -> OperatorSequence:
-    """The sequence in ``data``, validated.
+def decode(data: bytes, limits: Optional[SequenceLimits] = None) -> OperatorSequence:
+    """Unpacks and validates the sequence in ``data``.
 
     Raises:
         ProtocolError: the bytes are not a sequence, or exceed ``limits``.
     """
-    limits = limits or Limits()
+    limits = limits or SequenceLimits()
     if len(data) > limits.nbytes:
         _refuse(f"{len(data)} bytes, the limit is {limits.nbytes}")
     longest = max(limits.values, limits.operators)
@@ -107,54 +107,56 @@ def decode(data: bytes, limits: Optional[Limits] = None) -> OperatorSequence:
     if document["format"] != FORMAT:
         _refuse(f"format {document['format']!r}, this side speaks {FORMAT}")
     try:
-        return _sequence(document, limits).validate()
+        return _read_sequence(document, limits).validate()
     except BadInput as error:
         _refuse(str(error))
 
 
-def _sequence(document: Dict[str, Any], limits: Limits) -> OperatorSequence:
+def _read_sequence(document: Dict[str, Any], limits: SequenceLimits) -> OperatorSequence:
     values: Dict[int, Value] = {}
-    for read in itertools.starmap(_ValueRow, _rows(document["values"], len(_ValueRow._fields), limits.values)):
+    for read in itertools.starmap(_ValueRow, _read_rows(document["values"], len(_ValueRow._fields), limits.values)):
         value = Value(
-            id=_integer(read.id),
-            dtype=_text(read.dtype),
-            shape=_integers(read.shape, MAX_RANK),
-            kind=_kind(read.kind),
-            strides=None if read.strides is None else _integers(read.strides, MAX_RANK),
-            offset=_integer(read.offset),
-            storage=None if read.storage is None else _integer(read.storage),
+            id=_read_integer(read.id),
+            dtype=_read_text(read.dtype),
+            shape=_read_integers(read.shape, MAX_RANK),
+            kind=_read_kind(read.kind),
+            strides=None if read.strides is None else _read_integers(read.strides, MAX_RANK),
+            offset=_read_integer(read.offset),
+            storage=None if read.storage is None else _read_integer(read.storage),
         )
         if value.id in values:
             _refuse(f"value {value.id} is listed twice")
         values[value.id] = value
     constants: Dict[int, str] = {}
-    for row in _rows(document["constants"], 2, limits.values):
+    for row in _read_rows(document["constants"], 2, limits.values):
         if not isinstance(row[1], bytes):
             _refuse("a digest is not bytes")
-        constants[_integer(row[0])] = row[1].hex()
+        constants[_read_integer(row[0])] = row[1].hex()
     operators: List[Operator] = []
     most = limits.arguments
-    rows = _rows(document["operators"], len(_OperatorRow._fields), limits.operators)
+    rows = _read_rows(document["operators"], len(_OperatorRow._fields), limits.operators)
     for op in itertools.starmap(_OperatorRow, rows):
         operators.append(
             Operator(
-                name=_text(op.name),
-                args=tuple(_arg(arg, limits) for arg in _list(op.args, most)),
-                kwargs=tuple((_text(key), _arg(arg, limits)) for key, arg in _rows(op.kwargs, 2, most)),
-                outputs=tuple(None if item is None else _integer(item) for item in _list(op.outputs, most)),
-                mutates=_integers(op.mutates, most),
-                aliases=_pairs(op.aliases, most),
-                scope=_text(op.scope),
+                name=_read_text(op.name),
+                args=tuple(_read_argument(arg, limits) for arg in _read_list(op.args, most)),
+                kwargs=tuple(
+                    (_read_text(key), _read_argument(arg, limits)) for key, arg in _read_rows(op.kwargs, 2, most)
+                ),
+                outputs=tuple(None if item is None else _read_integer(item) for item in _read_list(op.outputs, most)),
+                mutates=_read_integers(op.mutates, most),
+                aliases=_read_pairs(op.aliases, most),
+                scope=_read_text(op.scope),
             )
         )
     return OperatorSequence(
         values=values,
-        inputs=_integers(document["inputs"], limits.values),
+        inputs=_read_integers(document["inputs"], limits.values),
         constants=constants,
         operators=tuple(operators),
-        outputs=_integers(document["outputs"], limits.values),
-        live_outs=_integers(document["live_outs"], limits.values),
-        rebinds=_pairs(document["rebinds"], limits.values),
+        outputs=_read_integers(document["outputs"], limits.values),
+        live_outs=_read_integers(document["live_outs"], limits.values),
+        rebinds=_read_pairs(document["rebinds"], limits.values),
     )
 
 
@@ -177,23 +179,23 @@ def _pack_arg(arg: Arg) -> Any:
     raise BadInput(f"an argument cannot be of type {type(arg).__name__}")
 
 
-def _arg(item: Any, limits: Limits, depth: int = 0) -> Arg:
+def _read_argument(item: Any, limits: SequenceLimits, depth: int = 0) -> Arg:
     if depth > MAX_DEPTH:
         _refuse(f"arguments nested deeper than {MAX_DEPTH}")
     if item is None or isinstance(item, (bool, float, str)):
         return item
     if isinstance(item, int):
-        return _integer(item)
+        return _read_integer(item)
     if isinstance(item, list) and len(item) == 2 and item[0] == "v":
-        return Ref(_integer(item[1]))
+        return Ref(_read_integer(item[1]))
     if isinstance(item, list) and len(item) == 3 and item[0] == "y":
-        return Symbol(_text(item[1]), _text(item[2]))
+        return Symbol(_read_text(item[1]), _read_text(item[2]))
     if isinstance(item, list) and len(item) == 3 and item[0] == "c":
         if not all(isinstance(part, float) for part in item[1:]):
             _refuse("a complex number is not made of two floats")
         return complex(item[1], item[2])
     if isinstance(item, list) and len(item) == 2 and item[0] == "l":
-        return tuple(_arg(part, limits, depth + 1) for part in _list(item[1], limits.arguments))
+        return tuple(_read_argument(part, limits, depth + 1) for part in _read_list(item[1], limits.arguments))
     return _refuse("an argument has no known form")
 
 
@@ -201,42 +203,42 @@ def _refuse(why: str) -> NoReturn:
     raise ProtocolError(f"not an operator sequence: {why}")
 
 
-def _integer(item: Any) -> int:
+def _read_integer(item: Any) -> int:
     if not isinstance(item, int) or isinstance(item, bool) or item not in _INT64:
         _refuse(f"{item!r} where an integer of 64 bits belongs")
     return int(item)
 
 
-def _text(item: Any) -> str:
+def _read_text(item: Any) -> str:
     if not isinstance(item, str):
         _refuse(f"{type(item).__name__} where text belongs")
     return str(item)
 
 
-def _kind(item: Any) -> Kind:
+def _read_kind(item: Any) -> Kind:
     try:
         return Kind(item)
     except ValueError:
         _refuse(f"unknown kind of value {item!r}")
 
 
-def _list(item: Any, longest: int) -> List[Any]:
+def _read_list(item: Any, longest: int) -> List[Any]:
     if not isinstance(item, list) or len(item) > longest:
         _refuse(f"no list of at most {longest}")
     return list(item)
 
 
-def _integers(item: Any, longest: int) -> Tuple[int, ...]:
-    return tuple(_integer(part) for part in _list(item, longest))
+def _read_integers(item: Any, longest: int) -> Tuple[int, ...]:
+    return tuple(_read_integer(part) for part in _read_list(item, longest))
 
 
-def _rows(item: Any, width: int, longest: int) -> Sequence[List[Any]]:
-    rows = _list(item, longest)
+def _read_rows(item: Any, width: int, longest: int) -> Sequence[List[Any]]:
+    rows = _read_list(item, longest)
     for row in rows:
         if not isinstance(row, list) or len(row) != width:
             _refuse(f"a row is not a list of {width}")
     return rows
 
 
-def _pairs(item: Any, longest: int) -> Tuple[Tuple[int, int], ...]:
-    return tuple((_integer(row[0]), _integer(row[1])) for row in _rows(item, 2, longest))
+def _read_pairs(item: Any, longest: int) -> Tuple[Tuple[int, int], ...]:
+    return tuple((_read_integer(row[0]), _read_integer(row[1])) for row in _read_rows(item, 2, longest))

@@ -181,7 +181,7 @@ class DeviceModule:
     def _infer(self, module: nn.Module, mode: Mode, inputs: Sequence[torch.Tensor]) -> Attempt:
         device = self._device
         if device.recorder.mode is not mode:
-            device.switch(mode)
+            device.switch_mode(mode)
         remote: Any = device.remote
         before = (device.recorder.counters.round_trips, remote.bytes_up, remote.bytes_down)
         remote.spent.reset()

@@ -17,8 +17,8 @@ import torch
 from edge_offload import background
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.execute.engines.base import EAGER, ENGINE
-from edge_offload.execute.fingerprint import differences, exactness_refusal, two_torches
-from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
+from edge_offload.execute.fingerprint import exactness_refusal, list_differences, two_torches
+from edge_offload.execute.tensors import Specs, pack_tensors, specs_of, unpack_tensors
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, Reply
@@ -126,7 +126,7 @@ class _Equality:
         ours, theirs = self.fingerprints()
         if theirs is None:
             return ["it is not known"]
-        different = differences(ours, theirs)
+        different = list_differences(ours, theirs)
         own = self._own_engine()
         if not different and self._engine() != EAGER and own != self.last_engine:
             # the same engine: one that is not in force yet or any more, or that was built of another graph
@@ -287,7 +287,7 @@ class ServerRunner(Runner):
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:
         started_s = time.monotonic()
         link = self._client.estimator.current
-        descriptors, buffers = pack(inputs, self._codec, link.uplink or None)
+        descriptors, buffers = pack_tensors(inputs, self._codec, link.uplink or None)
         return _Packed(descriptors, buffers, time.monotonic() - started_s, link.downlink)
 
     def _request(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
@@ -319,7 +319,7 @@ class ServerRunner(Runner):
 
     def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
-        outputs = unpack(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
+        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
         stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
         behind_s = self._earlier.behind_s(transfer, stages["queue_s"])
         parts = {"uplink": transfer.uplink_s, "queue": sum(stages.values()), "downlink": transfer.downlink_s}

@@ -1,4 +1,4 @@
-"""Fused operators in terms of others, where a record can then be divided and the whole could not.
+"""Fused operators in terms of others, where a sequence can then be divided and the fused one could not.
 
 The expansion is what the CPU's kernel of the fused operator calls, in the same order.
 """
@@ -36,7 +36,7 @@ def encoder_layer(
 ) -> torch.Tensor:
     """``aten::_transformer_encoder_layer_fwd``: attention, and two linear operators, each with its shortcut and norm.
 
-    Norms, linear operators and sums are local along the sequence; of the whole only its batch would be.
+    Norms, linear operators and sums are local along the sequence; in the fused operator only the batch would be.
 
     Args:
         source: (batch, sequence, width).
@@ -61,21 +61,21 @@ def encoder_layer(
         mask_type: torch's number of what the mask's axes are.
     """
 
-    def normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = aten.native_layer_norm.default(x, [width], scale, shift, epsilon)[0]
-        return found
+    def apply_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = aten.native_layer_norm.default(x, [width], scale, shift, epsilon)[0]
+        return result
 
-    x = normed(source, scale_1, shift_1) if norm_first else source
+    x = apply_norm(source, scale_1, shift_1) if norm_first else source
     x = aten._native_multi_head_attention.default(
         x, x, x, width, heads, qkv_weight, qkv_bias, out_weight, out_bias, mask, False, True, mask_type
     )[0]
     x = aten.add.Tensor(x, source)
     if not norm_first:
-        x = normed(x, scale_1, shift_1)
+        x = apply_norm(x, scale_1, shift_1)
     shortcut = x
     if norm_first:
-        x = normed(x, scale_2, shift_2)
+        x = apply_norm(x, scale_2, shift_2)
     x = aten.linear.default(x, weight_1, bias_1)
     x = aten.gelu.default(x) if gelu else aten.relu.default(x)
     x = aten.add.Tensor(aten.linear.default(x, weight_2, bias_2), shortcut)
-    return x if norm_first else normed(x, scale_2, shift_2)
+    return x if norm_first else apply_norm(x, scale_2, shift_2)

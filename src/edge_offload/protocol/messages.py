@@ -18,7 +18,7 @@ from edge_offload.errors import DeviceLost, Disagreement, EdgeOffloadError, OutO
 from edge_offload.ir.operators import HostTensor
 from edge_offload.ir.trace.calls import Buffer, host_tensor
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
-from edge_offload.ir.trace.segments import Outcome, Step
+from edge_offload.ir.trace.segments import SegmentStep, StepOutcome
 from edge_offload.ir.trace.trace_graph import MOST_STORAGES, TraceGraph, TraceStep, parse_graph, parse_step
 from edge_offload.memory import flat_bytes
 from edge_offload.protocol.blobs import NamedBlobs
@@ -62,7 +62,7 @@ class DeviceMessage:
     segments: List[Tuple[int, bytes]] = field(default_factory=list)
     freed: List[int] = field(default_factory=list)
     accepted: Optional[int] = None
-    steps: List[Step] = field(default_factory=list)
+    steps: List[SegmentStep] = field(default_factory=list)
     speculative_from: int = 0
     reset_tables: bool = False
     nodes: List[Tuple[int, TraceStep]] = field(default_factory=list)
@@ -135,9 +135,9 @@ class Answer:
             from the client's.
     """
 
-    outcomes: List[Outcome]
+    outcomes: List[StepOutcome]
     error: Optional[Exception] = None
-    ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
+    ran: List[Tuple[int, int, StepOutcome]] = field(default_factory=list)
     fetched: List[Buffer] = field(default_factory=list)
     disagreed: List[str] = field(default_factory=list)
     refused: str = ""
@@ -196,7 +196,7 @@ def parse_message(buffers: Sequence[Buffer]) -> DeviceMessage:
             live, dead = list(zip(pairs[::2], pairs[1::2])), _unpack_u64(row.dead)
             payloads = unpack_payloads(map(_as_count, row.payload_sizes))
             message.steps.append(
-                Step(
+                SegmentStep(
                     _as_count(row.segment),
                     row.base,
                     live,
@@ -215,8 +215,8 @@ def parse_message(buffers: Sequence[Buffer]) -> DeviceMessage:
 
 
 def answer_to_wire(
-    outcomes: Sequence[Outcome],
-    ran: Sequence[Tuple[int, int, Outcome]],
+    outcomes: Sequence[StepOutcome],
+    ran: Sequence[Tuple[int, int, StepOutcome]],
     fetched: Sequence[Buffer] = (),
     error: Optional[Dict[str, Any]] = None,
     disagreed: Sequence[str] = (),
@@ -257,7 +257,7 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
     try:
         facts = _parse_facts(buffers[0])
         for item in map(_as_map, facts["outcomes"]):
-            outcome = Outcome(results=item.get("results"))
+            outcome = StepOutcome(results=item.get("results"))
             outcome.described = {_as_count(call): results for call, results in item.get("described", ())}
             if "dtype" in item:
                 sizes = tuple(_as_count(size) for size in item["sizes"])

@@ -28,7 +28,7 @@ class Remote:
     Attributes:
         bytes_up, bytes_down, messages: totals sent and received.
         refused: operators whose schema differs at the executor, each with the reason.
-        facts: description of the device (:func:`edge_offload.execute.devices.facts`); empty: unknown.
+        facts: description of the device (:func:`edge_offload.execute.devices.device_facts`); empty: unknown.
         renewable: a lost session can be replaced by a new one (:meth:`renew`).
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence
 
-from edge_offload.ir.trace.segments import Outcome, Step
+from edge_offload.ir.trace.segments import SegmentStep, StepOutcome
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import DeviceMessage, tensor_bytes
 from edge_offload.protocol.remote import Remote
@@ -43,11 +43,11 @@ class SegmentDispatcher:
     def restart(self, remote: Remote) -> None:
         """Go on with another session, which knows nothing: using a tensor from before raises LinkLost."""
         self.exchange.restart(remote)
-        self.definitions.forget()
+        self.definitions.reset()
         self.has_read = False
         self.recovery = SessionRecovery(self.next_storage, enabled=remote.renewable)
 
-    def run(self, invocations: Sequence[SegmentInvocation], send: Optional[Sender] = None) -> Outcome:
+    def run(self, invocations: Sequence[SegmentInvocation], send: Optional[Sender] = None) -> StepOutcome:
         """The outcome of the last of the segments.
 
         Args:
@@ -60,28 +60,28 @@ class SegmentDispatcher:
         """
         message, fresh = DeviceMessage(), False
         for invocation in invocations:
-            self.recovery.check(invocation.live)
+            self.recovery.check_storages(invocation.live)
         for invocation in invocations:
-            fresh = self.definitions.segment(invocation.segment, message, invocation.definition) or fresh
+            fresh = self.definitions.define_segment(invocation.segment, message, invocation.definition) or fresh
             describe = invocation.reason in (INFER, DYNAMIC) and invocation is invocations[-1]
-            message.steps.append(_step(invocation, describe))
+            message.steps.append(_make_step(invocation, describe))
         message.speculative_from = len(invocations)
         reason = invocations[-1].reason
         future = send(message) if send is not None else None
         if future is None:
             # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
-            future = self.exchange.submit(message, keep=fresh or reason == ASYNC or not self.has_read)
+            future = self.exchange.submit_message(message, retain=fresh or reason == ASYNC or not self.has_read)
         self.has_read = self.has_read or reason == READ
         if reason == ASYNC:
             self.exchange.await_later(future)
-            return Outcome()
-        self.exchange.barrier(blocked=False)
-        return outcome_of(self.exchange.wait(future, outcomes=len(invocations)), len(invocations))
+            return StepOutcome()
+        self.exchange.await_outstanding(blocked=False)
+        return outcome_of(self.exchange.await_answer(future, outcomes=len(invocations)), len(invocations))
 
 
-def _step(invocation: SegmentInvocation, describe: bool) -> Step:
+def _make_step(invocation: SegmentInvocation, describe: bool) -> SegmentStep:
     payloads = [tensor_bytes(payload) for payload in invocation.payloads]
-    return Step(
+    return SegmentStep(
         invocation.segment,
         invocation.base,
         invocation.live,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Deque, Iterable, Iterator, List, Optional, Sequence, Set
 
 from edge_offload.errors import DeviceLost, LinkLost, ProtocolError
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import Answer, DeviceMessage
 from edge_offload.protocol.remote import Remote, SessionEnded
@@ -22,8 +22,8 @@ ALL = 1 << 62
 
 
 @dataclass
-class Counters:
-    """What the program has cost so far. A round trip: the caller blocked for a message that one of its own caused."""
+class ExchangeCounters:
+    """Costs of the program so far. A round trip: the caller blocked for a message that one of its own caused."""
 
     round_trips: int = 0
     messages: int = 0
@@ -45,14 +45,14 @@ class Exchange:
     Attributes:
         failure: why the connection is lost, and what every later call raises; None while it is not.
         freed: storages that the session is to free with the next message.
-        unsettled: how many speculated steps the program has accepted, to be said with the next message.
-        forget: whether the session is to forget all definitions with the next message.
+        unsettled: how many speculated steps the program has accepted, reported with the next message.
+        reset_definitions: whether the session is to forget all definitions with the next message.
         disagreed: operators whose results lie otherwise than was worked out here.
     """
 
     def __init__(self, remote: Remote, definitions: Definitions, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.counters = Counters()
+        self.counters = ExchangeCounters()
         self._definitions = definitions
         self.disagreed: Set[str] = set()
         self._outstanding: Deque[PendingAnswer] = deque()
@@ -60,9 +60,9 @@ class Exchange:
         self.restart(remote)
 
     def restart(self, remote: Remote) -> None:
-        """From now on messages go to ``remote``, whose session knows nothing."""
+        """Continues with ``remote``, whose session has no definitions."""
         self.remote = remote
-        self.forget = False
+        self.reset_definitions = False
         self.freed: List[int] = []
         self.unsettled: Optional[int] = None
         self.failure: Optional[Exception] = None
@@ -74,13 +74,13 @@ class Exchange:
         self._arriving.clear()
 
     @contextlib.contextmanager
-    def withhold(self, storages: Sequence[int]) -> Iterator[None]:
+    def without_freeing(self, storages: Sequence[int]) -> Iterator[None]:
         """Free none of ``storages`` with the messages that are sent meanwhile: what is run after those uses them."""
         self.freed = [number for number in self.freed if number not in storages]
         yield
         self.freed += storages
 
-    def submit(self, message: DeviceMessage, keep: bool = False) -> PendingAnswer:
+    def submit_message(self, message: DeviceMessage, retain: bool = False) -> PendingAnswer:
         """Send a message, and with it what the session has to know by then.
 
         Raises:
@@ -88,12 +88,12 @@ class Exchange:
         """
         message.freed, self.freed = self.freed, []
         message.accepted, self.unsettled = self.unsettled, None
-        message.reset_tables, self.forget = self.forget, False
-        self._definitions.complete(message)
-        self.counters.defined = self._definitions.count
+        message.reset_tables, self.reset_definitions = self.reset_definitions, False
+        self._definitions.add_new_calls(message)
+        self.counters.defined = self._definitions.segment_count
         self.counters.messages += 1
         try:
-            future = self.remote.submit(message.to_wire(), keep)
+            future = self.remote.submit(message.to_wire(), retain)
         except LinkLost as error:
             self.failure = error
             raise
@@ -107,12 +107,12 @@ class Exchange:
             EdgeOffloadError: what stopped one.
         """
         for message in messages:
-            answer = self.wait(self.remote.submit(message.to_wire(), reusable=True), blocked=False)
+            answer = self.await_answer(self.remote.submit(message.to_wire(), reusable=True), blocked=False)
             if answer.error is not None:
                 raise answer.error
 
-    def wait(self, future: PendingAnswer, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
-        """What there is of an answer once it has so many outcomes and speculated steps; all of it by default.
+    def await_answer(self, future: PendingAnswer, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
+        """Waits for an answer to have so many outcomes and speculated steps; by default for all of it.
 
         Args:
             future: the answer.
@@ -138,7 +138,7 @@ class Exchange:
             ended = self._arriving.popleft().so_far
             self.disagreed.update(ended.disagreed)
             if ended.refused:
-                self.failure = _end_of(ended)
+                self.failure = _session_end(ended)
                 raise self.failure
         return answer
 
@@ -146,22 +146,22 @@ class Exchange:
         """The answer says nothing but that one step was run; it is awaited when there are too many such."""
         self._outstanding.append(future)
         while len(self._outstanding) > MAX_OUTSTANDING:
-            outcome_of(self.wait(self._outstanding.popleft()), 1)
+            outcome_of(self.await_answer(self._outstanding.popleft()), 1)
 
-    def barrier(self, blocked: bool = True) -> None:
+    def await_outstanding(self, blocked: bool = True) -> None:
         """Wait for everything that was put off; ``blocked``: as a round trip each."""
         while self._outstanding:
-            outcome_of(self.wait(self._outstanding.popleft(), blocked), 1)
+            outcome_of(self.await_answer(self._outstanding.popleft(), blocked), 1)
 
 
-def _end_of(answer: Answer) -> SessionEnded:
-    """What a session that gave such an answer is to the program."""
+def _session_end(answer: Answer) -> SessionEnded:
+    """Error for a program whose session has refused a message or lost its GPU."""
     if isinstance(answer.error, DeviceLost):
         return SessionEnded(answer.error.cause, answer.error.remedy)
     return SessionEnded(f"the session refused a message: {answer.refused}")
 
 
-def outcome_of(answer: Answer, step: int) -> Outcome:
+def outcome_of(answer: Answer, step: int) -> StepOutcome:
     """The outcome of the ``step``-th step, counted from 1; raises what stopped it, if something did."""
     if len(answer.outcomes) >= step:
         return answer.outcomes[step - 1]

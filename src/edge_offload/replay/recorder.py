@@ -22,20 +22,20 @@ from edge_offload.notices import Once, notify
 from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.protocol.remote import Remote, SessionEnded, SessionLost
 from edge_offload.replay.dispatcher import SegmentDispatcher
-from edge_offload.replay.exchange import Counters
+from edge_offload.replay.exchange import ExchangeCounters
 from edge_offload.replay.flushed import ASYNC, BARRIER, READ, FlushedSegment
 from edge_offload.replay.recovery.copies import UploadCopies
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.replay.speculative import Speculative
 from edge_offload.replay.strategy import Strategy
 
-#: Seconds after which a server that was lost is first asked for; ever more of them up to the second number.
-ASK_S, MAX_ASK_S = 5.0, 60.0
+#: Seconds until the first attempt to return to a lost server; the interval doubles up to the second number.
+RETRY_S, MAX_RETRY_S = 5.0, 60.0
 MakeStrategy = Callable[[Mode, SegmentDispatcher], Strategy]
 
 
 class StandIn(Protocol):
-    """What takes the place of a server that is lost.
+    """Executor that takes the place of a lost server.
 
     Attributes:
         copies: keeps the program's large uploads for it.
@@ -52,7 +52,7 @@ class StandIn(Protocol):
 
 
 def strategy_of(mode: Mode, dispatcher: SegmentDispatcher) -> Strategy:
-    """How segments are run in one of per_op, cached, lazy, replay."""
+    """Chooses the strategy for one of per_op, cached, lazy, replay."""
     return (Speculative if mode is Mode.REPLAY else Strategy)(dispatcher)
 
 
@@ -86,15 +86,15 @@ class Recorder:
             self.dispatcher.recovery.copies = stand_in.copies
         self._stand_in = stand_in
         self._absent: Optional[Remote] = None
-        self._ask_at_s = 0.0
-        self._ask_every_s = ASK_S
+        self._retry_at_s = 0.0
+        self._retry_every_s = RETRY_S
         self._once = Once()
         self._make = make
         self.strategy = make(mode, self.dispatcher)
 
     @property
-    def counters(self) -> Counters:
-        """What the program has cost so far."""
+    def counters(self) -> ExchangeCounters:
+        """Costs of the program so far."""
         return self.dispatcher.exchange.counters
 
     @property
@@ -104,12 +104,12 @@ class Recorder:
 
     @property
     def remote(self) -> Remote:
-        """Where segments run."""
+        """Remote on which segments run."""
         return self.dispatcher.exchange.remote
 
     @property
     def failed(self) -> bool:
-        """Whether the connection is lost; every later call raises why."""
+        """True if the connection is lost; every later call raises the cause."""
         return self.dispatcher.exchange.failure is not None
 
     def limit_waits(self, timeout_s: float) -> None:
@@ -121,7 +121,7 @@ class Recorder:
         self.strategy.settle()
         self.mode = mode
         self.strategy = self._make(mode, self.dispatcher)
-        self.strategy.forget()
+        self.strategy.reset()
 
     def reconnect(self, remote: Remote) -> None:
         """Go on with another session, which knows nothing. Nothing must be pending on the device.
@@ -129,30 +129,32 @@ class Recorder:
         Using a tensor from before raises LinkLost: what it held is gone.
         """
         self.dispatcher.restart(remote)
-        self.strategy.forget()
+        self.strategy.reset()
 
     def query(self) -> None:
         """A device query of the program, which costs a round trip where every call does."""
         if self.mode is Mode.PER_OP and not self.failed:
             exchange = self.dispatcher.exchange
             try:
-                exchange.wait(exchange.submit(DeviceMessage()))
+                exchange.await_answer(exchange.submit_message(DeviceMessage()))
             except LinkLost as error:
-                if not self._goes_on_after(error):
+                if not self._can_recover(error):
                     raise  # else the next segment sees to it
 
     def renew(self, generation: int) -> None:
-        """The device has forgotten its calls and segments (there were too many): so must everyone."""
-        known = self.dispatcher
-        if generation == known.generation:
+        """Drops the calls and segments when the device has dropped its own (there were too many)."""
+        dispatcher = self.dispatcher
+        if generation == dispatcher.generation:
             return
-        known.generation = generation
-        known.recovery.done(None, known.definitions.signatures, first=False, over=True, failed=True)
-        known.recovery.log.renumber()
+        dispatcher.generation = generation
+        dispatcher.recovery.note_invocation(
+            None, dispatcher.definitions.signatures, first=False, over=True, failed=True
+        )
+        dispatcher.recovery.log.reset_segments()
         self.strategy.settle()
-        known.definitions.forget()
-        known.exchange.forget = True
-        self.strategy.forget()
+        dispatcher.definitions.reset()
+        dispatcher.exchange.reset_definitions = True
+        self.strategy.reset()
 
     # -- called by the device, under its lock
 
@@ -170,52 +172,54 @@ class Recorder:
         Raises:
             EdgeOffloadError: it could not be run.
         """
-        flushed, known = FlushedSegment(*fields), self.dispatcher
-        if self._absent is not None and time.monotonic() >= self._ask_at_s:
-            self._return(flushed)
-        freed = flushed.freed if self.failed else self.strategy.before(flushed)
+        flushed, dispatcher = FlushedSegment(*fields), self.dispatcher
+        if self._absent is not None and time.monotonic() >= self._retry_at_s:
+            self._return_to_server(flushed)
+        freed = flushed.freed if self.failed else self.strategy.freed_before(flushed)
         if flushed.calls and not self.failed:
             self.renew(flushed.generation)  # this segment still uses what was freed
-        known.exchange.freed += freed
-        known.recovery.freed(freed)
-        known.next_storage = flushed.base
+        dispatcher.exchange.freed += freed
+        dispatcher.recovery.note_freed(freed)
+        dispatcher.next_storage = flushed.base
         invocation: Optional[SegmentInvocation] = None
-        failed, first, wrong = True, not known.has_read, known.exchange.disagreed
+        failed, first, wrong = True, not dispatcher.has_read, dispatcher.exchange.disagreed
         try:
             if flushed.calls:
-                invocation = SegmentInvocation.of(flushed)
-                known.recovery.check_generators(invocation, known.definitions.signatures)
+                invocation = SegmentInvocation.from_flushed(flushed)
+                dispatcher.recovery.check_generators(invocation, dispatcher.definitions.signatures)
             lost: Optional[LinkLost] = None
             try:
-                result = self._outcome(invocation, flushed.reason, freed)
+                result = self._run_invocation(invocation, flushed.reason, freed)
             except LinkLost as error:
-                if not self._goes_on_after(error):
+                if not self._can_recover(error):
                     raise
                 lost = error
             if lost is not None:
-                result = self._recover(lost, invocation, flushed)
+                result = self._recover_session(lost, invocation, flushed)
             failed = False
         except Disagreement as error:
             wrong.add(error.operator)
             raise
         finally:
-            known.recovery.done(invocation, known.definitions.signatures, first, not self.strategy.in_step, failed)
+            dispatcher.recovery.note_invocation(
+                invocation, dispatcher.definitions.signatures, first, not self.strategy.in_step, failed
+            )
             while wrong and (failed or flushed.reason != ASYNC):  # in the middle of a call none is forgotten
-                self._distrust(wrong.pop())
+                self._distrust_operator(wrong.pop())
         return result
 
-    def _outcome(self, invocation: Optional[SegmentInvocation], reason: int, freed: List[int]) -> Any:
+    def _run_invocation(self, invocation: Optional[SegmentInvocation], reason: int, freed: List[int]) -> Any:
         """The tensor or the results that the device gets for a segment, or for none."""
         exchange = self.dispatcher.exchange
         if exchange.failure is not None:
             raise exchange.failure
         if invocation is None:
-            return exchange.barrier() if reason == BARRIER else None
+            return exchange.await_outstanding() if reason == BARRIER else None
         exchange.counters.segments += 1
         outcome = self.strategy.run(invocation, freed)
         return outcome.tensor if reason == READ else outcome.results
 
-    def _distrust(self, operator: str) -> None:
+    def _distrust_operator(self, operator: str) -> None:
         """Ask the server from now on what results of ``operator`` look like: it has found them to lie otherwise."""
         self.dispatcher.native.distrust(operator)
         self._once.notify(
@@ -225,34 +229,34 @@ class Recorder:
 
     # -- when the session is lost
 
-    def _goes_on_after(self, error: LinkLost) -> bool:
-        """Whether it is the session that was lost, and there may be another."""
+    def _can_recover(self, error: LinkLost) -> bool:
+        """True if the session was lost, and there may be another."""
         if error is not self.dispatcher.exchange.failure:
             return False
         return isinstance(error, SessionLost) or (self._stand_in is not None and self._absent is None)
 
-    def _recover(self, lost: LinkLost, invocation: Optional[SegmentInvocation], flushed: FlushedSegment) -> Any:
+    def _recover_session(self, lost: LinkLost, invocation: Optional[SegmentInvocation], flushed: FlushedSegment) -> Any:
         """Go on with this step in a session of the server, or of this machine, that is given what the program held.
 
         What cannot be had again is gone; using it raises LinkLost.
         """
-        known, exchange = self.dispatcher, self.dispatcher.exchange
-        invocations, freed = known.recovery.to_rerun(invocation)
+        dispatcher, exchange = self.dispatcher, self.dispatcher.exchange
+        invocations, freed = dispatcher.recovery.to_rerun(invocation)
         before = invocations[0].base if invocations else flushed.base
         problem = lost
-        if flushed.generation != known.generation:
+        if flushed.generation != dispatcher.generation:
             problem = LinkLost(f"{lost.cause} (the device has forgotten its calls at the same time)")
         elif isinstance(lost, SessionLost):
             try:
                 exchange.remote.renew()
                 self._put_back(exchange.remote, before, lost.cause, freed)
                 happened = lost.cause if isinstance(lost, SessionEnded) else "the server was restarted"
-                notify(f"{happened}: {known.recovery.restored()}")
-                return self._again(invocations, flushed.reason)
+                notify(f"{happened}: {dispatcher.recovery.describe_restored()}")
+                return self._rerun_step(invocations, flushed.reason)
             except (EdgeOffloadError, NotImplementedError) as error:
-                again = isinstance(error, EdgeOffloadError) and error.cause == lost.cause
-                problem = LinkLost(f"{lost.cause} ({'twice' if again else error})", remedy=lost.remedy)
-        if self._stand_in is None or self._absent is not None or flushed.generation != known.generation:
+                repeated = isinstance(error, EdgeOffloadError) and error.cause == lost.cause
+                problem = LinkLost(f"{lost.cause} ({'twice' if repeated else error})", remedy=lost.remedy)
+        if self._stand_in is None or self._absent is not None or flushed.generation != dispatcher.generation:
             exchange.failure = problem
             raise problem from None
         absent = exchange.remote
@@ -261,22 +265,22 @@ class Recorder:
         except (EdgeOffloadError, NotImplementedError, OSError) as error:
             exchange.failure = LinkLost(f"{problem.cause} (and this machine cannot go on: {error})")
             raise exchange.failure from None
-        self._absent, self._ask_at_s = absent, time.monotonic() + self._ask_every_s
-        notify(f"{problem.cause}: computed on this machine from here on; {known.recovery.restored()}")
-        return self._again(invocations, flushed.reason)
+        self._absent, self._retry_at_s = absent, time.monotonic() + self._retry_every_s
+        notify(f"{problem.cause}: computed on this machine from here on; {dispatcher.recovery.describe_restored()}")
+        return self._rerun_step(invocations, flushed.reason)
 
-    def _return(self, flushed: FlushedSegment) -> None:
+    def _return_to_server(self, flushed: FlushedSegment) -> None:
         """Go back to the server if it is there again, and nothing would be lost by that."""
-        absent, exchange, known = self._absent, self.dispatcher.exchange, self.dispatcher
-        self._ask_every_s = min(2.0 * self._ask_every_s, MAX_ASK_S)
-        self._ask_at_s = time.monotonic() + self._ask_every_s
-        if absent is None or self.failed or self.strategy.in_step or flushed.generation != known.generation:
+        absent, exchange, dispatcher = self._absent, self.dispatcher.exchange, self.dispatcher
+        self._retry_every_s = min(2.0 * self._retry_every_s, MAX_RETRY_S)
+        self._retry_at_s = time.monotonic() + self._retry_every_s
+        if absent is None or self.failed or self.strategy.in_step or flushed.generation != dispatcher.generation:
             return
-        if not absent.can_renew() or not known.recovery.whole:
+        if not absent.can_renew() or not dispatcher.recovery.is_complete:
             return
-        here = exchange.remote
+        executor = exchange.remote
         try:
-            exchange.barrier(blocked=False)
+            exchange.await_outstanding(blocked=False)
             absent.renew()
         except EdgeOffloadError as error:
             self._once.notify(f"the server is back, and this machine goes on without it: {error}")
@@ -284,11 +288,11 @@ class Recorder:
         self._absent = None
         try:
             self._put_back(absent, flushed.base, "the program went back to its server", [])
-            notify(f"the server is back: {known.recovery.restored()}")
+            notify(f"the server is back: {dispatcher.recovery.describe_restored()}")
         except EdgeOffloadError as error:  # as if it had been lost again: a stand-in is given what was put there
             exchange.restart(absent)
             exchange.failure = error if isinstance(error, LinkLost) else LinkLost(str(error))
-        here.close()
+        executor.close()
 
     def _put_back(self, remote: Remote, before: int, cause: str, freed: List[int]) -> None:
         """Give a session that knows nothing what the program held before the storage ``before``.
@@ -296,21 +300,25 @@ class Recorder:
         Raises:
             EdgeOffloadError: it cannot be given.
         """
-        known, exchange = self.dispatcher, self.dispatcher.exchange
-        known.native.expect(-1)
-        known.native.read_alone()
-        known.definitions.forget()
-        self.strategy.forget()
+        dispatcher, exchange = self.dispatcher, self.dispatcher.exchange
+        dispatcher.native.expect(-1)
+        dispatcher.native.read_alone()
+        dispatcher.definitions.reset()
+        self.strategy.reset()
         exchange.restart(remote)
-        exchange.put_back(known.recovery.messages(before, cause))
-        exchange.failure, exchange.forget, exchange.freed = None, True, [*freed, *known.recovery.dropped()]
+        exchange.put_back(dispatcher.recovery.restore_messages(before, cause))
+        exchange.failure, exchange.reset_definitions, exchange.freed = (
+            None,
+            True,
+            [*freed, *dispatcher.recovery.dropped_storages()],
+        )
 
-    def _again(self, invocations: Sequence[SegmentInvocation], reason: int) -> Any:
+    def _rerun_step(self, invocations: Sequence[SegmentInvocation], reason: int) -> Any:
         """The outcome of the step that was under way when the session was lost."""
-        known = self.dispatcher
+        dispatcher = self.dispatcher
         for each in invocations:
-            known.recovery.check_generators(each, known.definitions.signatures)
+            dispatcher.recovery.check_generators(each, dispatcher.definitions.signatures)
         if not invocations:
-            return self._outcome(None, reason, [])
-        outcome = known.run(invocations)
+            return self._run_invocation(None, reason, [])
+        outcome = dispatcher.run(invocations)
         return outcome.tensor if reason == READ else outcome.results

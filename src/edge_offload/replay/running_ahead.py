@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from edge_offload.errors import Disagreement
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.ir.trace.trace_graph import TraceGraph
 from edge_offload.protocol.messages import Answer, DeviceMessage
 from edge_offload.replay.dispatcher import SegmentDispatcher
@@ -25,8 +25,8 @@ class RunningAhead:
         self.current: Optional[Speculation] = None
         self._dispatcher = dispatcher
 
-    def forget(self) -> None:
-        """The session has nothing of it."""
+    def drop(self) -> None:
+        """Drops the speculation: the session is a new one."""
         self.current = None
 
     def start(self, branches: Branches, graph: TraceGraph, message: DeviceMessage) -> Speculation:
@@ -35,13 +35,13 @@ class RunningAhead:
         Raises:
             LinkLost: the connection is lost.
         """
-        graph.nodes = self._dispatcher.definitions.nodes(branches, message)
+        graph.nodes = self._dispatcher.definitions.step_numbers(branches, message)
         message.graph = graph
-        future = self._dispatcher.exchange.submit(message)
+        future = self._dispatcher.exchange.submit_message(message)
         self.current = Speculation(branches.plans, branches.edges, branches.first, graph.since, future)
         return self.current
 
-    def described(self, invocation: SegmentInvocation) -> Optional[Outcome]:
+    def described_outcome(self, invocation: SegmentInvocation) -> Optional[StepOutcome]:
         """The results of the last call of a segment that ends inside a step, if that ran speculatively.
 
         Those depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
@@ -52,19 +52,19 @@ class RunningAhead:
         ran = self._next_ran(speculation)
         if ran is not None:
             # kept: the device may have forgotten what it consists of before it has to be run after all
-            invocation.definition = self._dispatcher.definitions.signatures.definition(invocation.segment)
+            invocation.definition = self._dispatcher.definitions.signatures.definition_of(invocation.segment)
             invocation.calls += len(invocation.definition.calls)
             number = invocation.calls - 1
             call = invocation.definition.calls[-1]
-            skeletons, _ = self._dispatcher.definitions.signatures.calls(ran.plan.signature)
+            skeletons, _ = self._dispatcher.definitions.signatures.skeletons_of(ran.plan.signature)
             results = ran.outcome.described.get(number)
             alike = number < len(skeletons) and skeletons[number] == call.skeleton
             if results is not None and alike and ran.integers[number] == call.integers:
-                return Outcome(results=results)
+                return StepOutcome(results=results)
         self._roll_back(speculation, len(speculation.future.so_far.ran))
         return None
 
-    def accept(self, done: CompletedStep, start: int) -> Optional[SpeculatedStep]:
+    def accept_step(self, done: CompletedStep, start: int) -> Optional[SpeculatedStep]:
         """The next speculated step if it is exactly ``done``; otherwise the speculation is rolled back.
 
         ``start``: number of the inference's first new storage.
@@ -85,7 +85,7 @@ class RunningAhead:
             counters.accepted += 1
             exchange.freed += [done.base + number for number in done.dead - ran.plan.dead]
             if speculation.future.ended and speculation.accepted == len(speculation.future.so_far.ran):
-                self._end(speculation)
+                self._settle(speculation)
             return ran
         self._roll_back(speculation, len(speculation.future.so_far.ran))
         return None
@@ -96,7 +96,7 @@ class RunningAhead:
         The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
         """
         if len(speculation.ran) <= speculation.accepted or not speculation.waited:
-            answer = self._dispatcher.exchange.wait(
+            answer = self._dispatcher.exchange.await_answer(
                 speculation.future, blocked=not speculation.waited, outcomes=0, ran=speculation.accepted + 1
             )
             speculation.waited = True
@@ -115,17 +115,17 @@ class RunningAhead:
             self._dispatcher.exchange.disagreed.add(error.operator)
 
     def _roll_back(self, speculation: Speculation, ran: int) -> None:
-        """What ran and was not accepted is undone by the session, which hears of it with the next message."""
+        """Rolls back the steps that were not accepted: the session undoes them with the next message."""
         counters = self._dispatcher.exchange.counters
         counters.speculated += ran - speculation.accepted
         counters.undone += ran - speculation.accepted
-        self._end(speculation)
+        self._settle(speculation)
 
-    def end(self) -> None:
-        """What the program has not done of it is undone with the next message."""
+    def end_speculation(self) -> None:
+        """Ends the speculation; the session undoes the rest with the next message."""
         if self.current is not None:
-            self._end(self.current)
+            self._settle(self.current)
 
-    def _end(self, speculation: Speculation) -> None:
+    def _settle(self, speculation: Speculation) -> None:
         self._dispatcher.exchange.unsettled = speculation.accepted
         self.current = None

@@ -16,7 +16,7 @@ import torch
 
 from edge_offload.errors import Disagreement
 from edge_offload.ir.operators import Operator, StorageRef, View
-from edge_offload.ir.trace.keys import calls_in, decode, integers_of, unpacked_words
+from edge_offload.ir.trace.keys import calls_in, decode_key, integers_of, unpack_codes
 from edge_offload.ir.trace.symbols import BranchKey
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
 from edge_offload.protocol.messages import tensor_bytes
@@ -32,7 +32,7 @@ _ZERO = bytes(8)
 
 
 @dataclass(frozen=True)
-class Call:
+class TableCall:
     """A row of the device's table of calls, as signatures compare it.
 
     Attributes:
@@ -54,26 +54,26 @@ class Call:
 
     @property
     def is_special(self) -> bool:
-        """Whether it is no operator: the server has nothing to say of its results."""
+        """True if it is no operator: the server does not describe its results."""
         return self.name.startswith("edge::")
 
     @functools.cached_property
     def operator(self) -> Operator:
         """The call itself."""
-        return decode(self.name, self.key).operator
+        return decode_key(self.name, self.key).operator
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What a segment consists of: its words as the device writes them, and its calls."""
+    """Definition of a segment: its codes as the device writes them, and its calls."""
 
-    words: Tuple[int, ...]
-    calls: Tuple[Call, ...]
+    codes: Tuple[int, ...]
+    calls: Tuple[TableCall, ...]
 
-    def steps(self) -> Iterator[Tuple[Call, Tuple[int, ...]]]:
+    def calls_with_storages(self) -> Iterator[Tuple[TableCall, Tuple[int, ...]]]:
         """Each call, with the numbers of the storages that it refers to."""
         calls = iter(self.calls)
-        return calls_in(self.words, lambda _: next(calls))
+        return calls_in(self.codes, lambda _: next(calls))
 
 
 @dataclass
@@ -94,8 +94,8 @@ class SegmentInvocation:
     calls: int = 0
 
     @staticmethod
-    def of(flushed: FlushedSegment) -> SegmentInvocation:
-        """That of a segment that the device has flushed."""
+    def from_flushed(flushed: FlushedSegment) -> SegmentInvocation:
+        """Invocation of a segment that the device has flushed."""
         names = iter(flushed.live)
         live = tuple(zip(names, names))
         dead = frozenset(flushed.dead) if flushed.dead else _NONE
@@ -106,7 +106,7 @@ class SegmentInvocation:
 
 @dataclass(frozen=True)
 class SegmentSignature:
-    """What is the same in all steps that consist of the same segments.
+    """Signature and integers of all steps that consist of the same segments.
 
     Attributes:
         number: of the signature.
@@ -156,7 +156,7 @@ class SignatureTable:
 
     native: Any
     _skeletons: Dict[Tuple[str, bytes], int] = field(default_factory=dict)
-    _calls: Dict[int, Call] = field(default_factory=dict)
+    _calls: Dict[int, TableCall] = field(default_factory=dict)
     _invocations: Dict[int, Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=dict)
     _signatures: Dict[Tuple[int, int], SegmentSignature] = field(default_factory=dict)
     _numbers: Dict[Any, int] = field(default_factory=dict)
@@ -166,27 +166,27 @@ class SignatureTable:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def calls(self, signature: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+    def skeletons_of(self, signature: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
         """Skeleton of each call, and its storages: new ones from 0 on, the others −1, −2, … by their first use."""
         return self._skeleton_lists[signature]
 
-    def call(self, entry: int) -> Call:
-        """What the native call ``entry`` is."""
-        found = self._calls.get(entry)
-        if found is None:
+    def call_of(self, entry: int) -> TableCall:
+        """Looks up the native call ``entry``."""
+        call = self._calls.get(entry)
+        if call is None:
             name, key, claimed = self.native.entry(entry)
-            _, offsets, operands = decode(name, key)
+            _, offsets, operands = decode_key(name, key)
             references = sum(isinstance(operand, (View, StorageRef)) for operand in operands)
             bare = bytearray(key)
             for offset in offsets:
                 bare[offset : offset + 8] = _ZERO
             skeleton = self._skeletons.setdefault((name, bytes(bare)), len(self._skeletons))
-            found = Call(entry, name, key, claimed, skeleton, integers_of(key, offsets), offsets, references)
-            self._calls[entry] = found
-            _bound(self._calls)
-        return found
+            call = TableCall(entry, name, key, claimed, skeleton, integers_of(key, offsets), offsets, references)
+            self._calls[entry] = call
+            _bound_cache(self._calls)
+        return call
 
-    def expect_results(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
+    def expect_results(self, calls: Sequence[Tuple[TableCall, bytes, Tuple[int, ...], List[Any]]]) -> None:
         """Give the device the results of calls that the program will make.
 
         They are like those given, with another key and integers.
@@ -202,21 +202,21 @@ class SignatureTable:
         for number, (like, key, integers, _) in zip(numbers, calls):
             if number not in self._calls:
                 made = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
-                self._calls[number] = Call(*made)
-        _bound(self._calls)
+                self._calls[number] = TableCall(*made)
+        _bound_cache(self._calls)
 
-    def definition(self, segment: int) -> Definition:
-        """What a segment consists of."""
-        words = unpacked_words(self.native.words(segment))
-        return Definition(words, tuple([call for call, _ in calls_in(words, self.call)]))
+    def definition_of(self, segment: int) -> Definition:
+        """Reads the definition of a segment."""
+        codes = unpack_codes(self.native.words(segment))
+        return Definition(codes, tuple([call for call, _ in calls_in(codes, self.call_of)]))
 
-    def beginning(self, invocation: SegmentInvocation) -> Tuple[List[Call], Tuple[Tuple[int, ...], ...]]:
+    def beginning_of(self, invocation: SegmentInvocation) -> Tuple[List[TableCall], Tuple[Tuple[int, ...], ...]]:
         """The calls of the first invocation of a step, and their storages as :meth:`calls` numbers them."""
-        entries, references = self._storages(invocation)
-        return [self.call(entry) for entry in entries], references
+        entries, references = self._storages_of(invocation)
+        return [self.call_of(entry) for entry in entries], references
 
-    def done(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int]) -> CompletedStep:
-        """The step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""
+    def complete_step(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int]) -> CompletedStep:
+        """Builds the step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""
         last = invocations[-1]
         first = invocations[0]
         if len(invocations) == 1:
@@ -224,43 +224,43 @@ class SignatureTable:
             dead = self.freed_ordinals(last)
             signature = self._signatures.get((last.segment, last.reason))
             if signature is None:
-                signature = self._signature(*self._storages(last), last.reason)
+                signature = self._signature_of(*self._storages_of(last), last.reason)
                 self._signatures[last.segment, last.reason] = signature
-                _bound(self._signatures)
+                _bound_cache(self._signatures)
             segment: Optional[int] = last.segment
             numbers = last.numbers
         else:
             entries: List[int] = []
             references: List[Tuple[int, ...]] = []
             order: Dict[int, int] = {}
-            gone: Set[int] = set()
+            freed_numbers: Set[int] = set()
             for invocation in invocations:
-                mine, names = self._storages(invocation)
-                own = [storage for _, storage in invocation.live]
+                mine, names = self._storages_of(invocation)
+                storage_numbers = [storage for _, storage in invocation.live]
                 for entry, used in zip(mine, names):
                     entries.append(entry)
-                    storages = [invocation.base + name if name >= 0 else own[-1 - name] for name in used]
+                    storages = [invocation.base + name if name >= 0 else storage_numbers[-1 - name] for name in used]
                     references.append(
                         tuple(
                             number - first.base if number >= first.base else -1 - order.setdefault(number, len(order))
                             for number in storages
                         )
                     )
-                gone.update(invocation.base + number for number in self.freed_ordinals(invocation))
-            gone.update(number for number in freed if number >= first.base)
-            dead = frozenset(number - first.base for number in gone)
-            signature = self._signature(tuple(entries), tuple(references), last.reason)
+                freed_numbers.update(invocation.base + number for number in self.freed_ordinals(invocation))
+            freed_numbers.update(number for number in freed if number >= first.base)
+            dead = frozenset(number - first.base for number in freed_numbers)
+            signature = self._signature_of(tuple(entries), tuple(references), last.reason)
             segment, canonicals, live = None, (), tuple(order)
             numbers = b"".join(invocation.numbers for invocation in invocations)
         payloads = [payload for invocation in invocations for payload in invocation.payloads]
-        kept = tuple([_short(payload) for payload in payloads])
+        short = tuple([_short_bytes(payload) for payload in payloads])
         sizes = upload_sizes(payloads)
         return CompletedStep(
-            signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, upload_sizes=sizes
+            signature, segment, canonicals, first.base, live, dead, numbers, short, last.reason, upload_sizes=sizes
         )
 
     def freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
-        """Which of the new storages of an invocation are freed: their numbers from 0 on."""
+        """Numbers, from 0 on, of the new storages of an invocation that are freed."""
         if not invocation.dead:
             return invocation.dead
         before, after = self._dead.get(invocation.segment, (_NONE, _NONE))
@@ -268,31 +268,31 @@ class SignatureTable:
             older = [number for number, _ in invocation.live]
             after = frozenset(number - bisect.bisect_left(older, number) for number in invocation.dead)
             self._dead[invocation.segment] = (invocation.dead, after)
-            _bound(self._dead)
+            _bound_cache(self._dead)
         return after
 
-    def _storages(self, invocation: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+    def _storages_of(self, invocation: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
         """The calls of an invocation, and their storages: new ones by number from 0 on, the others from −1 down."""
-        found = self._invocations.get(invocation.segment)
-        if found is None:
-            made = invocation.definition or self.definition(invocation.segment)
+        numbered = self._invocations.get(invocation.segment)
+        if numbered is None:
+            definition = invocation.definition or self.definition_of(invocation.segment)
             references = []
             older = [number for number, _ in invocation.live]
             place = {number: -1 - index for index, number in enumerate(older)}
-            for _, numbers in made.steps():
+            for _, numbers in definition.calls_with_storages():
                 for number in numbers:
                     if number not in place:
                         place[number] = number - bisect.bisect_left(older, number)
                 references.append(tuple([place[number] for number in numbers]))
-            entries = tuple(call.entry for call in made.calls)
-            found = self._invocations[invocation.segment] = (entries, tuple(references))
-            _bound(self._invocations)
-        return found
+            entries = tuple(call.entry for call in definition.calls)
+            numbered = self._invocations[invocation.segment] = (entries, tuple(references))
+            _bound_cache(self._invocations)
+        return numbered
 
-    def _signature(
+    def _signature_of(
         self, entries: Tuple[int, ...], references: Tuple[Tuple[int, ...], ...], reason: int
     ) -> SegmentSignature:
-        calls = [self.call(entry) for entry in entries]
+        calls = [self.call_of(entry) for entry in entries]
         skeletons = tuple(call.skeleton for call in calls)
         signature = self._numbers.setdefault((skeletons, references, reason), len(self._numbers))
         if signature == len(self._skeleton_lists):
@@ -307,11 +307,11 @@ def upload_sizes(payloads: Sequence[torch.Tensor], assumed: Sequence[bytes] = ()
     return (*sizes, *(size for payload in shaped for size in payload.shape))
 
 
-def _short(payload: torch.Tensor) -> Optional[bytes]:
+def _short_bytes(payload: torch.Tensor) -> Optional[bytes]:
     """The bytes of what was uploaded, if they are few."""
     return bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= MAX_PAYLOAD else None
 
 
-def _bound(cache: Dict[Any, Any]) -> None:
+def _bound_cache(cache: Dict[Any, Any]) -> None:
     if len(cache) > MAX_CACHED:
         cache.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import List, NamedTuple, Optional, Tuple
 
 from edge_offload.errors import ProtocolError
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.ir.trace.symbols import BranchKey, facts_of
 from edge_offload.ir.trace.trace_graph import Edge
 from edge_offload.protocol.arriving import PendingAnswer
@@ -26,7 +26,7 @@ class SpeculatedStep(NamedTuple):
 
     plan: StepPlan
     base: int
-    outcome: Outcome
+    outcome: StepOutcome
     integers: Integers
     facts: Tuple[Tuple[int, ...], BranchKey]
 
@@ -82,7 +82,7 @@ class Speculation:
             self.history.append(facts[0])
 
     def may_go_on_with(self, done: CompletedStep, start: int) -> bool:
-        """Whether ``done`` may be what the server runs next, as far as that is known without waiting for it."""
+        """True if ``done`` may be what the server runs next, as far as that is known without waiting for it."""
         if not self.accepted and self.assumed and done.payloads[-len(self.assumed) :] != self.assumed:
             return False
         ran = self.future.so_far.ran

@@ -6,7 +6,7 @@ from typing import List
 
 import torch
 
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import FlushedSegment
 from edge_offload.replay.signatures import SegmentInvocation
@@ -26,12 +26,12 @@ class Strategy:
     def __init__(self, dispatcher: SegmentDispatcher) -> None:
         self.dispatcher = dispatcher
 
-    def before(self, flushed: FlushedSegment) -> List[int]:
-        """A segment is about to be run; returns the storages, of those that it freed, that the session is to free."""
+    def freed_before(self, flushed: FlushedSegment) -> List[int]:
+        """Storages, of those that a segment freed, that the session is to free before it runs."""
         return flushed.freed
 
-    def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
-        """What a segment gives; ``freed``: storages that the program dropped since the one before.
+    def run(self, invocation: SegmentInvocation, freed: List[int]) -> StepOutcome:
+        """Runs a segment; ``freed``: storages that the program dropped since the one before.
 
         Raises:
             EdgeOffloadError: see :meth:`SegmentDispatcher.run`.
@@ -45,6 +45,6 @@ class Strategy:
     def settle(self) -> None:
         """Have run what was put off."""
 
-    def forget(self) -> None:
-        """Segments and calls have new numbers, or the session is a new one: what was learnt of them is void."""
+    def reset(self) -> None:
+        """Drops what was learned: segments and calls have new numbers, or the session is a new one."""
         self.dispatcher.definitions.renumber()

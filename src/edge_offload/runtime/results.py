@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional, Sequence
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.execute.tensors import MAX_REPORT_BYTES, pack
+from edge_offload.execute.tensors import MAX_REPORT_BYTES, pack_tensors
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.modes.server import CAPTURED
@@ -40,7 +40,7 @@ def report_result(
         "overlap_s": report.overlap_s,
     }
     try:
-        descriptors, buffers = pack(outputs)
+        descriptors, buffers = pack_tensors(outputs)
         body = {
             "model": model,
             "mode": report.mode.value,

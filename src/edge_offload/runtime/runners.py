@@ -13,7 +13,7 @@ from edge_offload.companion.module import CompanionModule
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.execute.engines.table import chosen
+from edge_offload.execute.engines.table import engine_for_model
 from edge_offload.execute.module import ByEngine, ModuleExecutor, as_inputs
 from edge_offload.execute.tensors import specs_of
 from edge_offload.link.transport.client import Client
@@ -48,7 +48,7 @@ class ModeRunners:
     def __init__(self, name: str, module: nn.Module, client: Optional[Client], settings: ModuleSettings) -> None:
         self._client = client
         options, slowdown = settings.options or {}, settings.robot_slowdown
-        engine = EAGER if settings.exact else chosen(settings.engine, name)
+        engine = EAGER if settings.exact else engine_for_model(settings.engine, name)
         executor = executor_of(module, settings.device, settings.companion, name, options, engine)
         self.local = LocalRunner(executor, slowdown)
         self.server: Optional[ServerRunner] = None

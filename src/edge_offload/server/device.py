@@ -9,8 +9,8 @@ from edge_offload.errors import Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.emulated import EMULATED, Emulation
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, facts, stated
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, engine_facts, fingerprint_entry
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.threads import pin
 from edge_offload.server.promises.tables import load_csv
 from edge_offload.server.settings import Compute
@@ -36,23 +36,26 @@ class ComputeDevice:
     def __init__(self, compute: Compute) -> None:
         kind, _, path = compute.device.partition(":")
         self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).of) if kind == EMULATED else None
-        self.placed = devices.pick("cpu" if self.emulated else compute.device)
+        self.placed = devices.pick_device("cpu" if self.emulated else compute.device)
         self.name = self.emulated.name if self.emulated else str(self.placed)
         self._compute = compute
         self.fingerprint: Dict[str, Any] = {}
         self.facts: Dict[str, Any] = {}
         try:
-            backend = table.pick(table.chosen(compute.engine, "", FASTEST_EXACT), self.placed.type)
+            backend = table.pick_backend(table.engine_for_model(compute.engine, "", FASTEST_EXACT), self.placed.type)
         except Unsupported as error:
             self.engine, self._stated = f"{EAGER}: {error}", ""
         else:
-            self.engine, self._stated = EAGER if backend is None else str(facts(backend)), stated(backend)
+            self.engine, self._stated = (
+                EAGER if backend is None else str(engine_facts(backend)),
+                fingerprint_entry(backend),
+            )
 
     def prepare(self, storage_bytes: int) -> None:
         """Pin this thread and look at the device; ``storage_bytes``: what one virtual device may hold."""
         pin(self._compute.threads, self._compute.cores)
-        self.fingerprint = fingerprint(devices.settle(self.placed))
+        self.fingerprint = fingerprint_of(devices.fix_kernel_choice(self.placed))
         engine = self.emulated.name if self.emulated else self._stated
         if engine:
             self.fingerprint[ENGINE] = engine
-        self.facts = devices.facts(self.placed, storage_bytes)
+        self.facts = devices.device_facts(self.placed, storage_bytes)

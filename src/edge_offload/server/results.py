@@ -11,7 +11,7 @@ from typing import Any, Callable, Deque, List, Mapping, Sequence, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError
-from edge_offload.execute.tensors import MAX_REPORT_BYTES, check_descriptors, unpack
+from edge_offload.execute.tensors import MAX_REPORT_BYTES, check_descriptors, unpack_tensors
 from edge_offload.mode import Mode, parse_mode
 
 #: Results that wait for slow watchers; older ones are dropped.
@@ -91,7 +91,7 @@ class ResultFeed:
             raise ProtocolError(f"a report carries at most {MAX_REPORT_BYTES} bytes")
 
         def decoded() -> FrameResult:
-            outputs = unpack(body["outputs"], buffers, max_bytes=MAX_REPORT_BYTES)
+            outputs = unpack_tensors(body["outputs"], buffers, max_bytes=MAX_REPORT_BYTES)
             return FrameResult(peer, model, mode, meta, outputs, cost)
 
         self._offer(decoded)

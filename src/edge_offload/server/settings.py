@@ -18,8 +18,9 @@ class Compute:
 
     Attributes:
         device: ``auto``, ``cpu``, ``cuda``, or ``emulated:TABLE.csv``.
-        engine: what computes the replicas of mode ``server``, as :func:`~edge_offload.execute.engines.table.chosen`
-            takes it; torch computes where an engine is not installed, and ``OffloadServer.engine`` says so.
+        engine: what computes the replicas of mode ``server``, as
+            :func:`~edge_offload.execute.engines.table.engine_for_model` takes it; torch computes where an
+            engine is not installed, and ``OffloadServer.engine`` says so.
         threads, cores: compute threads and CPU cores of this process; None leaves them.
     """
 

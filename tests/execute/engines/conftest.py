@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(params=[one.name for one in table.BACKENDS if one.device == CPU and one.accuracy == CLOSE])
 def engine(request):
     """The name of each real engine of class ``close`` on the CPU that is installed."""
-    found = {one.name: one for one in table.engines()}[request.param]
+    found = {one.name: one for one in table.list_engines()}[request.param]
     if not found.present:
         pytest.skip(f"{found.detail}; {found.remedy}")
     return request.param

@@ -98,7 +98,7 @@ def test_an_engine_of_one_model_is_refused_by_who_asked_for_exact_results(stand_
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
 @pytest.mark.parametrize("mode", [Mode.LOCAL, Mode.SERVER])
 def test_an_engine_that_fails_at_a_frame_costs_no_frame(stand_in, served, monkeypatch, fault, mode):
-    monkeypatch.setattr(seats, "HANGS_S", 0.2)
+    monkeypatch.setattr(seats, "MIN_HANG_S", 0.2)
     module = robot(served("stand-in", NET), engine="stand-in")
     until_computed_by(module, mode, "stand-in")
     results = 0

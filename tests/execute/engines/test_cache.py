@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from edge_offload.errors import Unsupported
-from edge_offload.execute.engines.cache import EngineCache, Entry
-from edge_offload.execute.engines.export import identity
+from edge_offload.execute.engines.cache import EngineCache, EngineEntry
+from edge_offload.execute.engines.export import network_identity
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.execute.tensors import TensorSpec
 from tests.execute.engines.conftest import Doubling
@@ -21,7 +21,7 @@ from tests.execute.engines.conftest import Doubling
 KEY = "a" * 64
 
 
-def never() -> Entry:
+def never() -> EngineEntry:
     raise AssertionError("it is there already")
 
 
@@ -59,53 +59,53 @@ def test_one_that_was_wrong_on_noise_is_kept_and_never_trusted(stand_in, cache):
 
 
 def test_files_are_private(cache):
-    EngineCache().get(KEY, lambda: Entry(b"engine", "digest"))
+    EngineCache().get_or_build(KEY, lambda: EngineEntry(b"engine", "digest"))
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     (path,) = cache.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_whatever_is_damaged_is_built_again(cache):
-    whole = Entry(b"engine", "digest")
-    EngineCache().get(KEY, lambda: whole)
+    whole = EngineEntry(b"engine", "digest")
+    EngineCache().get_or_build(KEY, lambda: whole)
     (path,) = cache.iterdir()
     raw = path.read_bytes()
     damaged = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
     for data in [*damaged, *(raw[:at] for at in range(len(raw))), raw + b"x"]:
         path.write_bytes(data)
         calls: list = []
-        assert EngineCache().get(KEY, lambda calls=calls: calls.append(1) or whole) == whole
+        assert EngineCache().get_or_build(KEY, lambda calls=calls: calls.append(1) or whole) == whole
         assert calls == [1], f"{data!r} was loaded"
-    assert EngineCache().get(KEY, never) == whole
+    assert EngineCache().get_or_build(KEY, never) == whole
 
 
 def test_files_that_others_can_reach_are_not_loaded(cache, tmp_path):
-    whole = Entry(b"engine", "digest")
-    EngineCache().get(KEY, lambda: whole)
+    whole = EngineEntry(b"engine", "digest")
+    EngineCache().get_or_build(KEY, lambda: whole)
     (path,) = cache.iterdir()
     path.chmod(0o640)
     with pytest.raises(AssertionError, match="there already"):
-        EngineCache().get(KEY, never)
-    EngineCache().get(KEY, lambda: whole)
+        EngineCache().get_or_build(KEY, never)
+    EngineCache().get_or_build(KEY, lambda: whole)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AssertionError, match="there already"):
-        EngineCache().get(KEY, never)
-    EngineCache().get(KEY, lambda: whole)
+        EngineCache().get_or_build(KEY, never)
+    EngineCache().get_or_build(KEY, lambda: whole)
     cache.chmod(0o777)
     with pytest.raises(AssertionError, match="there already"):
-        EngineCache().get(KEY, never)
+        EngineCache().get_or_build(KEY, never)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 def test_the_entry_used_longest_ago_makes_room(cache):
     held = EngineCache(most_bytes=1300)
     for name in "abc":
-        held.get(name * 64, lambda: Entry(bytes(300), ""))
+        held.get_or_build(name * 64, lambda: EngineEntry(bytes(300), ""))
         os.utime(cache / f"{name * 64}.engine", ns=(ord(name), ord(name)))
-    held.get("a" * 64, never)
+    held.get_or_build("a" * 64, never)
     for name in "de":
-        held.get(name * 64, lambda: Entry(bytes(300), ""))
+        held.get_or_build(name * 64, lambda: EngineEntry(bytes(300), ""))
     assert {path.name[0] for path in cache.iterdir()} == {"a", "d", "e"}
 
 
@@ -115,7 +115,7 @@ def test_two_that_want_one_engine_build_it_once(cache):
 
     def want() -> None:
         ready.wait()
-        results.append(EngineCache().get(KEY, lambda: built.append(1) or Entry(b"engine", "")))
+        results.append(EngineCache().get_or_build(KEY, lambda: built.append(1) or EngineEntry(b"engine", "")))
 
     threads = [threading.Thread(target=want) for _ in range(2)]
     [thread.start() for thread in threads]
@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_torch_to_compute(stand_in, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(EngineCache, "_write", full)
+    monkeypatch.setattr(EngineCache, "_write_entry", full)
     executor = ModuleExecutor(Doubling(), engine="stand-in")
     executor.run([torch.arange(6.0)])
     assert executor.engine_ready(60)
@@ -139,18 +139,18 @@ def test_a_folder_that_is_a_link_is_refused(cache, tmp_path):
     (tmp_path / "others").mkdir()
     cache.symlink_to(tmp_path / "others")
     with pytest.raises(Unsupported, match="is not a folder of yours"):
-        EngineCache().get(KEY, never)
+        EngineCache().get_or_build(KEY, never)
 
 
 def test_a_module_that_cannot_be_seen_into_has_no_identity():
     specs = (TensorSpec("float32", (6,)),)
     network = Doubling()
-    assert identity(network, specs) == identity(Doubling(), specs)
+    assert network_identity(network, specs) == network_identity(Doubling(), specs)
     network.factor = object()
-    assert identity(network, specs) is None
+    assert network_identity(network, specs) is None
     network.factor = 1.0
     network.register_forward_hook(lambda *_: None)
-    assert identity(network, specs) is None
+    assert network_identity(network, specs) is None
 
 
 def test_an_engine_that_was_lost_is_built_again(stand_in, cache):
@@ -166,7 +166,7 @@ def test_a_disk_that_takes_no_more_bytes_leaves_nothing_behind(cache):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(Unsupported, match="its engine cannot be kept"):
-            EngineCache().get(KEY, lambda: Entry(bytes(5000), "digest"))
+            EngineCache().get_or_build(KEY, lambda: EngineEntry(bytes(5000), "digest"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(cache.iterdir()) == []
@@ -176,12 +176,12 @@ def test_a_disk_that_takes_no_more_bytes_leaves_nothing_behind(cache):
 def test_two_processes_build_one_engine_once(cache, tmp_path):
     code = (
         "import pathlib, sys, time\n"
-        "from edge_offload.execute.engines.cache import EngineCache, Entry\n"
+        "from edge_offload.execute.engines.cache import EngineCache, EngineEntry\n"
         "def build():\n"
         "    with open(sys.argv[1], 'a') as stream: stream.write('built\\n')\n"
         "    while pathlib.Path(sys.argv[1] + '.hold').exists(): time.sleep(0.01)\n"
-        "    return Entry(b'engine', 'digest')\n"
-        f"print('ready', flush=True); sys.stdin.readline(); print(EngineCache().get({KEY!r}, build).built)\n"
+        "    return EngineEntry(b'engine', 'digest')\n"
+        f"print('ready', flush=True); sys.stdin.readline(); print(EngineCache().get_or_build({KEY!r}, build).built)\n"
     )
     built = tmp_path / "built"
     hold = built.with_suffix(".hold")

@@ -14,9 +14,18 @@ import torch
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.engines import onnx_runtime, shared_library, table
-from edge_offload.execute.engines.base import CLOSE, CUDA, EXACT, REDUCED, Built, driver_release, stated, version
-from edge_offload.execute.engines.cuda_graph import CudaGraph, CudaGraphEngine
-from edge_offload.execute.engines.export import export
+from edge_offload.execute.engines.base import (
+    CLOSE,
+    CUDA,
+    EXACT,
+    REDUCED,
+    Built,
+    driver_release,
+    fingerprint_entry,
+    installed_version,
+)
+from edge_offload.execute.engines.cuda_graph import CudaGraphBackend, CudaGraphEngine
+from edge_offload.execute.engines.export import export_onnx
 from edge_offload.execute.engines.seat import Seat
 from edge_offload.execute.engines.tensor_rt import TensorRT
 from edge_offload.execute.module import ModuleExecutor
@@ -40,29 +49,29 @@ def test_auto_is_an_engine_where_torch_computes_and_never_one_of_fewer_bits(monk
 
     kinds = [Fast(f"{device} {one}", device, one) for device in ("cuda", "cpu") for one in (REDUCED, CLOSE)]
     monkeypatch.setattr(table, "BACKENDS", tuple(kinds))
-    monkeypatch.setattr(table, "_exporter", lambda: True)
-    assert [table.pick("auto", device).name for device in ("cpu", "cuda")] == ["cpu close", "cuda close"]
+    monkeypatch.setattr(table, "_has_exporter", lambda: True)
+    assert [table.pick_backend("auto", device).name for device in ("cpu", "cuda")] == ["cpu close", "cuda close"]
 
 
 def test_exact_is_torch_on_a_cpu_and_its_graphs_on_a_gpu(monkeypatch):
-    assert table.pick("exact", "cpu") is None
-    assert table.pick("exact", "cuda") is None, "there is no GPU here"
-    monkeypatch.setattr(CudaGraph, "lacks", lambda self: "")
-    assert isinstance(table.pick("exact", "cuda"), CudaGraph)
-    assert stated(table.pick("exact", "cuda")) == "", "it has torch's bits"
-    assert [table.chosen("movenet=auto", name, "exact") for name in ("movenet", "kapao")] == ["auto", "exact"]
-    assert table.chosen("eager", "kapao", "exact") == "eager"
+    assert table.pick_backend("exact", "cpu") is None
+    assert table.pick_backend("exact", "cuda") is None, "there is no GPU here"
+    monkeypatch.setattr(CudaGraphBackend, "missing_parts", lambda self: "")
+    assert isinstance(table.pick_backend("exact", "cuda"), CudaGraphBackend)
+    assert fingerprint_entry(table.pick_backend("exact", "cuda")) == "", "it has torch's bits"
+    assert [table.engine_for_model("movenet=auto", name, "exact") for name in ("movenet", "kapao")] == ["auto", "exact"]
+    assert table.engine_for_model("eager", "kapao", "exact") == "eager"
 
 
 def test_nobody_is_told_where_torch_computes_in_place_of_an_engine_that_was_not_named():
-    class Refusing(CudaGraph):
+    class Refusing(CudaGraphBackend):
         def capture(self, run, inputs):
             raise RuntimeError("operation not permitted when stream is capturing")
 
     for named in (True, False):
         seat = Seat(Doubling(), lambda inputs: (inputs[0] * 2,), Refusing(), named=named)
         seat.run([torch.arange(4.0)])
-        assert seat.wait(60.0)
+        assert seat.wait_until_built(60.0)
         words, amber = seat.state()
         assert "cannot be captured" in words
         assert amber is named
@@ -78,38 +87,38 @@ def test_nobody_is_told_where_torch_computes_in_place_of_an_engine_that_was_not_
 )
 def test_what_cannot_be_meant_is_refused(name, words):
     with pytest.raises(BadInput, match=words):
-        table.pick(name)
+        table.pick_backend(name)
 
 
 def test_buffers_are_for_tensorrt_and_nobody_else():
     assert table.with_buffers("auto,movenet=tensorrt:fp16", "pycuda") == "auto,movenet=tensorrt:fp16/pycuda"
-    assert table.chosen("auto,movenet=tensorrt:fp16/pycuda", "movenet") == "tensorrt:fp16/pycuda"
+    assert table.engine_for_model("auto,movenet=tensorrt:fp16/pycuda", "movenet") == "tensorrt:fp16/pycuda"
     with pytest.raises(BadInput, match="has no buffers to choose"):
         table.with_buffers("onnxruntime:tensorrt", "pycuda")
 
 
 def test_each_says_what_it_lacks(monkeypatch):
     with pytest.raises(Unsupported, match=r"'tensorrt/pycuda' is absent: not installed: tensorrt.*JetPack"):
-        table.pick("tensorrt/pycuda")
+        table.pick_backend("tensorrt/pycuda")
     with pytest.raises(Unsupported, match="not installed: onnxruntime-gpu"):
-        table.pick("onnxruntime:cuda")
+        table.pick_backend("onnxruntime:cuda")
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU that torch can use"):
-        table.pick("eager+graph")
+        table.pick_backend("eager+graph")
     from edge_offload.execute.engines import tensor_rt
 
-    monkeypatch.setattr(tensor_rt, "version", lambda _: "8.2.1.8")
-    assert TensorRT().lacks() == "TensorRT 8.5 or later (JetPack 5.1); this is 8.2.1.8"
-    monkeypatch.setattr(tensor_rt, "version", lambda _: "8.5.2.2")
+    monkeypatch.setattr(tensor_rt, "installed_version", lambda _: "8.2.1.8")
+    assert TensorRT().missing_parts() == "TensorRT 8.5 or later (JetPack 5.1); this is 8.2.1.8"
+    monkeypatch.setattr(tensor_rt, "installed_version", lambda _: "8.5.2.2")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert TensorRT(buffers="pycuda").lacks() == "pycuda, for buffers where torch has no CUDA"
-    assert TensorRT(buffers="torch").lacks() == ""
+    assert TensorRT(buffers="pycuda").missing_parts() == "pycuda, for buffers where torch has no CUDA"
+    assert TensorRT(buffers="torch").missing_parts() == ""
 
 
 @pytest.fixture
 def packages(monkeypatch, tmp_path):
     """All packages are installed; ONNX Runtime's is a folder of the test's."""
-    monkeypatch.setattr(table, "version", lambda backend: "1.20.0")
-    monkeypatch.setattr(table, "_exporter", lambda: True)
+    monkeypatch.setattr(table, "installed_version", lambda backend: "1.20.0")
+    monkeypatch.setattr(table, "_has_exporter", lambda: True)
     package = tmp_path / "onnxruntime"
     (package / "capi").mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError")
@@ -120,7 +129,7 @@ def packages(monkeypatch, tmp_path):
 
 
 def listed():
-    return {one.name: one for one in table.engines() if one.name in ("onnxruntime:cuda", "onnxruntime:tensorrt")}
+    return {one.name: one for one in table.list_engines() if one.name in ("onnxruntime:cuda", "onnxruntime:tensorrt")}
 
 
 def test_onnx_runtime_has_no_gpu_where_torch_finds_none(packages):
@@ -129,7 +138,7 @@ def test_onnx_runtime_has_no_gpu_where_torch_finds_none(packages):
         assert one.detail == "needs an NVIDIA GPU that torch can use"
         assert "nvidia-smi" in one.remedy
         with pytest.raises(Unsupported, match=r"is absent: needs an NVIDIA GPU.*; check nvidia-smi"):
-            table.pick(one.name)
+            table.pick_backend(one.name)
 
 
 def test_onnx_runtime_is_there_where_its_providers_have_their_libraries(packages, monkeypatch):
@@ -149,10 +158,10 @@ def test_onnx_runtime_is_there_where_its_providers_have_their_libraries(packages
 
 def test_what_is_no_library_needs_nothing(tmp_path):
     path = tmp_path / "file"
-    assert shared_library.needed(path) == []
+    assert shared_library.needed_libraries(path) == []
     for text in (b"", b"\x7fELF\x02", b"\x7fELF\x02" + b"\xff" * 59, b"words" * 40):
         path.write_bytes(text)
-        assert shared_library.needed(path) == []
+        assert shared_library.needed_libraries(path) == []
 
 
 def test_a_package_of_the_systems_has_a_version_without_being_imported(tmp_path, monkeypatch):
@@ -162,19 +171,19 @@ def test_a_package_of_the_systems_has_a_version_without_being_imported(tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     backend = TensorRT()
     backend.module, backend.distributions = "tensorrt_of_debian", ("no such distribution",)
-    assert version(backend) == "8.5.2.2"
+    assert installed_version(backend) == "8.5.2.2"
 
 
 def test_a_fingerprint_says_nothing_of_an_engine_that_is_exact():
-    assert stated(None) == stated(CudaGraph()) == ""
-    assert stated(TensorRT()).startswith("tensorrt absent fp32, kernels picked by timing in process ")
+    assert fingerprint_entry(None) == fingerprint_entry(CudaGraphBackend()) == ""
+    assert fingerprint_entry(TensorRT()).startswith("tensorrt absent fp32, kernels picked by timing in process ")
     assert isinstance(driver_release(), str)
 
 
 def test_onnx_runtime_that_would_compute_on_the_cpu_is_no_gpu_engine(monkeypatch):
     pytest.importorskip("onnx", reason="networks are exported with the package onnx")
     onnxruntime = pytest.importorskip("onnxruntime", reason="it is the engine")
-    onnx = export(Doubling(), [torch.ones(3)])
+    onnx = export_onnx(Doubling(), [torch.ones(3)])
     for name in ("onnxruntime:cuda", "onnxruntime:tensorrt"):
         backend = onnx_runtime.OnnxRuntime(name)
         with pytest.raises(Unsupported, match=r"this ONNX Runtime has no .*; pip install onnxruntime-gpu"):
@@ -188,7 +197,7 @@ def test_onnx_runtime_that_would_compute_on_the_cpu_is_no_gpu_engine(monkeypatch
 
 
 def test_a_graph_is_for_the_gpu_and_an_engine_of_the_cpu_is_not(monkeypatch):
-    monkeypatch.setattr(CudaGraph, "lacks", lambda _: "")
+    monkeypatch.setattr(CudaGraphBackend, "missing_parts", lambda _: "")
     executor = ModuleExecutor(Doubling(), engine="eager+graph")
     assert executor.run([torch.ones(3)]).engine == "eager"
     assert executor.engine_state() == ("eager: engine eager+graph is for device cuda, and this one is cpu", True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edge_offload.execute.engines import seat, table
-from edge_offload.execute.engines.base import CUDA, EXACT, TOLERANCE, mismatch
+from edge_offload.execute.engines.base import CUDA, EXACT, TOLERANCE, find_mismatch
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.models import registry
 
@@ -19,7 +19,7 @@ def test_an_engine_takes_over_within_the_tolerance_of_its_class(name):
     if torch.version.cuda is None or not torch.cuda.is_available():
         pytest.skip("no GPU: TensorRT, its buffers and CUDA graphs have not been run")
     try:
-        backend = table.pick(name, CUDA)
+        backend = table.pick_backend(name, CUDA)
     except Exception as error:
         pytest.skip(str(error))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -34,6 +34,6 @@ def test_an_engine_takes_over_within_the_tolerance_of_its_class(name):
     for frame in frames:
         want, found = plain.run([frame]), fast.run([frame])
         assert found.engine.startswith(name.split("/")[0])
-        assert mismatch(want.outputs, found.outputs, TOLERANCE[backend.accuracy]) == ""
+        assert find_mismatch(want.outputs, found.outputs, TOLERANCE[backend.accuracy]) == ""
         assert backend.accuracy != EXACT or torch.equal(want.outputs[0], found.outputs[0])
     fast.close()

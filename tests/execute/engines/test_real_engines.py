@@ -61,18 +61,18 @@ def test_a_second_start_exports_nothing_and_has_the_bits_of_the_first(engine, ca
     plain._norm_layer, plain.norm_layer = torch.nn.BatchNorm2d, functools.partial(torch.nn.LayerNorm, eps=1e-6)
     for network in (registry.build_module("mobilenet_v3_large"), plain):
         frames = [torch.rand(1, 3, 64, 64) for _ in range(3)]
-        exports, real = [], seat.export
+        exports, real = [], seat.export_onnx
 
         def counted(*given, exports=exports, real=real):
             exports.append(1)
             return real(*given)
 
-        monkeypatch.setattr(seat, "export", counted)
+        monkeypatch.setattr(seat, "export_onnx", counted)
         first = ModuleExecutor(network, engine=engine)
         taken_over(first, frames)
         again = ModuleExecutor(network, engine=engine)
         taken_over(again, frames)
-        monkeypatch.setattr(seat, "export", real)
+        monkeypatch.setattr(seat, "export_onnx", real)
         assert len(exports) == 1
         for frame in frames:
             one, other = first.run([frame]), again.run([frame])
@@ -83,9 +83,9 @@ def test_a_second_start_exports_nothing_and_has_the_bits_of_the_first(engine, ca
 
 def _built_in_one_go(engine, network, frame):
     """What the engine gives without anything kept between its steps."""
-    from edge_offload.execute.engines.export import export
+    from edge_offload.execute.engines.export import export_onnx
 
-    document = export(network, [frame])
+    document = export_onnx(network, [frame])
     if engine == "onnxruntime":
         import onnxruntime
 
@@ -118,7 +118,7 @@ def test_weights_off_by_a_thousandth_never_take_over(engine, monkeypatch):
     from edge_offload.execute.engines import seat
 
     network = registry.build_module("mobilenet_v3_large")
-    real = seat.export
+    real = seat.export_onnx
 
     def off(given, inputs, *typed):
         import copy
@@ -129,7 +129,7 @@ def test_weights_off_by_a_thousandth_never_take_over(engine, monkeypatch):
                 one.mul_(1.001)
         return real(other, inputs, *typed)
 
-    monkeypatch.setattr(seat, "export", off)
+    monkeypatch.setattr(seat, "export_onnx", off)
     executor = ModuleExecutor(network, engine=engine)
     frame = torch.rand(1, 3, 224, 224)
     executor.run([frame])

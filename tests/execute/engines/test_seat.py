@@ -9,7 +9,7 @@ from torch import nn
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines import seat as seats
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import mismatch, version
+from edge_offload.execute.engines.base import find_mismatch, installed_version
 from edge_offload.execute.module import ModuleExecutor
 from tests.execute.engines.conftest import Doubling
 
@@ -82,12 +82,12 @@ def test_an_engine_that_raises_gives_the_frame_to_torch_and_is_retired(stand_in)
     executor = in_force(Doubling())
     stand_in.fails = True
     assert [answer(executor, frame()) for _ in range(2)] == ["eager"] * 2
-    assert executor.engine_state() == (f"eager: stand-in {version(stand_in)} fp32: it failed: RuntimeError: "
+    assert executor.engine_state() == (f"eager: stand-in {installed_version(stand_in)} fp32: it failed: RuntimeError: "
                                        "the driver is gone", True)  # fmt: skip
 
 
 def test_an_engine_that_hangs_gives_the_frame_to_torch_and_is_retired(stand_in, monkeypatch):
-    monkeypatch.setattr(seats, "HANGS_S", 0.05)
+    monkeypatch.setattr(seats, "MIN_HANG_S", 0.05)
     executor = in_force(Doubling())
     stand_in.may_run.clear()
     assert [answer(executor, frame()) for _ in range(2)] == ["eager"] * 2
@@ -137,7 +137,7 @@ def test_what_is_asked_for_must_exist():
 
 
 def test_without_packages_auto_is_torch_and_says_so(monkeypatch):
-    monkeypatch.setattr(table, "version", lambda backend: None)
+    monkeypatch.setattr(table, "installed_version", lambda backend: None)
     executor = ModuleExecutor(Doubling(), engine="auto")
     assert executor.run([frame()]).engine == "eager"
     assert executor.engine_state() == (f"eager: no engine is installed; {table.INSTALL}", True)
@@ -145,9 +145,9 @@ def test_without_packages_auto_is_torch_and_says_so(monkeypatch):
 
 def test_outputs_are_compared_by_their_own_range():
     want, inf = torch.tensor([1000.0, 1.0]), torch.tensor([float("inf"), 1.0])
-    assert mismatch([want], [want + 0.019], 2e-5) == ""
-    assert "off by" in mismatch([want], [want + 0.021], 2e-5)
-    assert mismatch([inf], [inf], 0.0) == ""
-    assert "off by nan" in mismatch([inf], [want], 1.0)
-    assert "no floating-point" in mismatch([torch.tensor([1])], [torch.tensor([2])], 1.0)
-    assert "instead of" in mismatch([want], [want[:1]], 1.0)
+    assert find_mismatch([want], [want + 0.019], 2e-5) == ""
+    assert "off by" in find_mismatch([want], [want + 0.021], 2e-5)
+    assert find_mismatch([inf], [inf], 0.0) == ""
+    assert "off by nan" in find_mismatch([inf], [want], 1.0)
+    assert "no floating-point" in find_mismatch([torch.tensor([1])], [torch.tensor([2])], 1.0)
+    assert "instead of" in find_mismatch([want], [want[:1]], 1.0)

@@ -6,7 +6,7 @@ from torch import nn
 
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines import measured, table
-from edge_offload.execute.engines.base import EAGER, facts
+from edge_offload.execute.engines.base import EAGER, engine_facts
 from edge_offload.execute.module import ModuleExecutor
 
 CLOSE = [backend for backend in table.BACKENDS if (backend.accuracy, backend.device) == (table.CLOSE, "cpu")]
@@ -14,33 +14,33 @@ CLOSE = [backend for backend in table.BACKENDS if (backend.accuracy, backend.dev
 
 @pytest.fixture
 def all_here(monkeypatch):
-    monkeypatch.setattr(table, "version", lambda backend: "1.0")
-    monkeypatch.setattr(table, "_exporter", lambda: True)
+    monkeypatch.setattr(table, "installed_version", lambda backend: "1.0")
+    monkeypatch.setattr(table, "_has_exporter", lambda: True)
 
 
 def test_an_engine_is_asked_for_all_models_or_for_single_ones():
-    assert table.chosen("eager", "movenet") == "eager"
-    assert table.chosen("auto,movenet=openvino:bf16, kapao_n=eager", "movenet") == "openvino:bf16"
-    assert table.chosen("auto,movenet=openvino:bf16, kapao_n=eager", "kapao_n") == "eager"
-    assert table.chosen("auto,movenet=openvino:bf16", "resnet50") == "auto"
-    assert table.chosen("own.module:factory=openvino", "own.module:factory") == "openvino"
-    assert table.chosen("movenet=openvino", "resnet50") == "eager"
+    assert table.engine_for_model("eager", "movenet") == "eager"
+    assert table.engine_for_model("auto,movenet=openvino:bf16, kapao_n=eager", "movenet") == "openvino:bf16"
+    assert table.engine_for_model("auto,movenet=openvino:bf16, kapao_n=eager", "kapao_n") == "eager"
+    assert table.engine_for_model("auto,movenet=openvino:bf16", "resnet50") == "auto"
+    assert table.engine_for_model("own.module:factory=openvino", "own.module:factory") == "openvino"
+    assert table.engine_for_model("movenet=openvino", "resnet50") == "eager"
 
 
 @pytest.mark.parametrize("spec", ["speed", "auto,movenet=speed", "movenet="])
 def test_what_is_asked_for_must_exist(spec):
     with pytest.raises(BadInput, match=r"no engine '.*'; use one of: eager, auto, exact, onnxruntime, openvino"):
-        table.chosen(spec, "resnet50")
+        table.engine_for_model(spec, "resnet50")
 
 
 def test_fewer_bits_are_for_a_model_by_name_alone(all_here):
     with pytest.raises(BadInput, match="fewer bits than float32; ask for it for a model by name"):
-        table.chosen("openvino:bf16", "movenet")
-    assert table.pick("auto") in CLOSE
+        table.engine_for_model("openvino:bf16", "movenet")
+    assert table.pick_backend("auto") in CLOSE
 
 
 def test_an_absent_engine_leaves_torch_to_compute_and_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(table, "version", lambda backend: None)
+    monkeypatch.setattr(table, "installed_version", lambda backend: None)
     executor = ModuleExecutor(nn.ReLU(), engine="openvino")
     done = executor.run([torch.tensor([-1.0, 2.0])])
     assert torch.equal(done.outputs[0], torch.tensor([0.0, 2.0]))
@@ -54,25 +54,27 @@ def test_an_absent_engine_leaves_torch_to_compute_and_says_what_to_install(monke
 
 def test_auto_is_what_was_measured_to_be_the_fastest_for_these_weights(all_here, cache):
     network, other = nn.Linear(3, 3), nn.Linear(3, 3)
-    names = {backend.name: str(facts(backend)) for backend in CLOSE}
-    assert table.pick("auto", network=network) is CLOSE[0]
+    names = {backend.name: str(engine_facts(backend)) for backend in CLOSE}
+    assert table.pick_backend("auto", network=network) is CLOSE[0]
     for best in CLOSE:
-        measured.note(network, 1, {EAGER: 3.0, **{text: 2.0 - (name == best.name) for name, text in names.items()}})
-        assert table.pick("auto", network=network) is best
-    assert table.pick("auto", network=other) is CLOSE[0], "it was not measured"
-    measured.note(network, 1, {EAGER: 0.5, **dict.fromkeys(names.values(), 1.0)})
-    assert table.pick("auto", network=network) is None, "torch itself is faster"
+        measured.store_seconds(
+            network, 1, {EAGER: 3.0, **{text: 2.0 - (name == best.name) for name, text in names.items()}}
+        )
+        assert table.pick_backend("auto", network=network) is best
+    assert table.pick_backend("auto", network=other) is CLOSE[0], "it was not measured"
+    measured.store_seconds(network, 1, {EAGER: 0.5, **dict.fromkeys(names.values(), 1.0)})
+    assert table.pick_backend("auto", network=network) is None, "torch itself is faster"
     assert ModuleExecutor(network, engine="auto").engine_state() == (EAGER, False)
 
 
 def test_measurements_of_another_version_or_unreadable_ones_say_nothing(all_here, cache):
     network = nn.Linear(3, 3)
-    measured.note(network, 1, {EAGER: 1.0, f"{CLOSE[-1].name} 0.1 fp32": 0.1})
-    assert table.pick("auto", network=network) is CLOSE[0]
-    path = measured.note(network, 1, {str(facts(CLOSE[-1])): 0.1})
-    assert table.pick("auto", network=network) is CLOSE[-1]
+    measured.store_seconds(network, 1, {EAGER: 1.0, f"{CLOSE[-1].name} 0.1 fp32": 0.1})
+    assert table.pick_backend("auto", network=network) is CLOSE[0]
+    path = measured.store_seconds(network, 1, {str(engine_facts(CLOSE[-1])): 0.1})
+    assert table.pick_backend("auto", network=network) is CLOSE[-1]
     for text in ("", "[]", '{"a": 1}', "{" + "x" * (2 << 20)):
         path.write_text(text)
-        assert table.pick("auto", network=network) is CLOSE[0]
-    measured.note(network, 1, {str(facts(CLOSE[-1])): 0.1})
-    assert table.pick("auto", network=network) is CLOSE[-1]
+        assert table.pick_backend("auto", network=network) is CLOSE[0]
+    measured.store_seconds(network, 1, {str(engine_facts(CLOSE[-1])): 0.1})
+    assert table.pick_backend("auto", network=network) is CLOSE[-1]

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 from edge_offload.ir import sequence_hash
 from edge_offload.mode import Mode
 from tests.modes.split.conftest import Robot
@@ -43,11 +43,11 @@ def main(address, keys):
     print(json.dumps({"situation": "state", "words": robot.offloaded.state()["local"]}), flush=True)
     torch.cuda.set_per_process_memory_fraction(1.0)
     robot.runner._handles.pause(0.0, "")
-    robot.offloaded.runners.local.executor._spare._until_s = 0.0
+    robot.offloaded.runners.local.executor._fallback._until_s = 0.0
     robot.open(picture)
     install(robot, picture, plans)
     tell(robot, "room again", picture, expected)
-    installed().native.lose()
+    current_installation().native.lose()
     for situation in ("lost", "still lost"):
         tell(robot, situation, picture, expected)
     robot.client.close()

@@ -16,10 +16,10 @@ import torch
 from divided import divide_everything
 from torch import nn
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 
 torch.set_num_threads(1)
-recorder = installed().recorder
+recorder = current_installation().recorder
 splits = recorder.strategy.splits
 
 

@@ -18,12 +18,12 @@ import torch  # noqa: E402 - the device comes with it, and what computes for it
 from divided import divide_everything  # noqa: E402
 from torch import nn  # noqa: E402
 
-from edge_offload.device.installation import installed  # noqa: E402
+from edge_offload.device.installation import current_installation  # noqa: E402
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-strategy = installed().recorder.strategy
-divide_everything(installed().recorder)
+strategy = current_installation().recorder.strategy
+divide_everything(current_installation().recorder)
 reference = nn.Sequential(
     nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.SiLU(), nn.Flatten(),
     nn.Linear(4 * 10 * 14, 5),

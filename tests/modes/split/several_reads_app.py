@@ -15,12 +15,12 @@ import torch
 from divided import divide_everything, made
 from torch import nn
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 from edge_offload_research.split.model.run_plan import run_plan
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-recorder = installed().recorder
+recorder = current_installation().recorder
 splits = recorder.strategy.splits
 divide_everything(recorder)
 

@@ -47,7 +47,7 @@ PICTURE = torch.rand(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
 
 def test_make_fx_traces_where_torch_exports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "exports", lambda: False)
+    monkeypatch.setattr(build, "can_export", lambda: False)
     module = Net().eval()
     program = from_module(module, [PICTURE])
     found = SequenceRunner(program.sequence, program.constants).run([PICTURE])

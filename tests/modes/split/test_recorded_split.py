@@ -261,7 +261,7 @@ def test_a_sequence_that_does_not_do_what_it_says_is_refused(recording):
     program, inputs = recording
     sequence = program.sequence
     (relu,) = [operator for operator in sequence.operators if operator.name == "aten.relu.default"]
-    made = sequence.values[relu.makes()[0]]
+    made = sequence.values[relu.output_ids()[0]]
     lies = [
         dataclasses.replace(made, shape=(1, 4, 6, 7)),
         dataclasses.replace(made, dtype="float64"),

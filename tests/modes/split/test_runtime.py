@@ -16,7 +16,7 @@ import torch
 
 from edge_offload.cli import main
 from edge_offload.errors import ProtocolError
-from edge_offload.execute.tensors import pack
+from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir import sequence_hash
 from edge_offload.manager.lateness import Lateness, TimeoutLimits
 from edge_offload.mode import Mode
@@ -135,7 +135,7 @@ def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, rob
     got, report = bot.offloaded.run([image(1)], Mode.SPLIT)
     assert report.mode is Mode.SPLIT, report.fallback_reason
     assert all(torch.equal(one, other) for one, other in zip(got, want))
-    maps = planned.network.program.sequence.values[located.sequence.operators[-1].reads()[-1]].nbytes
+    maps = planned.network.program.sequence.values[located.sequence.operators[-1].input_ids()[-1]].nbytes
     assert 0 < bot.runner.counted.bytes_down < maps / 2, "results come back, maps do not"
 
 
@@ -188,7 +188,7 @@ def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):
     for tensor, bound in ((torch.zeros(3, 5), None), (torch.zeros(3), r"2 dimensions"),
                           (torch.zeros(3, 5, dtype=torch.float64), "float32"),
                           (torch.zeros(2049, 2049), "allowed")):  # fmt: skip
-        descriptors, buffers = pack([tensor], "raw")
+        descriptors, buffers = pack_tensors([tensor], "raw")
         body = {**head, "tensors": descriptors}
         views = [memoryview(part) for part in buffers]
         if bound is None:

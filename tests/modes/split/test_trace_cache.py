@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.ir import sequence_hash
-from edge_offload.ir.evaluate import kernel
+from edge_offload.ir.evaluate import make_kernel
 from edge_offload.mode import Mode
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.split import models as split_models
@@ -31,7 +31,7 @@ def quick(network, repeats, tell=None, device=None):
     """Stands for the measurement, which is another test's."""
     count = len(network.located.operators)
     points = (((1, 1e-3), (2, 2e-3)),) * count
-    return Profile(network.name, sequence_hash(network.program.sequence), {}, fingerprint("cpu"), points)
+    return Profile(network.name, sequence_hash(network.program.sequence), {}, fingerprint_of("cpu"), points)
 
 
 def started(folder, factory="pictures"):
@@ -53,7 +53,7 @@ def results(program):
     found.update(zip(sequence.inputs, [PICTURE]))
     with torch.no_grad():
         for operator in sequence.operators:
-            found.update(zip(operator.outputs, kernel(operator)(found.__getitem__)))
+            found.update(zip(operator.outputs, make_kernel(operator)(found.__getitem__)))
     return [found[number] for number in sequence.outputs]
 
 
@@ -83,7 +83,9 @@ def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, mon
 
 def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
     before = opened(started(folder))
-    monkeypatch.setattr(split_models, "fingerprint", lambda device: {**fingerprint(device), "device_name": "another"})
+    monkeypatch.setattr(
+        split_models, "fingerprint_of", lambda device: {**fingerprint_of(device), "device_name": "another"}
+    )
     found = []
     monkeypatch.setattr(places, "measure", lambda *args, **named: found.append(args) or quick(*args))
     opened(started(folder), sequence=before.profile.sequence)

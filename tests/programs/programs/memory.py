@@ -5,7 +5,7 @@ import gc
 
 import torch
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 
 cuda = torch.cuda
 TIB = 1 << 40
@@ -33,7 +33,7 @@ def refused(make):
 free, total = cuda.mem_get_info()
 assert free == total - cuda.memory_allocated()
 assert cuda.get_device_properties(0).total_memory == total
-trips = installed().recorder.counters.round_trips
+trips = current_installation().recorder.counters.round_trips
 said = ""
 try:
     torch.empty(TIB, device="cuda")
@@ -42,7 +42,7 @@ except cuda.OutOfMemoryError as error:
 assert "4.00 TiB" in said
 assert "free tensors" in said
 assert issubclass(cuda.OutOfMemoryError, RuntimeError)
-assert installed().recorder.counters.round_trips == trips, "it is known here"
+assert current_installation().recorder.counters.round_trips == trips, "it is known here"
 column, row = torch.ones(1 << 21, 1, device="cuda"), torch.ones(1, 1 << 21, device="cuda")
 for known in (
     lambda: torch.zeros(TIB, device="cuda"),

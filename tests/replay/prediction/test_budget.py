@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
 
-from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, Budget
-from edge_offload.ir.trace.keys import decode
+from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, LearningBudget
+from edge_offload.ir.trace.keys import decode_key
 from edge_offload.replay.prediction.predict import Branches, Predictor
-from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
+from edge_offload.replay.signatures import CompletedStep, SegmentSignature, TableCall
 
 READ, DYNAMIC = 0, 2
 LEARNING = ("budget", "cycle", "history", "integer_formulas", "predict", "step_models", "symbols")
@@ -30,19 +30,19 @@ def standing() -> float:
 class WideForms:
     """Forms of :data:`CALLS` concatenations of three tensors, with :data:`WIDTH` integers each."""
 
-    def calls(self, form: int) -> Any:
+    def skeletons_of(self, form: int) -> Any:
         return (0,) * CALLS, ((-1, -1, -1),) * CALLS
 
-    def call(self, entry: int) -> Call:
+    def call_of(self, entry: int) -> TableCall:
         key = b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, 1, 1, 0, 4, 0)
-        offsets = decode("aten::cat", 3 * key).offsets
-        return Call(entry, "aten::cat", 3 * key, None, 0, (1,) * WIDTH, offsets, 3)
+        offsets = decode_key("aten::cat", 3 * key).offsets
+        return TableCall(entry, "aten::cat", 3 * key, None, 0, (1,) * WIDTH, offsets, 3)
 
 
 class Program:
     """Does steps by hand, and asks what comes next as the recorder does."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: LearningBudget) -> None:
         self.predictor = Predictor(WideForms(), lambda call: call.entry, budget=budget)  # type: ignore[arg-type]
         self.base = 1
         self.branches: Optional[Branches] = None
@@ -63,16 +63,16 @@ class Program:
             reason,
             opens,
         )
-        branches = self.predictor.branches() if opens else self.branches
+        branches = self.predictor.grow_branches() if opens else self.branches
         plan = next((plan for plan in branches.plans if plan.signature == form), None) if branches is not None else None
-        self.predictor.begin(done)
+        self.predictor.begin_step(done)
         confirmed = plan is not None and plan.integers(self.predictor.history) == integers
         if not confirmed:
-            branches = self.predictor.branches(done)
+            branches = self.predictor.grow_branches(done)
         self.branches = branches
         done.integers, done.kind = outcome, (len(outcome) % 3,)
-        self.predictor.add(done, confirmed)
-        self.predictor.next()
+        self.predictor.learn_step(done, confirmed)
+        self.predictor.next_step()
         self.base += 1
 
 
@@ -116,7 +116,7 @@ class Lines:
 
 def test_an_inference_whose_sizes_follow_from_nothing_costs_no_more_than_its_budget() -> None:
     steps = 60
-    budget = Budget(busy=standing, clock=standing)
+    budget = LearningBudget(busy=standing, clock=standing)
     program, chooser = Program(budget), random.Random(1)
     bound = UNITS + steps * UNITS_PER_STEP
     for turn in range(4):
@@ -127,21 +127,21 @@ def test_an_inference_whose_sizes_follow_from_nothing_costs_no_more_than_its_bud
 
 
 def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
-    def formulas(budget: Budget, turns: int) -> List[Dict[int, Any]]:
+    def formulas(budget: LearningBudget, turns: int) -> List[Dict[int, Any]]:
         program, found = Program(budget), []
         for turn in range(turns):
             sizes = (3 + turn, 50 + 3 * turn * turn)
             for form, outcome in ((10, sizes), (11, (7,)), (12, (9,))):
                 width = tuple(k * sizes[k % 2] + k for k in range(WIDTH)) if form != 10 else (1,) * WIDTH
                 program.step(form, (width,) * CALLS, outcome, form == 10, READ if form == 12 else DYNAMIC)
-            branches = program.predictor.branches()
+            branches = program.predictor.grow_branches()
             plans = branches.plans if branches is not None else []
             found.append({plan.signature: plan.node.patches for plan in plans})
         return found
 
-    whole = formulas(Budget(units=10**9, busy=standing, clock=standing), 24)
-    small = formulas(Budget(units=600, units_per_step=0, busy=standing, clock=standing), 24)
-    tiny = formulas(Budget(units=0, units_per_step=0, busy=standing, clock=standing), 24)
+    whole = formulas(LearningBudget(units=10**9, busy=standing, clock=standing), 24)
+    small = formulas(LearningBudget(units=600, units_per_step=0, busy=standing, clock=standing), 24)
+    tiny = formulas(LearningBudget(units=0, units_per_step=0, busy=standing, clock=standing), 24)
     assert set(whole[4]) == {10, 11, 12}
     assert len(small[4]) < len(whole[4])
     assert small[-1] == whole[-1]
@@ -152,11 +152,11 @@ def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
                                                           (0.3, 1.0, False)])  # fmt: skip
 def test_processor_time_counts_beside_an_inferences_own(seconds: float, elapsed: float, left: bool) -> None:
     now = {"busy": 5.0, "clock": 7.0}
-    budget = Budget(busy=lambda: now["busy"], clock=lambda: now["clock"])
+    budget = LearningBudget(busy=lambda: now["busy"], clock=lambda: now["clock"])
     now["busy"] += 100.0  # what the program does by itself
     with budget:
         now["busy"] += seconds
     now["clock"] += elapsed
-    assert (budget.left > 0) is left
-    budget.renew()
-    assert budget.left > 0
+    assert (budget.remaining > 0) is left
+    budget.start_inference()
+    assert budget.remaining > 0

@@ -63,20 +63,20 @@ def test_places_tell_what_their_contexts_tell(seed: int, places: int, monkeypatc
     random_ = random.Random(seed)
     plain, known = EveryContext(), Contexts(reason, STEPS)
     trail: Trail = ()
-    steps, place = 0, known.first()
+    steps, place = 0, known.start_place()
     differ = 0
     for turn in range(1200):
         if turn % 12 == 0:
-            steps, place = 0, known.opened(place)
+            steps, place = 0, known.place_at_start(place)
         form = turn % 12 if random_.random() < 0.9 else random_.randrange(12)
         kind = (random_.randrange(3),) if form % 3 == 0 else ()
         expected = plain.expected(trail, steps)
         assert known.expected_of(place.followers) == expected
-        assert known.expected(trail, steps) == expected
+        assert known.expected_after(trail, steps) == expected
         differ += expected != form
         plain.note(trail, steps, form)
-        place.note(form)
-        place = known.after(place, form, kind)
+        place.note_next(form)
+        place = known.place_after(place, form, kind)
         trail = (*trail[1 - history.CONTEXTS[0] :], (form, kind))
         steps = min(steps + 1, STEPS)
     assert 50 < differ < 600  # it was neither always right nor never
@@ -84,7 +84,7 @@ def test_places_tell_what_their_contexts_tell(seed: int, places: int, monkeypatc
 
 def test_a_place_says_when_something_else_is_to_be_expected() -> None:
     known = Contexts(reason, STEPS)
-    place = known.after(known.first(), 2, ())
-    assert [place.note(4) for _ in range(5)] == [True, True, False, False, False]
-    assert [place.note(6) for _ in range(4)] == [False, False, True, True]
+    place = known.place_after(known.start_place(), 2, ())
+    assert [place.note_next(4) for _ in range(5)] == [True, True, False, False, False]
+    assert [place.note_next(6) for _ in range(4)] == [False, False, True, True]
     assert known.expected_of(place.followers) == 6

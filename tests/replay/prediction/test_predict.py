@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Tuple
 
-from edge_offload.ir.trace.budget import Budget
+from edge_offload.ir.trace.budget import LearningBudget
 from edge_offload.replay.prediction.predict import CONTEXT_UNITS, Predictor
 from edge_offload.replay.signatures import CompletedStep, SegmentSignature
 
@@ -15,17 +15,17 @@ CALLS: Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]] = ((), ())
 class FormsByHand:
     """Forms without calls."""
 
-    def calls(self, form: int) -> Any:
+    def skeletons_of(self, form: int) -> Any:
         return CALLS
 
-    def call(self, entry: int) -> Any:
+    def call_of(self, entry: int) -> Any:
         raise AssertionError("there are no calls")
 
 
 class Program:
     """Does steps, each with one storage of its own, and looks at what was expected."""
 
-    def __init__(self, budget: Optional[Budget] = None) -> None:
+    def __init__(self, budget: Optional[LearningBudget] = None) -> None:
         self.predictor = Predictor(FormsByHand(), lambda call: 0, budget=budget)  # type: ignore[arg-type]
         self.base = 1
 
@@ -38,14 +38,14 @@ class Program:
         done = CompletedStep(
             SegmentSignature(form, (), ()), form, names, self.base, live, frozenset(), b"", payloads, reason
         )
-        self.predictor.begin(done)
+        self.predictor.begin_step(done)
         done.kind = kind
-        self.predictor.add(done, confirmed)
+        self.predictor.learn_step(done, confirmed)
         self.base += 1
 
     def expected(self) -> List[int]:
         """Forms along the course, by the first edge each time."""
-        found = self.predictor.branches()
+        found = self.predictor.grow_branches()
         if found is None:
             return []
         index, signatures = found.first[0][1], []
@@ -72,7 +72,7 @@ def test_an_inference_that_comes_as_expected_does_not_ask_for_processor_time() -
         asked.append(0.0)
         return 0.0
 
-    program = Program(Budget(busy=busy, clock=lambda: 0.0))
+    program = Program(LearningBudget(busy=busy, clock=lambda: 0.0))
     for turn in range(4):
         if turn == 3:
             assert program.expected() == [10, 11, 12, 13]
@@ -101,7 +101,7 @@ def test_a_number_that_was_never_read_before_changes_nothing() -> None:
         program.step(10, kind=(turn % 2,), upload=True)
         program.step(11)
     program.step(10, kind=(-1,), upload=True)
-    found = program.predictor.next()
+    found = program.predictor.next_step()
     assert found is not None
     assert found.signature == 11
 
@@ -119,7 +119,7 @@ def test_what_a_number_meant_in_another_place_is_not_taken_for_a_rule() -> None:
         program.step(12)
     program.step(6, upload=True)
     program.step(10, kind=(-1,))
-    found = program.predictor.next()
+    found = program.predictor.next_step()
     assert found is not None
     assert found.signature == 11
 
@@ -131,7 +131,7 @@ def test_a_loop_goes_on_by_the_size_of_each_result() -> None:
         for left in range(turns, 0, -1):
             program.step(20, kind=(2,) if left > 1 else (0,), reason=DYNAMIC)
         program.step(30)
-    found = program.predictor.branches()
+    found = program.predictor.grow_branches()
     assert found is not None
     loops = [index for index, plan in enumerate(found.plans) if plan.signature == 20]
     assert loops
@@ -145,7 +145,7 @@ def test_where_no_upload_ends_an_inference_little_is_run_ahead() -> None:
     program = Program()
     for turn in range(40):
         program.step(10 + turn % 3)
-    found = program.predictor.branches()
+    found = program.predictor.grow_branches()
     assert found is not None
     assert len(found.plans) <= 8
 
@@ -170,7 +170,7 @@ def test_what_the_first_of_several_uploads_was_made_into_is_found_from_each_posi
         first = program.base
         for form in (10, 11, 10, 11, 12, 11):
             if turn > 7:
-                plan = program.predictor.next()
+                plan = program.predictor.next_step()
                 assert plan is not None
                 assert plan.signature == form
                 assert plan.node.live_at(program.base, 0) == ([(0, first)] if form == 11 else [])
@@ -180,7 +180,7 @@ def test_what_the_first_of_several_uploads_was_made_into_is_found_from_each_posi
 def test_an_inference_that_finds_nothing_to_read_is_over_when_something_new_is_uploaded() -> None:
     program = Program()
     for turn in range(8):
-        assert turn < 3 or program.predictor.opens()
+        assert turn < 3 or program.predictor.may_open()
         first = program.base
         program.step(10, upload=True, reason=DYNAMIC, live=(0,))
         assert turn < 1 or program.predictor.start == first
@@ -193,7 +193,7 @@ def test_an_upload_that_joins_what_was_computed_before_begins_no_inference() -> 
     for _ in range(8):
         first = program.base
         program.step(10, upload=True, live=(0,), reason=DYNAMIC)
-        assert not program.predictor.opens()
+        assert not program.predictor.may_open()
         program.step(11, upload=True, live=(first,))
         assert program.predictor.start == first
 
@@ -205,6 +205,6 @@ def test_of_inferences_that_are_left_the_beginning_is_expected() -> None:
         program.step(11, kind=(turn % 2,))
         program.step(12)
         if turn:  # of what follows nothing is heard
-            program.predictor.leave()
-            program.predictor.leave()
+            program.predictor.skip_inference()
+            program.predictor.skip_inference()
     assert program.expected()[:3] == [10, 11, 12]

@@ -21,8 +21,8 @@ def test_what_is_kept_can_be_had_again_and_has_no_name_on_the_disk(tmp_path: pat
     kept = UploadCopies(tmp_path / "cache")
     uploads = [os.urandom(size) for size in (20_000, 1_000_000, 20_000)]
     for data in (*uploads, *uploads):
-        assert kept.keep(named(data), memoryview(data))
-    assert [kept.data(named(data)) for data in reversed(uploads)] == uploads[::-1]
+        assert kept.store_upload(named(data), memoryview(data))
+    assert [kept.read_upload(named(data)) for data in reversed(uploads)] == uploads[::-1]
     assert list((tmp_path / "cache").iterdir()) == []
     assert kept._file is not None
     held = os.fstat(kept._file.fileno())
@@ -46,7 +46,7 @@ def test_where_nothing_can_be_kept_that_is_said_once(
     else:
         (tmp_path / "cache").write_text("in the way")
     for data in (b"a" * 20_000, b"b" * 20_000):
-        assert not kept.keep(named(data), memoryview(data))
+        assert not kept.store_upload(named(data), memoryview(data))
     (line,) = capsys.readouterr().err.splitlines()
     assert "no copy of the weights can be kept" in line
     assert "ends if it loses its server for good" in line

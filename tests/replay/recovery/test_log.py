@@ -9,11 +9,11 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 import pytest
 import torch
 
-from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.serve import serve_message
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import BoundOperator
 from edge_offload.ir.trace.keys import calls_in
-from edge_offload.ir.trace.segments import Outcome, Segment, Step
+from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, NamedBlobs, digest
 from edge_offload.protocol.messages import parse_answer, tensor_bytes
 from edge_offload.replay.flushed import READ
@@ -82,22 +82,22 @@ class Program:
         known = tuple(enumerate(live))
         made = SegmentInvocation(len(self._words) - 1, self.next, known, frozenset(dead), numbers, uploads, READ)
         calls = calls_in(self._words[-1], lambda number: BoundOperator(*ENTRIES[number][:2], CPU))
-        step = Step(0, made.base, known, sorted(dead), numbers, [tensor_bytes(payload) for payload in uploads])
-        self.next += self.session.run(step, segment=Segment.of(calls)).grown
-        self.log.note(made, self.signatures, (lambda _named, _data: True) if keep else None, failed)
+        step = SegmentStep(0, made.base, known, sorted(dead), numbers, [tensor_bytes(payload) for payload in uploads])
+        self.next += self.session.run(step, segment=Segment.from_calls(calls)).grown
+        self.log.note_segment(made, self.signatures, (lambda _named, _data: True) if keep else None, failed)
         return [number for number in range(made.base, self.next) if number - made.base + len(live) not in dead]
 
     def free(self, *storages: int) -> None:
-        self.log.free(storages)
+        self.log.free_storages(storages)
         self.session.free(list(storages))
 
     def again(self, before: Optional[int] = None) -> Tuple[DeviceSession, Set[int]]:
         """A session that knew nothing, and what is there now."""
         session, restored = Device(), set()
-        for message in self.log.messages(self.next if before is None else before, None, restored):
-            assert parse_answer(serve(session, message.to_wire())).error is None
-        session.free(self.log.dropped(restored))
-        return session, restored - set(self.log.dropped(restored))
+        for message in self.log.restore_messages(self.next if before is None else before, None, restored):
+            assert parse_answer(serve_message(session, message.to_wire())).error is None
+        session.free(self.log.dropped_storages(restored))
+        return session, restored - set(self.log.dropped_storages(restored))
 
     def put_back(self, before: Optional[int] = None) -> Dict[int, List[float]]:
         """What a session that knew nothing has afterwards."""
@@ -112,7 +112,7 @@ class Device(DeviceSession):
         super().__init__()
         self._state = torch.Generator().get_state()
 
-    def run(self, *step: Any, **how: Any) -> Outcome:
+    def run(self, *step: Any, **how: Any) -> StepOutcome:
         others = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:
@@ -180,9 +180,9 @@ def test_a_result_of_what_was_uploaded_over_since_is_lost_and_the_upload_is_not(
     program.do((UPLOAD, 0), (10,), ([7, 8, 9],))
     assert program.put_back() == {10: [7, 8, 9], 11: [4, 5, 6]}
     assert program.log.lost_storages == 1
-    assert not program.log.whole
+    assert not program.log.is_complete
     program.free(12)
-    assert program.log.whole
+    assert program.log.is_complete
 
 
 def test_what_is_filled_and_then_read_in_one_segment_is_read_again(program: Program) -> None:
@@ -226,7 +226,7 @@ def test_random_generators_go_on_where_they_were(program: Program, seeded: bool)
     assert restored == {10, 11, -1}
     assert held(session, 10) == held(program.session, 10)
     for each in (session, program.session):
-        each.run(Step(0, 20, [(0, 11)], [], b"", []), segment=Segment.of([(draw(), (0,))]))
+        each.run(SegmentStep(0, 20, [(0, 11)], [], b"", []), segment=Segment.from_calls([(draw(), (0,))]))
     assert held(session, 11) == held(program.session, 11)
 
 
@@ -252,7 +252,7 @@ KINDS = (ALLOC, UPLOAD, MUL, MUL, UNKNOWN, ADD_, ADD_, DRAW, SEED, "free", "both
 def test_a_random_program_goes_on_with_its_own_bits_or_is_told_what_is_lost(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_log, "LOOK_SEGMENTS", 4)
+    monkeypatch.setattr(recovery_log, "PRUNE_SEGMENTS", 4)
     monkeypatch.setattr(recovery_log, "MAX_SEGMENTS", 30)
     rng, program = random.Random(seed), Program()
     alive: List[int] = []
@@ -294,7 +294,7 @@ def test_a_random_program_goes_on_with_its_own_bits_or_is_told_what_is_lost(
             for number in kept:
                 assert held(session, number) == held(program.session, number), f"storage {number} at turn {turn}"
             restored_in_all += len(kept)
-            if rng.random() < 0.5 and program.log.whole:  # and goes on there
+            if rng.random() < 0.5 and program.log.is_complete:  # and goes on there
                 program.session = session
     assert restored_in_all > 2
 
@@ -308,7 +308,7 @@ def test_a_large_upload_is_remembered_by_its_checksums_where_the_server_keeps_it
     key += b"P" + struct.pack("<BBq", 6, 1, size // 4)
     ENTRIES[LARGE_ALLOC:] = [alloc, ("edge::upload", key, None)]
     program.do((LARGE_ALLOC, LARGE_ALLOC + 1, 0), (), (weights,), keep=kept)
-    steps = [step for message in program.log.messages(13) for step in message.steps]
+    steps = [step for message in program.log.restore_messages(13) for step in message.steps]
     payloads = [payload for step in steps for payload in step.payloads]
     found = [payload for payload in payloads if isinstance(payload, NamedBlobs)]
     data = bytes(memoryview(weights.numpy()).cast("B"))

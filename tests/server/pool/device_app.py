@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from edge_offload.device.installation import installed
+from edge_offload.device.installation import current_installation
 from edge_offload.models import registry
 from edge_offload.server.pool import accelerators, measuring, member, parcels, stages
 from tests.server.pool.stage_nets import Parted, chain
@@ -85,7 +85,7 @@ def main():
         "label": accelerators.label("cuda"),
     }  # fmt: skip
     print(json.dumps(told), flush=True)
-    installed().native.lose()
+    current_installation().native.lose()
     on_gpu.run((1, 0, 2), 1, [parcels.packed(frames[0])])
 
 

@@ -11,7 +11,7 @@ import torch
 
 from edge_offload.errors import BadInput, ProtocolError, Refused
 from edge_offload.execute.module import Execution, ModuleExecutor
-from edge_offload.execute.tensors import TensorSpec, pack
+from edge_offload.execute.tensors import TensorSpec, pack_tensors
 from edge_offload.link.transport.messages import Message
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, PromiseRequest
@@ -122,7 +122,7 @@ class Robot:
         return self.phase + frame * FRAME_S + 0.012
 
     def send(self, frame: int, turn: Any = None, late: float = 0.0) -> Inference:
-        descriptors, buffers = pack([INPUT if self.still else INPUT + frame % 7], "raw")
+        descriptors, buffers = pack_tensors([INPUT if self.still else INPUT + frame % 7], "raw")
         body: Dict[str, Any] = {"handle": 1, "inputs": descriptors, "codec": "raw"}
         body["turn"] = PromiseReport(frame, self.slope, 0.0, 0.012, 0.006).to_wire() if turn is None else turn
         message = Message("request", 0, frame, "infer", body, (), [memoryview(one).cast("B") for one in buffers])

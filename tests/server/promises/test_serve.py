@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Unsupported
-from edge_offload.execute.tensors import TensorSpec, pack
+from edge_offload.execute.tensors import TensorSpec, pack_tensors
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.protocol.promises import TURNS, PromiseReport, PromiseRequest, SlotSchedule
@@ -64,7 +64,7 @@ class TinyRobot:
         return self.ask("promise", {**ask.to_wire(), **more})
 
     def infer(self, frame: int, slope: float = 0.01) -> Dict[str, Any]:
-        descriptors, buffers = pack(X, "raw")
+        descriptors, buffers = pack_tensors(X, "raw")
         turn = PromiseReport(frame, slope, 0.0, 0.005, 0.005).to_wire()
         return self.ask("infer", {"handle": self.handle, "inputs": descriptors, "codec": "raw", "turn": turn}, buffers)
 

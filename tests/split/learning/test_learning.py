@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from edge_offload.errors import Refused, Unsupported
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.ir import sequence_hash
 from edge_offload.models import registry
 from edge_offload.split.learning import process, worker
@@ -138,7 +138,7 @@ def test_what_it_learns_is_what_is_learnt_here(factory):
         for one, other in zip(there.module(PICTURE), module(PICTURE)):
             assert torch.equal(one, other)
     assert len(profile.points) == len(here.located.operators)
-    assert profile.machine == fingerprint("cpu"), "it counts for this machine"
+    assert profile.machine == fingerprint_of("cpu"), "it counts for this machine"
     assert profile.whole_s > 0
     assert made == plans_for(costs(here), BANDWIDTHS, SEARCH)
 

@@ -209,7 +209,7 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
     import itertools
 
     located, model = space.located, space.model
-    producer, consumers = located.sequence.producer(), located.sequence.consumers()
+    producer, consumers = located.sequence.producer_indices(), located.sequence.consumer_indices()
     rate, best = float(space.bandwidths[0]), float("inf")
     for places in itertools.product(Side, repeat=len(located.operators)):
         total = sum(model.operator_s(side, i, located.operators[i].length) for i, side in enumerate(places))

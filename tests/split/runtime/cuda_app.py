@@ -157,7 +157,7 @@ def mutated(module, old, new):
 
 def define(module, source):
     exec(compile(source, module.__file__, "exec"), module.__dict__)
-    places.Lanes, places.DeviceHalf, profile.clock_of = lanes.Lanes, device_half.DeviceHalf, clocks.clock_of
+    places.CopyStreams, places.DeviceHalf, profile.clock_of = lanes.CopyStreams, device_half.DeviceHalf, clocks.clock_of
 
 
 def mutations():

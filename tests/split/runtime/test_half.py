@@ -41,7 +41,7 @@ def test_rows_that_two_threads_bring_at_once_are_all_there(monkeypatch):
     def bring(lows):
         together.wait()
         for low in lows:
-            half.put(number, low, value.narrow(2, low, size))
+            half.store_rows(number, low, value.narrow(2, low, size))
 
     lows = list(range(0, ROWS, size))
     threads = [threading.Thread(target=bring, args=(lows[k::2],)) for k in range(2)]
@@ -68,16 +68,16 @@ def test_an_operator_runs_in_one_piece_with_all_rows_and_in_parts_where_some_are
     for pieces in ([(0, 33)], [(0, 20), (20, 33)]):
         half = PieceHalf(located, shared, {})
         for low, high in pieces:
-            half.put(number, low, picture[:, :, low:high])
+            half.store_rows(number, low, picture[:, :, low:high])
         with torch.no_grad():
-            half.compute(index, 0, rows)
+            half.run_operator(index, 0, rows)
         assert torch.equal(half.whole(out), expected)
     half = PieceHalf(located, shared, {})
-    half.put(number, 0, picture[:, :, :29])
+    half.store_rows(number, 0, picture[:, :, :29])
     with torch.no_grad():
-        half.compute(index, 0, rows - 1)
+        half.run_operator(index, 0, rows - 1)
         assert torch.equal(half.whole(out)[:, :, : rows - 1], expected[:, :, : rows - 1])
-        half.compute(index, 0, rows)  # a row that it needs is not there: poison, and no error
+        half.run_operator(index, 0, rows)  # a row that it needs is not there: poison, and no error
     assert half.pieces[out][-1][1][:, :, -1].isnan().all()
 
 
@@ -91,8 +91,8 @@ def test_a_view_of_a_value_that_lies_askew_in_memory():
     (number,) = program.sequence.inputs
     located = analyse(program.sequence, {number: 1})
     half = PieceHalf(located, {}, {})
-    half.put(number, 0, torch.randn(1, 6, 5, 4).copy_(x.transpose(2, 3)).transpose(2, 3))
+    half.store_rows(number, 0, torch.randn(1, 6, 5, 4).copy_(x.transpose(2, 3)).transpose(2, 3))
     for index, entry in enumerate(located.operators):
-        half.compute(index, 0, entry.length)
+        half.run_operator(index, 0, entry.length)
     (out,) = program.sequence.outputs
     assert torch.equal(half.whole(out), torch.relu(x).view(1, 6, 20))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.tensors import pack
+from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir.build import TracedProgram
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import complete
@@ -205,6 +205,6 @@ def test_what_codecs_save_is_measured_all_over_a_picture_not_in_its_middle() -> 
     rows[:, 128:256] = torch.randint(0, 64, (3, 128, 512), dtype=torch.uint8)
     for picture in (rows, rows.roll(128, 1)):
         found = {speed.name: speed.ratio for speed in profiling.codec_speeds(picture)}
-        _, buffers = pack([picture], "gradient+zstd")
+        _, buffers = pack_tensors([picture], "gradient+zstd")
         really = picture.nelement() / sum(memoryview(buffer).nbytes for buffer in buffers)
         assert found["gradient+zstd"] == pytest.approx(really, rel=0.25)

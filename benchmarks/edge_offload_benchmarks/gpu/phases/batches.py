@@ -20,7 +20,7 @@ def run(phase: Phase) -> None:
 
     cuda = phase.settings.cuda
     torch.set_num_threads(4 if cuda else 1)
-    devices.settle(devices.pick(phase.settings.device))
+    devices.fix_kernel_choice(devices.pick_device(phase.settings.device))
     networks.fix_numerics(False)
     for engine in (GRAPHS, EAGER) if cuda else (EAGER,):
         for name in ("tiny",) if phase.settings.tiny else MODELS:
@@ -44,7 +44,7 @@ def measure(phase: Phase, name: str, engine: str) -> None:
     judged = BatchExecutor(executor)
     facts: Dict[str, object] = {}
     for size in (2, 4, 8):
-        verdict = judged.judge(given[:size])
+        verdict = judged.compare_batch(given[:size])
         facts[f"batch {size}"] = [verdict.equal, verdict.error, verdict.reason]
     replica = Replica(name, {}, executor, "0" * 64)
     folder = phase.settings.folder / f"tables-{engine}"

@@ -93,7 +93,7 @@ def pycuda(phase: Phase) -> None:
     beside = torch.arange(1000, device="cuda")
     for library in ("pycuda", "torch"):
         with phase.guarded(f"buffers of {library}"):
-            phase.record(f"{library} gpu", **buffers.gpu(library))
+            phase.record(f"{library} gpu", **buffers.gpu_facts(library))
             equal: List[bool] = []
             threads = [threading.Thread(target=use_buffers, args=(library, equal)) for _ in range(3)]
             for thread in threads:
@@ -110,14 +110,14 @@ def use_buffers(library: str, equal: List[bool]) -> None:
 
     from edge_offload.execute.engines import buffers
 
-    made: Any = buffers.make(library)
-    with made.entered():
+    made: Any = buffers.make_buffers(library)
+    with made.use_gpu():
         for name in ("a", "b"):
             made.allocate(name, (3, 640, 480), np.dtype(np.float32))
         for _ in range(20):
             x = torch.rand(3, 640, 480)
             made.upload("a", x)
             made.upload("b", x + 1)
-            a, b = made.download(["a", "b"])
+            a, b = made.download_tensors(["a", "b"])
             equal.append(torch.equal(a.cpu(), x) and torch.equal(b.cpu(), x + 1))
     made.release()

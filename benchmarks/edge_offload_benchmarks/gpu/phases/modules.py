@@ -45,7 +45,7 @@ def run(phase: Phase) -> None:
 
     torch.set_num_threads(2)
     networks.fix_numerics()
-    device = devices.settle(devices.pick(phase.settings.device))
+    device = devices.fix_kernel_choice(devices.pick_device(phase.settings.device))
     tiny = phase.settings.tiny
     patient = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
     names = ("tiny",) if tiny else MODELS

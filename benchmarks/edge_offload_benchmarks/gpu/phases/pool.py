@@ -25,8 +25,8 @@ def run(phase: Phase) -> None:
 
     from edge_offload.execute import devices
 
-    device = devices.settle(devices.pick(phase.settings.device))
-    devices.select(device)
+    device = devices.fix_kernel_choice(devices.pick_device(phase.settings.device))
+    devices.select_device(device)
     torch.set_num_threads(4 if phase.settings.cuda else 1)
     for name in ("tiny",) if phase.settings.tiny else MODELS:
         if not phase.fits(NETWORK_S):

@@ -27,13 +27,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
-    from edge_offload.device.installation import installed
+    from edge_offload.device.installation import current_installation
     from edge_offload.errors import Unsupported
     from edge_offload_research.device.conformance.judge import DTYPES, entry_name, find, judge
     from edge_offload_research.device.conformance.reference import CudaReference
 
     torch.set_num_threads(1)
-    device = installed()
+    device = current_installation()
     reference: Optional[CudaReference] = None
     if args.reference == "cuda":
         try:

@@ -132,7 +132,7 @@ def judge(
             continue
         for mode, verdict in verdicts.items():
             if parse_mode(mode) is not Mode.LOCAL:
-                device.switch(parse_mode(mode))
+                device.switch_mode(parse_mode(mode))
             before = device.recorder.counters.accepted
             try:
                 for case in cases:
@@ -202,7 +202,7 @@ def refer_to_device(op: Any, cases: Sequence[Case], device: Any) -> None:
         ValueError: it is not close.
     """
     if device.recorder.mode in installation.MODES:
-        device.switch(Mode.PER_OP)
+        device.switch_mode(Mode.PER_OP)
     for case in cases:
         for index, sample in enumerate(case.samples):
             expected = case.expected[index]
@@ -268,7 +268,7 @@ def call(op: Any, sample: Any, device: str, layout: str = SAMPLED) -> Any:
 
     arguments = sample.args if op.name in HOST_ARGUMENTS else tree_map(move, sample.args)
     with torch.no_grad():
-        return op(tree_map(move, sample.input), *arguments, **tree_map(move, sample.kwargs))
+        return op(tree_map(move, sample.add_input), *arguments, **tree_map(move, sample.kwargs))
 
 
 def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from edge_offload.errors import DeviceLost, EdgeOffloadError, Unsupported
 from edge_offload.execute import devices, heap
-from edge_offload.execute.devices import failure
+from edge_offload.execute.devices import gpu_failure
 from edge_offload_research.device.conformance.judge import SEED, Raised, call, drawn, find, seed
 
 MARK = "reference "
@@ -69,7 +69,11 @@ class CudaReference:
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=heap.of_executor(os.environ)
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=heap.executor_environment(os.environ),
         )
         ready = self._ask(process, None)
         if ready is None or "problem" in ready:
@@ -97,7 +101,7 @@ def main() -> int:
     """Answer a question a line until the standard input ends, or the GPU fails (exit code 3)."""
     warnings.filterwarnings("ignore")
     try:
-        settle(devices.pick("cuda"))
+        settle(devices.pick_device("cuda"))
     except EdgeOffloadError as error:
         _say({"problem": error.cause, "remedy": error.remedy})
         return 2
@@ -110,7 +114,7 @@ def main() -> int:
             torch.save(results_of(find(op_db, question["entry"]), question), question["path"])
         except Exception as error:
             _say({"problem": f"{type(error).__name__}: {error}"[:300]})
-            if isinstance(failure(error), DeviceLost):
+            if isinstance(gpu_failure(error), DeviceLost):
                 return 3
             continue
         _say({"done": True})
@@ -120,7 +124,7 @@ def main() -> int:
 def settle(device: torch.device) -> None:
     """The flags of a reference: float32 in full, and the same bits every time."""
     torch.set_num_threads(1)
-    devices.settle(device)
+    devices.fix_kernel_choice(device)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
@@ -137,7 +141,7 @@ def results_of(op: Any, question: Dict[str, Any]) -> Dict[str, Any]:
                 leaves = tree_flatten(call(op, sample, "cuda", question["layout"]))[0]
                 results[-1].append([as_it_lies(one) if isinstance(one, torch.Tensor) else one for one in leaves])
             except Exception as error:
-                if isinstance(failure(error), DeviceLost):
+                if isinstance(gpu_failure(error), DeviceLost):
                     raise
                 results[-1].append({"raised": Raised.of(error).text})
     return {"results": results, "digests": [[digest(sample) for sample in samples] for samples in sets]}
@@ -156,7 +160,7 @@ def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
 def digest(sample: Any) -> str:
     """Of the values of a sample, by which two processes see that they have drawn the same."""
     found = hashlib.sha256()
-    for leaf in tree_flatten((sample.input, list(sample.args), dict(sample.kwargs)))[0]:
+    for leaf in tree_flatten((sample.add_input, list(sample.args), dict(sample.kwargs)))[0]:
         if isinstance(leaf, torch.Tensor):
             found.update(repr((leaf.dtype, tuple(leaf.shape), leaf.layout)).encode())
             dense = (leaf if leaf.layout == torch.strided else leaf.to_dense()).detach().cpu()

@@ -32,8 +32,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import torch
 from torch.utils._pytree import tree_map
 
-from edge_offload.device.installation import installed
-from edge_offload.device.shapes import ASKED, HOW, LAYOUTS, operators_with_exact_shapes
+from edge_offload.device.installation import current_installation
+from edge_offload.device.shapes import HOW, LAYOUTS, REQUESTED_KEY, operators_with_exact_shapes
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import ON_CPU
 from edge_offload_research.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
@@ -88,7 +88,7 @@ def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
         add(counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in survey["counts"]})
     generated = set(operators_with_exact_shapes())
     asked = sorted({name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way})
-    return {**facts, ASKED: asked, **exact(counts)}
+    return {**facts, REQUESTED_KEY: asked, **exact(counts)}
 
 
 def add(counts: Counts, more: Counts) -> None:
@@ -184,7 +184,7 @@ def installed_device() -> Any:
     Raises:
         EdgeOffloadError: there is none.
     """
-    device = installed()
+    device = current_installation()
     if device is None:
         raise EdgeOffloadError("there is no virtual device", remedy="start this with 'edge-offload exec --mode lazy'")
     return device
@@ -194,7 +194,7 @@ def _variants(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Calla
     for change in changes:
         for which in (None, 0, 1) if changes is CHANGES and change is not _same else (None,):
             yield functools.partial(_moved, op, sample, change, which, None, False)
-    if isinstance(sample.input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
+    if isinstance(sample.add_input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
         yield functools.partial(_moved, op, sample, _same, None, 2, False)
     if op.name.startswith("nn.functional."):
         yield functools.partial(_moved, op, sample, _same, None, None, True)
@@ -224,7 +224,7 @@ def _moved(
             return torch.device(device)
         return value
 
-    input_ = tree_map(move, sample.input)
+    input_ = tree_map(move, sample.add_input)
     args = sample.args if op.name in HOST_ARGUMENTS else tree_map(move, sample.args)
     kwargs = tree_map(move, sample.kwargs)
     return (
@@ -350,7 +350,7 @@ def main() -> int:
         print(json.dumps(table_of([json.loads(path.read_text(encoding="utf-8")) for path in args.counts]), indent=0))
         return 0
     warnings.simplefilter("ignore")
-    if installed() is not None:
+    if current_installation() is not None:
         torch.set_num_threads(1)
         entries = chosen(args.entries, args.part, args.jobs)
         print(f"{ALL}{len(entries)}", flush=True)

@@ -24,7 +24,7 @@ def certify(space: Space, table: PlanTable, objective: Objective) -> List[Option
 
     ``None`` for all if the network has several inputs. ``space`` must be over the table's bandwidths.
     """
-    consumers = space.located.sequence.consumers()
+    consumers = space.located.sequence.consumer_indices()
     if sum(bool(consumers[number]) for number in space.located.sequence.inputs) != 1:
         return [None] * len(table.plans)
     costs = np.array([objective.cost(s, j) for s, j in zip(table.predicted_s, table.predicted_j)])

@@ -80,8 +80,8 @@ class Counts:
         rates = {Side.ROBOT: bandwidth, Side.SERVER: bandwidth * model.link.down_factor}
         needed = strictly_needed(located)
         users = {number: [user for user in found if user in needed]
-                 for number, found in located.sequence.consumers().items()}  # fmt: skip
-        results = {number for number in located.sequence.kept() if number not in located.free}
+                 for number, found in located.sequence.consumer_indices().items()}  # fmt: skip
+        results = {number for number in located.sequence.retained_ids() if number not in located.free}
         inputs = [number for number in located.sequence.inputs if users[number]]
         if len(inputs) != 1 or len(results) != 1 or not results <= set(located.producer):
             raise BadInput("a bound over all plans needs a network with one input and one result")

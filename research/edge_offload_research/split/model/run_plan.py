@@ -38,7 +38,7 @@ def run_plan(
     shared = shared_values(located, constants) if shared is None else shared
     halves = {side: Half(located, shared) for side in Side}
     for number, tensor in zip(sequence.inputs, inputs):
-        halves[Side.ROBOT].put(number, 0, tensor)
+        halves[Side.ROBOT].store_rows(number, 0, tensor)
     waiting: List[Transfer] = list(plan.transfers)
     done = dict.fromkeys(Side, 0)
     while True:
@@ -46,7 +46,7 @@ def run_plan(
         for side in Side:
             steps = plan.steps(side)
             while done[side] < len(steps) and _ready(located, halves[side], steps[done[side]]):
-                halves[side].compute(*steps[done[side]])
+                halves[side].run_operator(*steps[done[side]])
                 done[side] += 1
                 progress = True
         late = [transfer for transfer in waiting if not _send(located, halves, transfer)]
@@ -58,7 +58,7 @@ def run_plan(
         if not behind:
             break
         side = min(behind, key=lambda item: plan.steps(item)[done[item]].operator)
-        halves[side].compute(*plan.steps(side)[done[side]])
+        halves[side].run_operator(*plan.steps(side)[done[side]])
         done[side] += 1
     return tuple(halves[Side.ROBOT].whole(number) for number in sequence.outputs)
 
@@ -74,7 +74,7 @@ def _send(located: LocalityMap, halves: Mapping[Side, Half], transfer: Transfer)
         return False
     if transfer.value in located.axes:
         rows = source.rows(transfer.value, transfer.low, transfer.high)
-        target.put(transfer.value, transfer.low, rows.clone())
+        target.store_rows(transfer.value, transfer.low, rows.clone())
     else:
-        target.put(transfer.value, 0, source.whole(transfer.value).clone())
+        target.store_rows(transfer.value, 0, source.whole(transfer.value).clone())
     return True

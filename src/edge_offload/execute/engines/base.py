@@ -1,4 +1,4 @@
-"""What an engine is: a backend builds a network's ONNX into bytes that it can load, and what is loaded runs."""
+"""Interfaces of engines: a backend builds a network's ONNX into bytes, loads them, and the engine runs."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Backend(Protocol):
     device: str = CPU
     timed: bool = False
 
-    def lacks(self) -> str:
-        """What is missing here beside its package, in words; empty: nothing."""
+    def missing_parts(self) -> str:
+        """Names what is missing here beside its package; empty: nothing."""
         return ""
 
     def depends_on(self) -> Dict[str, str]:
-        """What of this machine, beside its processor, a built engine depends on (plain values)."""
+        """Facts of this machine, beside its processor, that a built engine depends on (plain values)."""
         return {}
 
 
@@ -80,12 +80,12 @@ class Backend(Protocol):
 class Built(Backend, Protocol):
     """A backend whose engines are built from ONNX, and kept."""
 
-    def typed(self) -> Optional[torch.dtype]:
+    def export_dtype(self) -> Optional[torch.dtype]:
         """The type of numbers that the network is to be exported with; None: its own."""
         return None
 
     def build(self, onnx: bytes, threads: int) -> bytes:
-        """What :meth:`load` takes, made of an ONNX model with static shapes; may take minutes."""
+        """Builds what :meth:`load` takes from an ONNX model with static shapes; may take minutes."""
 
     def load(self, built: bytes, threads: int) -> Engine:
         """The engine, ready to run on so many threads of the CPU."""
@@ -102,8 +102,8 @@ class Direct(Backend, Protocol):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What decides the bits that an engine gives, beside the network and the threads."""
+class EngineFacts:
+    """Facts that decide the bits of an engine's results, beside the network and the threads."""
 
     name: str
     version: str
@@ -113,32 +113,32 @@ class Facts:
         return f"{self.name} {self.version} {self.precision}"
 
 
-def version(backend: Backend) -> Optional[str]:
+def installed_version(backend: Backend) -> Optional[str]:
     """The installed version of what ``backend`` needs, without importing it; None where it is absent."""
     for distribution in backend.distributions:
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found = importlib.util.find_spec(backend.module) if backend.module else None
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec(backend.module) if backend.module else None
+    if spec is None or not spec.origin:
         return None
-    text = pathlib.Path(found.origin).read_text("utf-8")
-    own = re.search(r"""^__version__ *= *["']([^"']+)""", text, re.MULTILINE)
-    return own.group(1) if own else "unknown"
+    text = pathlib.Path(spec.origin).read_text("utf-8")
+    match = re.search(r"""^__version__ *= *["']([^"']+)""", text, re.MULTILINE)
+    return match.group(1) if match else "unknown"
 
 
-def facts(backend: Backend) -> Facts:
+def engine_facts(backend: Backend) -> EngineFacts:
     """The facts of a backend that is installed."""
-    return Facts(backend.name, version(backend) or "absent", backend.precision)
+    return EngineFacts(backend.name, installed_version(backend) or "absent", backend.precision)
 
 
-def stated(backend: Optional[Backend]) -> str:
-    """What a fingerprint says of an engine; empty where results have torch's bits."""
+def fingerprint_entry(backend: Optional[Backend]) -> str:
+    """Engine as a fingerprint states it; empty where results have torch's bits."""
     if backend is None or backend.accuracy == EXACT:
         return ""
-    apart = f", kernels picked by timing in process {_PROCESS}" if backend.timed else ""
-    return f"{facts(backend)}{apart}"
+    timing = f", kernels picked by timing in process {_PROCESS}" if backend.timed else ""
+    return f"{engine_facts(backend)}{timing}"
 
 
 def driver_release() -> str:
@@ -149,8 +149,8 @@ def driver_release() -> str:
         return ""
 
 
-def machine() -> Dict[str, Any]:
-    """What an engine built on this machine may depend on."""
+def machine_facts() -> Dict[str, Any]:
+    """Facts of this machine on which a built engine may depend."""
     name = ""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as stream:
@@ -163,14 +163,14 @@ def machine() -> Dict[str, Any]:
     return {"machine": platform.machine(), "cpu": name, "torch": str(torch.__version__)}
 
 
-def mismatch(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], tolerance: float) -> str:
-    """Why ``found`` is not ``expected`` within ``tolerance`` of each output's largest value; empty when it is.
+def find_mismatch(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tolerance: float) -> str:
+    """Describes how outputs miss ``expected`` by more than ``tolerance`` of its largest value; empty: they match.
 
     Outputs that are no floating-point numbers must be equal.
     """
-    if len(expected) != len(found):
-        return f"{len(found)} outputs instead of {len(expected)}"
-    for number, (want, have) in enumerate(zip(expected, found)):
+    if len(expected) != len(outputs):
+        return f"{len(outputs)} outputs instead of {len(expected)}"
+    for number, (want, have) in enumerate(zip(expected, outputs)):
         if want.shape != have.shape or want.dtype != have.dtype:
             return f"output {number} is {have.dtype} {list(have.shape)} instead of {want.dtype} {list(want.shape)}"
         if not want.is_floating_point():
@@ -183,14 +183,14 @@ def mismatch(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], to
     return ""
 
 
-def relative_error(expected: torch.Tensor, found: torch.Tensor) -> float:
+def relative_error(expected: torch.Tensor, output: torch.Tensor) -> float:
     """Largest difference, as a share of ``expected``'s largest absolute value; NaN where one alone is not finite."""
     if expected.numel() == 0:
         return 0.0
     finite = torch.isfinite(expected)
-    if not torch.equal(expected[~finite].nan_to_num(), found[~finite].nan_to_num()):
+    if not torch.equal(expected[~finite].nan_to_num(), output[~finite].nan_to_num()):
         return float("nan")
-    want, have = expected[finite].double(), found[finite].double()
+    want, have = expected[finite].double(), output[finite].double()
     if want.numel() == 0:
         return 0.0
     largest = float(want.abs().max())

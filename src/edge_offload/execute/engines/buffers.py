@@ -18,46 +18,46 @@ TORCH, PYCUDA = "torch", "pycuda"
 class Buffers(Protocol):
     """Memory of one engine on one GPU, and the stream on which everything happens. One thread uses it."""
 
-    def entered(self) -> ContextManager[None]:
-        """Whatever touches the GPU is done within this."""
+    def use_gpu(self) -> ContextManager[None]:
+        """Context in which the GPU is used."""
 
-    def handle(self) -> int:
+    def stream_handle(self) -> int:
         """The CUDA stream."""
 
-    def allocate(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    def allocate_buffer(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
         """Address on the GPU of a new buffer for the tensor ``name``."""
 
-    def upload(self, name: str, value: torch.Tensor) -> None:
+    def upload_tensor(self, name: str, value: torch.Tensor) -> None:
         """Begin to copy ``value`` there; it may be changed when the next :meth:`download` has ended."""
 
-    def download(self, names: Sequence[str]) -> List[torch.Tensor]:
-        """What is there when everything begun before has ended, as tensors of the caller's own."""
+    def download_tensors(self, names: Sequence[str]) -> List[torch.Tensor]:
+        """Waits for all work begun before and copies the buffers to tensors of the caller's own."""
 
     def release(self) -> None:
         """Give all of it back."""
 
 
-def choose(asked: str = "") -> str:
-    """Who allocates buffers here.
+def choose_allocator(requested: str = "") -> str:
+    """Chooses who allocates buffers here.
 
     Raises:
         BadInput: neither :data:`TORCH` nor :data:`PYCUDA` was asked for.
     """
-    if asked not in ("", TORCH, PYCUDA):
-        raise BadInput(f"no buffers {asked!r}", remedy=f"use one of: {TORCH}, {PYCUDA}")
-    return asked or (TORCH if torch.cuda.is_available() else PYCUDA)
+    if requested not in ("", TORCH, PYCUDA):
+        raise BadInput(f"no buffers {requested!r}", remedy=f"use one of: {TORCH}, {PYCUDA}")
+    return requested or (TORCH if torch.cuda.is_available() else PYCUDA)
 
 
-def make(asked: str = "") -> Buffers:
+def make_buffers(requested: str = "") -> Buffers:
     """Buffers on the first GPU; errors as of :func:`choose`."""
-    return TorchBuffers() if choose(asked) == TORCH else PycudaBuffers()
+    return TorchBuffers() if choose_allocator(requested) == TORCH else PycudaBuffers()
 
 
-def gpu(asked: str = "") -> Dict[str, str]:
-    """What a plan depends on: the GPU, its compute capability, and the driver (its release, and its CUDA)."""
-    if choose(asked) == TORCH:
-        found = torch.cuda.get_device_properties(0)
-        name, capability = found.name, (found.major, found.minor)
+def gpu_facts(requested: str = "") -> Dict[str, str]:
+    """Facts that a plan depends on: the GPU, its compute capability, and the driver (its release, and its CUDA)."""
+    if choose_allocator(requested) == TORCH:
+        properties = torch.cuda.get_device_properties(0)
+        name, capability = properties.name, (properties.major, properties.minor)
         cuda = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     else:
         import pycuda.driver
@@ -70,7 +70,7 @@ def gpu(asked: str = "") -> Dict[str, str]:
 
 
 class PycudaBuffers:
-    """See :class:`Buffers`. In the GPU's primary context, which torch and CUDA's runtime use as well.
+    """Buffers in the GPU's primary context, which torch and CUDA's runtime use as well.
 
     A context of its own (``pycuda.autoinit`` makes one) would be another address space: nothing of TensorRT's would be
     valid in it. A context is current in a thread, not in a process; so it is pushed wherever it is needed.
@@ -84,44 +84,38 @@ class PycudaBuffers:
         self._context: Any = self._cuda.Device(0).retain_primary_context()
         self._host: Dict[str, Any] = {}
         self._device: Dict[str, Any] = {}
-        with self.entered():
+        with self.use_gpu():
             self._stream: Any = self._cuda.Stream()
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """See :class:`Buffers`."""
+    def use_gpu(self) -> Iterator[None]:
         self._context.push()
         try:
             yield
         finally:
             self._cuda.Context.pop()
 
-    def handle(self) -> int:
-        """See :class:`Buffers`."""
+    def stream_handle(self) -> int:
         return int(self._stream.handle)
 
-    def allocate(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        """See :class:`Buffers`."""
+    def allocate_buffer(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
         # copies from and to other memory would not be asynchronous
         self._host[name] = self._cuda.pagelocked_empty(shape, dtype)
         self._device[name] = self._cuda.mem_alloc(max(self._host[name].nbytes, 1))
         return int(self._device[name])
 
-    def upload(self, name: str, value: torch.Tensor) -> None:
-        """See :class:`Buffers`."""
+    def upload_tensor(self, name: str, value: torch.Tensor) -> None:
         np.copyto(self._host[name], value.cpu().numpy())
         self._cuda.memcpy_htod_async(self._device[name], self._host[name], self._stream)
 
-    def download(self, names: Sequence[str]) -> List[torch.Tensor]:
-        """See :class:`Buffers`."""
+    def download_tensors(self, names: Sequence[str]) -> List[torch.Tensor]:
         for name in names:
             self._cuda.memcpy_dtoh_async(self._host[name], self._device[name], self._stream)
         self._stream.synchronize()
         return [torch.from_numpy(self._host[name].copy()) for name in names]
 
     def release(self) -> None:
-        """See :class:`Buffers`."""
-        with self.entered():
+        with self.use_gpu():
             for memory in self._device.values():
                 memory.free()
             for array in self._host.values():
@@ -132,7 +126,7 @@ class PycudaBuffers:
 
 
 class TorchBuffers:
-    """See :class:`Buffers`. Inputs that are on the GPU already are copied there, and outputs stay there.
+    """Buffers that are torch's tensors: inputs on the GPU are copied there, and outputs stay there.
 
     Args:
         cuda: ``torch.cuda``.
@@ -141,42 +135,36 @@ class TorchBuffers:
 
     def __init__(self, cuda: Any = torch.cuda, device: str = "cuda") -> None:
         self._cuda, self._at = cuda, torch.device(device)
-        self._own: Dict[str, torch.Tensor] = {}
+        self._tensors: Dict[str, torch.Tensor] = {}
         self._stream: Optional[Any] = cuda.Stream()
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """See :class:`Buffers`."""
+    def use_gpu(self) -> Iterator[None]:
         with torch.inference_mode(), self._cuda.stream(self._stream):
             yield
 
-    def handle(self) -> int:
-        """See :class:`Buffers`."""
+    def stream_handle(self) -> int:
         assert self._stream is not None
         return int(self._stream.cuda_stream)
 
-    def allocate(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        """See :class:`Buffers`."""
+    def allocate_buffer(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
         like = torch.from_numpy(np.empty(0, dtype)).dtype
-        self._own[name] = torch.empty(shape, dtype=like, device=self._at)
-        return self._own[name].data_ptr()
+        self._tensors[name] = torch.empty(shape, dtype=like, device=self._at)
+        return self._tensors[name].data_ptr()
 
-    def upload(self, name: str, value: torch.Tensor) -> None:
-        """See :class:`Buffers`."""
+    def upload_tensor(self, name: str, value: torch.Tensor) -> None:
         assert self._stream is not None
         # what gives the value was launched on the stream that every module is run on
         self._stream.wait_stream(self._cuda.default_stream())
-        self._own[name].copy_(value)
+        self._tensors[name].copy_(value)
 
-    def download(self, names: Sequence[str]) -> List[torch.Tensor]:
-        """See :class:`Buffers`."""
+    def download_tensors(self, names: Sequence[str]) -> List[torch.Tensor]:
         assert self._stream is not None
-        found = [self._own[name].clone() for name in names]
+        copies = [self._tensors[name].clone() for name in names]
         self._stream.synchronize()
-        for one in found:
+        for one in copies:
             one.record_stream(self._cuda.default_stream())
-        return found
+        return copies
 
     def release(self) -> None:
-        """See :class:`Buffers`."""
-        self._own, self._stream = {}, None
+        self._tensors, self._stream = {}, None

@@ -25,7 +25,7 @@ _MOST_HEAD = 4096
 
 
 @dataclass(frozen=True)
-class Entry:
+class EngineEntry:
     """A built engine.
 
     Attributes:
@@ -58,11 +58,11 @@ class EngineCache:
 
     @property
     def folder(self) -> pathlib.Path:
-        """Where the entries are."""
+        """Folder of the entries."""
         return self._given or cache_dir() / "engines"
 
-    def get(self, key: str, build: Callable[[], Entry]) -> Entry:
-        """The entry ``key``, built and kept where there is none that can be trusted. Built once between processes.
+    def get_or_build(self, key: str, build: Callable[[], EngineEntry]) -> EngineEntry:
+        """Reads the entry ``key``, or builds and stores it if no valid one exists. Built once between processes.
 
         Raises:
             Unsupported: it cannot be kept (disk full, no right to write, a folder that others can write).
@@ -70,32 +70,32 @@ class EngineCache:
         """
         try:
             with locked("engines"):
-                self._claim()
+                self._claim_folder()
                 path = self.folder / f"{key}{_SUFFIX}"
-                found = _read(path)
-                if found is not None:
+                cached = _read_entry(path)
+                if cached is not None:
                     os.utime(path)
-                    return found
+                    return cached
         except OSError as error:
-            raise _unkept(error) from error
-        with _building(key):
-            found = _read(path)
-            if found is not None:
-                return found
+            raise _storage_error(error) from error
+        with _build_lock(key):
+            cached = _read_entry(path)
+            if cached is not None:
+                return cached
             entry = build()
             try:
-                self._write(path, entry)
+                self._write_entry(path, entry)
             except OSError as error:
-                raise _unkept(error) from error
+                raise _storage_error(error) from error
             return entry
 
-    def forget(self, key: str) -> None:
-        """Delete an entry: what was loaded from it failed."""
+    def delete_entry(self, key: str) -> None:
+        """Deletes an entry whose engine failed."""
         with contextlib.suppress(OSError):
             (self.folder / f"{key}{_SUFFIX}").unlink()
 
-    def _claim(self) -> None:
-        """Have the folder to ourselves."""
+    def _claim_folder(self) -> None:
+        """Makes the folder private to this user."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = os.lstat(self.folder)
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
@@ -106,7 +106,7 @@ class EngineCache:
             for path in self.folder.glob(f"*{_SUFFIX}"):
                 path.unlink()
 
-    def _write(self, path: pathlib.Path, entry: Entry) -> None:
+    def _write_entry(self, path: pathlib.Path, entry: EngineEntry) -> None:
         head = json.dumps({"onnx": entry.onnx, "checked": entry.checked}).encode() + b"\n"
         digest = hashlib.sha256(head)
         digest.update(entry.built)
@@ -122,55 +122,55 @@ class EngineCache:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        self._bound(path)
+        self._evict_oldest(path)
 
-    def _bound(self, newest: pathlib.Path) -> None:
+    def _evict_oldest(self, newest: pathlib.Path) -> None:
         ages: Dict[pathlib.Path, os.stat_result] = {}
         for path in self.folder.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
                 ages[path] = path.stat()
-        held = sum(facts.st_size for facts in ages.values())
+        total = sum(facts.st_size for facts in ages.values())
         for path, facts in sorted(ages.items(), key=lambda item: item[1].st_mtime_ns):
-            if held <= self._most_bytes or path == newest:
+            if total <= self._most_bytes or path == newest:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-            held -= facts.st_size
+            total -= facts.st_size
 
 
 @contextlib.contextmanager
-def _building(key: str) -> Any:
+def _build_lock(key: str) -> Any:
     """One process at a time builds an entry; entries share a few locks, so that lock files do not pile up."""
     with locked(f"engine-build-{key[:1]}") as folder:
         yield folder
 
 
-def _unkept(error: OSError) -> Unsupported:
+def _storage_error(error: OSError) -> Unsupported:
     return Unsupported(f"its engine cannot be kept: {in_words(error)}")
 
 
-def _read(path: pathlib.Path) -> Optional[Entry]:
+def _read_entry(path: pathlib.Path) -> Optional[EngineEntry]:
     """The entry in ``path``; None where there is none, or it is not whole, or not ours alone (then it is deleted)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError:
-        return _rejected(path)
+        return _delete_invalid(path)
     with os.fdopen(descriptor, "rb") as stream:
         facts = os.fstat(descriptor)
         if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077:
-            return _rejected(path)
+            return _delete_invalid(path)
         stated, head, built = stream.readline(_MOST_HEAD), stream.readline(_MOST_HEAD), stream.read()
     digest = hashlib.sha256(head)
     digest.update(built)
     if digest.hexdigest().encode() + b"\n" != stated:
-        return _rejected(path)
-    told = json.loads(head)
-    return Entry(built, str(told["onnx"]), bool(told["checked"]))
+        return _delete_invalid(path)
+    header = json.loads(head)
+    return EngineEntry(built, str(header["onnx"]), bool(header["checked"]))
 
 
-def _rejected(path: pathlib.Path) -> Optional[Entry]:
+def _delete_invalid(path: pathlib.Path) -> Optional[EngineEntry]:
     with contextlib.suppress(OSError):
         path.unlink()
     return None

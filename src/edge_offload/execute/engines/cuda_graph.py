@@ -12,22 +12,20 @@ from edge_offload.execute.engines.base import CUDA, EXACT, NO_GPU, Direct
 WARM_UP = 3
 
 
-class CudaGraph(Direct):
-    """See :class:`~edge_offload.execute.engines.base.Direct`."""
+class CudaGraphBackend(Direct):
+    """Backend that replays torch's kernels as a CUDA graph."""
 
     name: str = "eager+graph"
     accuracy: str = EXACT
     distributions: Tuple[str, ...] = ("torch",)
     device: str = CUDA
 
-    def lacks(self) -> str:
-        """See :class:`~edge_offload.execute.engines.base.Backend`."""
+    def missing_parts(self) -> str:
         return "" if torch.cuda.is_available() else NO_GPU
 
     def capture(
         self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> CudaGraphEngine:
-        """See :class:`~edge_offload.execute.engines.base.Direct`."""
         return CudaGraphEngine(run, inputs)
 
 
@@ -60,20 +58,18 @@ class CudaGraphEngine:
             self._outputs = list(run(self._inputs))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
         with torch.inference_mode(), self._cuda.stream(self._stream):
             self._stream.wait_stream(self._cuda.default_stream())
-            for own, given in zip(self._inputs, inputs):
-                own.copy_(given)
+            for fixed, given in zip(self._inputs, inputs):
+                fixed.copy_(given)
             self._graph.replay()
             # the next run writes its outputs to the same memory
-            found = [one.clone() for one in self._outputs]
+            outputs = [one.clone() for one in self._outputs]
         self._stream.synchronize()
-        for one in found:
+        for one in outputs:
             one.record_stream(self._cuda.default_stream())
-        return found
+        return outputs
 
     def close(self) -> None:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._graph.reset()
         self._inputs, self._outputs = [], []

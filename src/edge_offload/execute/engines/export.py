@@ -26,7 +26,7 @@ OPSET = 17
 #: torch.export knows no lower one.
 DYNAMO_OPSET = 18
 #: Where Python branches on sizes alone: torch's functions and its assertions, and our own networks.
-_LOOK_AT_SIZES = (
+_SIZE_CHECKS = (
     torch.nn.functional.__file__,
     torch.__file__,
     str(pathlib.Path(__file__).parents[2] / "models"),
@@ -37,7 +37,7 @@ NAMED = re.compile(rf"{_INPUT}\d+")
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def position(name: str) -> int:
+def input_position(name: str) -> int:
     """The position among the network's inputs of the one that the graph calls ``name``."""
     return int(name[len(_INPUT) :])
 
@@ -54,16 +54,16 @@ class _CastFirst(nn.Module):
         self._typed = typed
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """What the network returns."""
+        """Runs the network."""
         given = [one.to(torch.float32) if one.dtype is torch.uint8 else one for one in inputs]
         if self._typed is None:
             return self.network(*given)
-        found = self.network(*(one.to(self._typed) if one.is_floating_point() else one for one in given))
-        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        result = self.network(*(one.to(self._typed) if one.is_floating_point() else one for one in given))
+        outputs = (result,) if isinstance(result, torch.Tensor) else tuple(result)
         return tuple(one.to(torch.float32) if one.is_floating_point() else one for one in outputs)
 
 
-def export(
+def export_onnx(
     network: nn.Module, inputs: Sequence[torch.Tensor], typed: Optional[torch.dtype] = None, dynamo: bool = False
 ) -> bytes:
     """``network`` as ONNX for inputs of these shapes, its weights and arithmetic of type ``typed`` where one is given.
@@ -90,7 +90,7 @@ def export(
         lines = str(error).strip().splitlines() or [""]
         raise Unsupported(f"it cannot be exported to ONNX: {type(error).__name__}: {lines[0][:300]}") from error
     for warning in caught:
-        if warning.filename.startswith(_LOOK_AT_SIZES) or _says_a_number(warning):
+        if warning.filename.startswith(_SIZE_CHECKS) or _formats_a_number(warning):
             continue  # these look at sizes, which are fixed here, and not at values
         if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
             text = str(warning.message).split(". ")[0][:200]
@@ -100,8 +100,8 @@ def export(
     return document
 
 
-def _says_a_number(warning: warnings.WarningMessage) -> bool:
-    """Whether a tensor became a number for a text, such as that of an assertion."""
+def _formats_a_number(warning: warnings.WarningMessage) -> bool:
+    """True if a tensor became a number for a text, such as that of an assertion."""
     lines, first = inspect.getsourcelines(torch.Tensor.__format__)
     return warning.filename == torch._tensor.__file__ and first <= warning.lineno < first + len(lines)
 
@@ -111,13 +111,13 @@ def _by_script(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
         # with gradients, attention is made of operators that ONNX has instead of one that it has not
         network = copy.deepcopy(network).requires_grad_(True)
         with torch.enable_grad():
-            return _written(network, inputs)
-    return _written(network, inputs)
+            return _export_script(network, inputs)
+    return _export_script(network, inputs)
 
 
-def _written(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
+def _export_script(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
     stream = io.BytesIO()
-    options: Dict[str, Any] = {"opset_version": OPSET, "input_names": _names(inputs)}
+    options: Dict[str, Any] = {"opset_version": OPSET, "input_names": _input_names(inputs)}
     if "dynamo" in inspect.signature(torch.onnx.export).parameters:
         options["dynamo"] = False
     # what cannot be exported would be printed whole, thousands of lines of it
@@ -130,28 +130,28 @@ def _by_dynamo(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
     program: Any = torch.onnx.export(
         # parameters stand for something else while it is traced
         copy.deepcopy(network), inputs, dynamo=True, verbose=False, opset_version=DYNAMO_OPSET,
-        input_names=_names(inputs),
+        input_names=_input_names(inputs),
     )  # fmt: skip
     document: bytes = program.model_proto.SerializeToString()
     return document
 
 
-def _names(inputs: Sequence[torch.Tensor]) -> List[str]:
+def _input_names(inputs: Sequence[torch.Tensor]) -> List[str]:
     return [f"{_INPUT}{number}" for number in range(len(inputs))]
 
 
-def identity(network: nn.Module, specs: Specs) -> Optional[str]:
+def network_identity(network: nn.Module, specs: Specs) -> Optional[str]:
     """Hex sha256 of all that decides what :func:`export` gives: code, plain attributes, weights, shapes, versions.
 
     None where a part of the module holds something that this cannot see into.
     """
     digest = hashlib.sha256(f"{OPSET} {torch.__version__} {[str(spec) for spec in specs]}".encode())
     for name, module in network.named_modules():
-        attributes = _attributes(module)
+        attributes = _plain_attributes(module)
         if attributes is None:
             return None
         kind = type(module)
-        digest.update(json.dumps([name, kind.__module__, kind.__qualname__, _source(kind), attributes]).encode())
+        digest.update(json.dumps([name, kind.__module__, kind.__qualname__, _source_digest(kind), attributes]).encode())
     with torch.no_grad():
         for name, tensor in (*network.named_parameters(), *network.named_buffers()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -160,7 +160,7 @@ def identity(network: nn.Module, specs: Specs) -> Optional[str]:
     return digest.hexdigest()
 
 
-def _source(kind: type) -> str:
+def _source_digest(kind: type) -> str:
     """Digest of the file that holds the class; torch's own are told by its version."""
     if kind.__module__.startswith("torch."):
         return ""
@@ -170,38 +170,38 @@ def _source(kind: type) -> str:
         return "?"
 
 
-def _attributes(module: nn.Module) -> Optional[List[Tuple[str, str]]]:
-    """What a module knows beside its tensors and parts, in words; None where a part of it cannot be put so."""
-    if _source(type(module)) == "?" or _hooked(module):
+def _plain_attributes(module: nn.Module) -> Optional[List[Tuple[str, str]]]:
+    """Attributes of a module beside its tensors and parts, as text; None if one has no plain form."""
+    if _source_digest(type(module)) == "?" or _has_hooks(module):
         return None
-    own: List[Tuple[str, str]] = []
+    attributes: List[Tuple[str, str]] = []
     for key, value in sorted(vars(module).items()):
         if key in _OF_ALL:
             continue
-        text = _plain(value)
+        text = _plain_text(value)
         if text is None:
             return None
-        own.append((key, text))
-    return own
+        attributes.append((key, text))
+    return attributes
 
 
-def _plain(value: Any) -> Optional[str]:
+def _plain_text(value: Any) -> Optional[str]:
     if isinstance(value, (*_PLAIN, torch.dtype, torch.Size)):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        parts = [_plain(one) for one in value]
+        parts = [_plain_text(one) for one in value]
         return None if None in parts else f"{type(value).__name__}{parts}"
     if isinstance(value, dict):
-        return _plain([(key, one) for key, one in value.items()])
+        return _plain_text([(key, one) for key, one in value.items()])
     if isinstance(value, functools.partial):
-        return _plain((value.func, value.args, value.keywords))
+        return _plain_text((value.func, value.args, value.keywords))
     if isinstance(value, type):
-        source = _source(value)
+        source = _source_digest(value)
         return None if source == "?" else f"{value.__module__}.{value.__qualname__} {source}"
     return None
 
 
-def _hooked(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     hooks: Sequence[Callable[..., Any]] = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return bool(hooks) or "forward" in vars(module)
 

@@ -11,34 +11,34 @@ from typing import Any, Dict, Mapping
 from torch import nn
 
 from edge_offload.cache import cache_dir, locked, tensors_hash, write_atomic
-from edge_offload.execute.engines.base import machine
+from edge_offload.execute.engines.base import machine_facts
 from edge_offload.execute.engines.cache import key_of
 
 #: Networks whose measurements are kept; those measured first go first.
-MOST = 256
+MAX_NETWORKS = 256
 _MOST_BYTES = 1 << 20
 
 
-def note(network: nn.Module, threads: int, seconds: Mapping[str, float]) -> pathlib.Path:
-    """Keep what engines (torch among them) took for ``network``, by their facts; returns the file.
+def store_seconds(network: nn.Module, threads: int, seconds: Mapping[str, float]) -> pathlib.Path:
+    """Stores what engines (torch among them) took for ``network``, by their facts; returns the file.
 
     Raises:
         OSError: it cannot be written.
     """
     with locked("engines"):
-        held = _read()
-        ours = held.pop(_key(network), {})
-        held[_key(network)] = {**ours, str(threads): dict(seconds)}
-        while len(held) > MOST:
-            del held[next(iter(held))]
-        write_atomic(_path(), json.dumps(held, indent=1).encode())
-    return _path()
+        stored = _read_file()
+        ours = stored.pop(_network_key(network), {})
+        stored[_network_key(network)] = {**ours, str(threads): dict(seconds)}
+        while len(stored) > MAX_NETWORKS:
+            del stored[next(iter(stored))]
+        write_atomic(_file_path(), json.dumps(stored, indent=1).encode())
+    return _file_path()
 
 
-def seconds_of(network: nn.Module, threads: int) -> Dict[str, float]:
-    """What engines took for ``network``, by their facts, with the number of threads that is nearest; else nothing."""
-    found = _read()
-    ours = found.get(_key(network)) if found else None
+def read_seconds(network: nn.Module, threads: int) -> Dict[str, float]:
+    """Seconds that engines took for ``network``, by their facts, at the nearest number of threads; else empty."""
+    stored = _read_file()
+    ours = stored.get(_network_key(network)) if stored else None
     if not isinstance(ours, dict):
         return {}
     counts = sorted((count for count in ours if count.isdigit()), key=lambda count: abs(int(count) - threads))
@@ -48,18 +48,18 @@ def seconds_of(network: nn.Module, threads: int) -> Dict[str, float]:
     return {name: s for name, s in taken.items() if isinstance(s, float) and 0 < s < math.inf}
 
 
-def _key(network: nn.Module) -> str:
+def _network_key(network: nn.Module) -> str:
     tensors = dict((*network.named_parameters(), *network.named_buffers()))
-    return key_of({**machine(), "network": type(network).__qualname__, "weights": tensors_hash(tensors)})
+    return key_of({**machine_facts(), "network": type(network).__qualname__, "weights": tensors_hash(tensors)})
 
 
-def _path() -> pathlib.Path:
+def _file_path() -> pathlib.Path:
     return cache_dir() / "engine_speeds.json"
 
 
-def _read() -> Dict[str, Any]:
+def _read_file() -> Dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        if _path().stat().st_size <= _MOST_BYTES:
-            found = json.loads(_path().read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
+        if _file_path().stat().st_size <= _MOST_BYTES:
+            stored = json.loads(_file_path().read_text(encoding="utf-8"))
+            return stored if isinstance(stored, dict) else {}
     return {}

@@ -12,7 +12,7 @@ import torch
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines import shared_library
 from edge_offload.execute.engines.base import CLOSE, CPU, CUDA, NO_GPU, REDUCED, Built, driver_release
-from edge_offload.execute.engines.export import position
+from edge_offload.execute.engines.export import input_position
 
 _ON_CPU = "CPUExecutionProvider"
 #: By the name of the engine: ONNX Runtime's name of the provider, and its options.
@@ -27,7 +27,7 @@ _LIBRARIES = {"onnxruntime:cuda": ("cuda",), "onnxruntime:tensorrt": ("cuda", "t
 
 
 class OnnxRuntime(Built):
-    """See :class:`~edge_offload.execute.engines.base.Built`.
+    """Backend of ONNX Runtime.
 
     Args:
         name: one of the engines that ONNX Runtime has.
@@ -44,49 +44,49 @@ class OnnxRuntime(Built):
         self.timed = name == "onnxruntime:tensorrt"
         self.precision, self.accuracy = ("tf32", REDUCED) if self.timed else ("fp32", CLOSE)
 
-    def lacks(self) -> str:
-        """See :class:`~edge_offload.execute.engines.base.Backend`."""
+    def missing_parts(self) -> str:
         if self.device == CPU:
             return ""
         if not torch.cuda.is_available():
             return NO_GPU
         for provider in _LIBRARIES[self.name]:
-            path = _folder() / f"libonnxruntime_providers_{provider}.so"
+            path = _library_folder() / f"libonnxruntime_providers_{provider}.so"
             if not path.is_file():
                 return f"onnxruntime-gpu, with {path.name}"
-            library = shared_library.missing(path)
+            library = shared_library.missing_library(path)
             if library:
                 return f"{library}, for {path.name}"
         return ""
 
     def depends_on(self) -> Dict[str, str]:
-        """See :class:`~edge_offload.execute.engines.base.Backend`."""
         if self.device == CPU:
             return {}
         gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
         return {"driver": driver_release(), "gpu": gpu}
 
     def build(self, onnx: bytes, threads: int) -> bytes:
-        """On the CPU, the model as ONNX Runtime optimises it for this one; with TensorRT, its plan inside ONNX."""
+        """Builds the model as ONNX Runtime optimises it for this CPU, or, with TensorRT, its plan inside ONNX."""
         if self.device == CPU:
             with tempfile.TemporaryDirectory(prefix="edge_offload.") as folder:
                 path = pathlib.Path(folder) / "optimised.onnx"
-                _session(onnx, threads, self._provider, self._options, optimised=str(path))
+                _make_session(onnx, threads, self._provider, self._options, optimised=str(path))
                 return path.read_bytes()
         if not self.timed:
             return onnx
         # ONNX Runtime's own cache of engines has taken one network's for that of another with the same structure
         with tempfile.TemporaryDirectory(prefix="edge_offload.") as folder:
             path = pathlib.Path(folder) / "with_plan.onnx"
-            kept = {"ep.context_enable": "1", "ep.context_embed_mode": "1", "ep.context_file_path": str(path)}
-            _session(onnx, threads, self._provider, self._options, kept)
+            plan_options = {"ep.context_enable": "1", "ep.context_embed_mode": "1", "ep.context_file_path": str(path)}
+            _make_session(onnx, threads, self._provider, self._options, plan_options)
             if not path.is_file():
                 raise Unsupported("ONNX Runtime has written no plan", remedy="pip install 'onnxruntime-gpu>=1.20'")
             return path.read_bytes()
 
     def load(self, built: bytes, threads: int) -> OnnxRuntimeEngine:
         """A session of the provider."""
-        return OnnxRuntimeEngine(_session(built, threads, self._provider, self._options, as_it_is=self.device == CPU))
+        return OnnxRuntimeEngine(
+            _make_session(built, threads, self._provider, self._options, as_it_is=self.device == CPU)
+        )
 
 
 class OnnxRuntimeEngine:
@@ -95,25 +95,23 @@ class OnnxRuntimeEngine:
     def __init__(self, session: Any) -> None:
         self._session = session
         # an input that the network does not use is no input of the graph
-        self._inputs = {one.name: position(one.name) for one in session.get_inputs()}
+        self._inputs = {one.name: input_position(one.name) for one in session.get_inputs()}
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
-        found = self._session.run(None, {name: inputs[at].cpu().numpy() for name, at in self._inputs.items()})
-        return [torch.from_numpy(one).to(inputs[0].device) for one in found]
+        outputs = self._session.run(None, {name: inputs[at].cpu().numpy() for name, at in self._inputs.items()})
+        return [torch.from_numpy(one).to(inputs[0].device) for one in outputs]
 
     def close(self) -> None:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._session = None
 
 
-def _folder() -> pathlib.Path:
-    """Where ONNX Runtime keeps its libraries; nothing is imported."""
-    found = importlib.util.find_spec("onnxruntime")
-    return pathlib.Path(found.origin).parent / "capi" if found is not None and found.origin else pathlib.Path()
+def _library_folder() -> pathlib.Path:
+    """Folder of ONNX Runtime's libraries; nothing is imported."""
+    spec = importlib.util.find_spec("onnxruntime")
+    return pathlib.Path(spec.origin).parent / "capi" if spec is not None and spec.origin else pathlib.Path()
 
 
-def _session(
+def _make_session(
     onnx: bytes,
     threads: int,
     provider: str,
@@ -140,12 +138,12 @@ def _session(
     # waiting threads would take a core each between two frames
     for name, value in {"session.intra_op.allow_spinning": "0", **more}.items():
         settings.add_session_config_entry(name, value)
-    wanted: List[Union[str, Tuple[str, Mapping[str, Any]]]] = [(provider, options)]
+    providers: List[Union[str, Tuple[str, Mapping[str, Any]]]] = [(provider, options)]
     if provider != _ON_CPU:
         if provider not in onnxruntime.get_available_providers():
             raise Unsupported(f"this ONNX Runtime has no {provider}", remedy="pip install onnxruntime-gpu")
-        wanted.append(_ON_CPU)
-    session = onnxruntime.InferenceSession(onnx, settings, providers=wanted)
+        providers.append(_ON_CPU)
+    session = onnxruntime.InferenceSession(onnx, settings, providers=providers)
     if session.get_providers()[0] != provider:
         raise Unsupported(f"ONNX Runtime cannot use {provider} here, and would compute on the CPU")
     return session

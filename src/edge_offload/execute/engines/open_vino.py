@@ -9,11 +9,11 @@ import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines.base import CLOSE, REDUCED, Built
-from edge_offload.execute.engines.export import NAMED, position
+from edge_offload.execute.engines.export import NAMED, input_position
 
 
 class OpenVino(Built):
-    """See :class:`~edge_offload.execute.engines.base.Built`.
+    """Backend of OpenVINO on the CPU.
 
     Args:
         reduced: compute in bf16, where the processor can.
@@ -62,16 +62,14 @@ class OpenVinoEngine:
         self._request: Any = compiled.create_infer_request()
         # what only renames or casts an input to its own type shares its port
         names = [name for one in compiled.inputs for name in one.names if NAMED.fullmatch(name)]
-        self._inputs = {name: position(name) for name in names}
+        self._inputs = {name: input_position(name) for name in names}
         self._outputs = range(len(compiled.outputs))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._request.infer({name: inputs[at].numpy() for name, at in self._inputs.items()})
         # the request writes its next outputs to the same memory
-        found = [self._request.get_output_tensor(number).data for number in self._outputs]
-        return [torch.from_numpy(one.copy()) for one in found]
+        outputs = [self._request.get_output_tensor(number).data for number in self._outputs]
+        return [torch.from_numpy(one.copy()) for one in outputs]
 
     def close(self) -> None:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._request = None

@@ -21,9 +21,19 @@ from torch import nn
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, Unsupported
-from edge_offload.execute.engines.base import EAGER, TOLERANCE, Backend, Built, Direct, Engine, facts, machine, mismatch
-from edge_offload.execute.engines.cache import EngineCache, Entry, key_of
-from edge_offload.execute.engines.export import export, identity
+from edge_offload.execute.engines.base import (
+    EAGER,
+    TOLERANCE,
+    Backend,
+    Built,
+    Direct,
+    Engine,
+    engine_facts,
+    find_mismatch,
+    machine_facts,
+)
+from edge_offload.execute.engines.cache import EngineCache, EngineEntry, key_of
+from edge_offload.execute.engines.export import export_onnx, network_identity
 from edge_offload.execute.tensors import Specs, specs_of
 
 Tensors = Tuple[torch.Tensor, ...]
@@ -35,7 +45,7 @@ FORMAT = 2
 #: Shapes of inputs of one network that get an engine each.
 MOST_SHAPES = 4
 #: An engine that takes so many times as long as torch, and at least so many seconds, hangs.
-HANGS, HANGS_S = 20.0, 2.0
+HANG_FACTOR, MIN_HANG_S = 20.0, 2.0
 
 _log = logging.getLogger(__name__)
 #: One build at a time: frames are answered meanwhile, on the same processor.
@@ -66,31 +76,31 @@ class Seat:
         self.backend = backend
         self.named = named
         self._cache = cache or EngineCache()
-        self._places: Dict[Specs, _Place] = {}
+        self._places: Dict[Specs, _EngineForShape] = {}
         self._lock = threading.Lock()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
         """The network's outputs, and what computed them: :data:`EAGER`, or an engine with its facts."""
-        place = self._place(specs_of(inputs))
+        place = self._engine_for(specs_of(inputs))
         return (self._run_eagerly(inputs), EAGER) if place is None else place.run(inputs)
 
     def state(self) -> Tuple[str, bool]:
-        """How the engines stand, in words, and whether somebody should look at it."""
+        """State of the engines in words, and True if somebody should look at it."""
         with self._lock:
             places = list(self._places.values())
         if not places:
-            return f"eager: {facts(self.backend)} is built when the first frame comes", False
+            return f"eager: {engine_facts(self.backend)} is built when the first frame comes", False
         states = [place.state() for place in places]
-        return "; ".join(dict.fromkeys(words for words, _ in states)), any(amber for _, amber in states)
+        return "; ".join(dict.fromkeys(text for text, _ in states)), any(amber for _, amber in states)
 
-    def in_force(self) -> str:
-        """What computed last: :data:`EAGER`, or an engine with its facts."""
+    def latest_engine(self) -> str:
+        """Engine that computed last: :data:`EAGER`, or an engine with its facts."""
         with self._lock:
             places = list(self._places.values())
         return max(places, key=lambda place: place.used_s).label if places else EAGER
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether what is being built is built or given up within ``timeout_s`` (seconds)."""
+    def wait_until_built(self, timeout_s: float) -> bool:
+        """Waits up to ``timeout_s`` (seconds); returns True when all builds are done or given up."""
         ends = time.monotonic() + timeout_s
         return all(place.built.wait(max(0.0, ends - time.monotonic())) for place in list(self._places.values()))
 
@@ -101,15 +111,17 @@ class Seat:
         for place in places:
             place.retire("it was closed", amber=False)
 
-    def _place(self, specs: Specs) -> Optional[_Place]:
+    def _engine_for(self, specs: Specs) -> Optional[_EngineForShape]:
         with self._lock:
-            found = self._places.get(specs)
-            if found is None and len(self._places) < MOST_SHAPES:
-                found = self._places[specs] = _Place(self, specs)
-            return found
+            engine = self._places.get(specs)
+            if engine is None and len(self._places) < MOST_SHAPES:
+                engine = self._places[specs] = _EngineForShape(self, specs)
+            return engine
 
-    def prepare(self, specs: Specs, inputs: Sequence[torch.Tensor], want: Tensors, threads: int) -> Tuple[_Owner, str]:
-        """On a thread of its own: a loaded engine that gave ``want`` for ``inputs``, and its label.
+    def prepare_engine(
+        self, specs: Specs, inputs: Sequence[torch.Tensor], want: Tensors, threads: int
+    ) -> Tuple[_EngineThread, str]:
+        """Loads an engine, on a thread of its own, that gave ``want`` for ``inputs``; returns it with its label.
 
         It has given what torch gives on noise as well; one that was kept did so when it was built.
 
@@ -119,16 +131,16 @@ class Seat:
         backend = self.backend
         if isinstance(backend, Direct):
             attach = functools.partial(backend.capture, self._run_eagerly, inputs)
-            owner, label, checked = _loaded(attach, "it cannot be captured"), str(facts(backend)), False
+            owner, label, checked = _load_engine(attach, "it cannot be captured"), str(engine_facts(backend)), False
         else:
             assert isinstance(backend, Built)
-            owner, entry = self._kept(backend, specs, inputs, threads)
+            owner, entry = self._load_or_build(backend, specs, inputs, threads)
             # kernels that were picked by timing: the same bits only where the very same plan runs
             plan = hashlib.sha256(entry.built).hexdigest() if backend.timed else ""
             which = f"plan {plan[:12]}" if backend.timed else f"onnx {entry.onnx[:12]}"
-            label, checked = f"{facts(backend)} {which}", entry.checked
+            label, checked = f"{engine_facts(backend)} {which}", entry.checked
         try:
-            wrong = ("" if checked else self._wrong_on_noise(owner, inputs)) or self._wrong(owner, inputs, want)
+            wrong = ("" if checked else self._wrong_on_noise(owner, inputs)) or self._find_error(owner, inputs, want)
         except BaseException:
             owner.close()
             raise
@@ -137,29 +149,32 @@ class Seat:
             raise Unsupported(wrong)
         return owner, label
 
-    def _kept(self, backend: Built, specs: Specs, inputs: Sequence[torch.Tensor], threads: int) -> Tuple[_Owner, Entry]:
+    def _load_or_build(
+        self, backend: Built, specs: Specs, inputs: Sequence[torch.Tensor], threads: int
+    ) -> Tuple[_EngineThread, EngineEntry]:
         """A loaded engine and the cache's entry of it, built where there is none."""
-        known = identity(self._network, specs)
+        network_key = network_identity(self._network, specs)
         made: Dict[str, Any] = {
-            "format": FORMAT, "engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()
+            "format": FORMAT, "engine": str(engine_facts(backend)), "threads": threads, **machine_facts(),
+            **backend.depends_on(),
         }  # fmt: skip
         document: Optional[bytes] = None
-        if known is None:
+        if network_key is None:
             # this network can be told from others by what it exports to, and by nothing less
-            document = export(self._network, inputs, backend.typed())
-            known = hashlib.sha256(document).hexdigest()
-        key = key_of({**made, "network": known, "inputs": [spec.to_dict() for spec in specs]})
-        new: List[_Owner] = []
+            document = export_onnx(self._network, inputs, backend.export_dtype())
+            network_key = hashlib.sha256(document).hexdigest()
+        key = key_of({**made, "network": network_key, "inputs": [spec.to_dict() for spec in specs]})
+        new: List[_EngineThread] = []
 
-        def build() -> Entry:
-            onnx = document if document is not None else export(self._network, inputs, backend.typed())
+        def build_entry() -> EngineEntry:
+            onnx = document if document is not None else export_onnx(self._network, inputs, backend.export_dtype())
             built = backend.build(onnx, threads)
-            new.append(_loaded(functools.partial(backend.load, built, threads), "it cannot be loaded"))
+            new.append(_load_engine(functools.partial(backend.load, built, threads), "it cannot be loaded"))
             # one that is wrong is kept, too, but not trusted: building it again would give the same
-            return Entry(built, hashlib.sha256(onnx).hexdigest(), not self._wrong_on_noise(new[0], inputs))
+            return EngineEntry(built, hashlib.sha256(onnx).hexdigest(), not self._wrong_on_noise(new[0], inputs))
 
         try:
-            entry = self._cache.get(key, build)
+            entry = self._cache.get_or_build(key, build_entry)
         except BaseException:
             for owner in new:
                 owner.close()
@@ -167,37 +182,37 @@ class Seat:
         if new:
             return new[0], entry
         try:
-            return _loaded(functools.partial(backend.load, entry.built, threads), "it cannot be loaded"), entry
+            return _load_engine(functools.partial(backend.load, entry.built, threads), "it cannot be loaded"), entry
         except Unsupported:
-            self._cache.forget(key)
+            self._cache.delete_entry(key)
             raise
 
-    def _wrong_on_noise(self, owner: _Owner, inputs: Sequence[torch.Tensor]) -> str:
-        noise = _noise(inputs)
+    def _wrong_on_noise(self, owner: _EngineThread, inputs: Sequence[torch.Tensor]) -> str:
+        noise = _noise_like(inputs)
         with torch.inference_mode():
             want = self._run_eagerly(noise)
-        return self._wrong(owner, noise, want)
+        return self._find_error(owner, noise, want)
 
-    def _wrong(self, owner: _Owner, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
-        """Why an engine does not give ``want``; empty: it does."""
-        return mismatch(want, owner.run(inputs, 600.0), TOLERANCE[self.backend.accuracy])
+    def _find_error(self, owner: _EngineThread, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
+        """Describes how an engine misses ``want``; empty: it does not."""
+        return find_mismatch(want, owner.run(inputs, 600.0), TOLERANCE[self.backend.accuracy])
 
 
-class _Place:
+class _EngineForShape:
     """The engine for inputs of one shape, from its build to its end."""
 
     def __init__(self, seat: Seat, specs: Specs) -> None:
         self._seat = seat
         self._specs = specs
-        self._name = str(facts(seat.backend))
+        self._name = str(engine_facts(seat.backend))
         self._tolerance = TOLERANCE[seat.backend.accuracy]
         self.label = EAGER
         self.built = threading.Event()
         self.used_s = 0.0
-        self._began = 0.0
+        self._started_s = 0.0
         self._eager_s = 0.0
         self._trials = TRIALS
-        self._owner: Optional[_Owner] = None
+        self._owner: Optional[_EngineThread] = None
         self._loaded = ""
         self._reason = ""
         self._amber = False
@@ -207,29 +222,28 @@ class _Place:
         if self._reason:
             return f"eager: {self._name}: {self._reason}", self._amber
         if self._owner is None:
-            seconds = time.monotonic() - self._began
+            seconds = time.monotonic() - self._started_s
             return f"eager: {self._name} is being built, for {seconds:.0f} s now", self._seat.named
         if self._trials:
             return f"eager: {self._name} is built, and compared with torch on the next frames", False
         return self._loaded, False
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
-        """See :meth:`Seat.run`."""
         self.used_s = time.monotonic()
         owner = self._owner
-        if owner is None or (self._trials and _constant(inputs)):
-            return self._eagerly(inputs), EAGER
+        if owner is None or (self._trials and _all_constant(inputs)):
+            return self._run_eagerly(inputs), EAGER
         try:
             if self._trials:
-                want = self._eagerly(inputs)
-                self._compare(want, owner.run(inputs, self._patience_s()))
+                want = self._run_eagerly(inputs)
+                self._compare_outputs(want, owner.run(inputs, self._timeout_s()))
                 return want, EAGER
-            return owner.run(inputs, self._patience_s()), self._loaded
+            return owner.run(inputs, self._timeout_s()), self._loaded
         except FutureTimeout:
-            self.retire(f"it did not answer within {self._patience_s():.1f} s")
+            self.retire(f"it did not answer within {self._timeout_s():.1f} s")
         except Exception as error:
             self.retire(f"it failed: {type(error).__name__}: {str(error)[:300]}")
-        return self._eagerly(inputs), EAGER
+        return self._run_eagerly(inputs), EAGER
 
     def retire(self, reason: str, amber: bool = True) -> None:
         """Torch computes from now on, because of ``reason``."""
@@ -244,29 +258,29 @@ class _Place:
             _log.warning("engine %s: %s; torch computes", self._name, reason)
         self.built.set()
 
-    def _eagerly(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        began, first = time.monotonic(), not self._began
+    def _run_eagerly(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        started_s, first = time.monotonic(), not self._started_s
         if first:
-            self._began = began
-            before = _versions(self._seat._network)
+            self._started_s = started_s
+            before = _state_versions(self._seat._network)
         outputs = self._seat._run_eagerly(inputs)
-        self._eager_s = time.monotonic() - began
+        self._eager_s = time.monotonic() - started_s
         if first:
-            if _versions(self._seat._network) != before:
+            if _state_versions(self._seat._network) != before:
                 self.retire("the network changes its own state while it computes")
                 return outputs
             # the caller may write to its tensors while they are being exported
             given, want = [one.clone() for one in inputs], tuple(one.clone() for one in outputs)
-            background.start("edge-offload-engine-build", self._build, given, want, torch.get_num_threads())
+            background.start("edge-offload-engine-build", self._build_engine, given, want, torch.get_num_threads())
         return outputs
 
-    def _build(self, inputs: Sequence[torch.Tensor], want: Tensors, threads: int) -> None:
+    def _build_engine(self, inputs: Sequence[torch.Tensor], want: Tensors, threads: int) -> None:
         try:
             with _one_build:
                 background.check()
                 torch.set_num_threads(threads)
                 # an engine that is wrong on the first frame or on noise needs no further trial
-                owner, label = self._seat.prepare(self._specs, inputs, want, threads)
+                owner, label = self._seat.prepare_engine(self._specs, inputs, want, threads)
         except Exception as error:
             self.retire(error.cause if isinstance(error, EdgeOffloadError) else f"{type(error).__name__}: {error}")
             return
@@ -277,8 +291,8 @@ class _Place:
                 self._owner, self._loaded = owner, label
         self.built.set()
 
-    def _compare(self, want: Tensors, found: Tensors) -> None:
-        wrong = mismatch(want, found, self._tolerance)
+    def _compare_outputs(self, want: Tensors, outputs: Tensors) -> None:
+        wrong = find_mismatch(want, outputs, self._tolerance)
         if wrong:
             self.retire(wrong)
             return
@@ -287,11 +301,11 @@ class _Place:
             if not self._trials and not self._reason:
                 self.label = self._loaded
 
-    def _patience_s(self) -> float:
-        return max(HANGS_S, HANGS * self._eager_s)
+    def _timeout_s(self) -> float:
+        return max(MIN_HANG_S, HANG_FACTOR * self._eager_s)
 
 
-class _Owner:
+class _EngineThread:
     """The one thread that loads an engine, runs it and closes it, so that it may be left behind when it hangs."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
@@ -300,17 +314,17 @@ class _Owner:
         self._turn = threading.Lock()
         threading.Thread(target=self._serve, args=(load,), name="edge-offload-engine", daemon=True).start()
 
-    def run(self, inputs: Sequence[torch.Tensor], patience_s: float) -> Tensors:
+    def run(self, inputs: Sequence[torch.Tensor], timeout_s: float) -> Tensors:
         """The outputs.
 
         Raises:
-            concurrent.futures.TimeoutError: it takes longer than ``patience_s`` (seconds).
+            concurrent.futures.TimeoutError: it takes longer than ``timeout_s`` (seconds).
             Exception: what the engine raises.
         """
         answer: Future[Any] = Future()
         with self._turn:
             self._work.put((inputs, answer))
-            return tuple(answer.result(patience_s))
+            return tuple(answer.result(timeout_s))
 
     def close(self) -> None:
         """Let the thread end, and give the engine back."""
@@ -336,9 +350,9 @@ class _Owner:
             del work, inputs, answer
 
 
-def _loaded(load: Callable[[], Engine], failed: str) -> _Owner:
-    """Raises Unsupported, whose message begins with ``failed``, where ``load`` fails."""
-    owner = _Owner(load)
+def _load_engine(load: Callable[[], Engine], failed: str) -> _EngineThread:
+    """Loads an engine; raises Unsupported, with a message that begins with ``failed``, if ``load`` fails."""
+    owner = _EngineThread(load)
     try:
         owner.loaded.result()
     except Exception as error:
@@ -346,16 +360,16 @@ def _loaded(load: Callable[[], Engine], failed: str) -> _Owner:
     return owner
 
 
-def _versions(network: nn.Module) -> List[int]:
+def _state_versions(network: nn.Module) -> List[int]:
     return [tensor._version for tensor in (*network.parameters(), *network.buffers())]
 
 
-def _constant(inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether no input says anything, as the zeros do on which a model is warmed up."""
+def _all_constant(inputs: Sequence[torch.Tensor]) -> bool:
+    """True if each input is constant, as the zeros are on which a model is warmed up."""
     return all(one.numel() == 0 or bool((one == one.flatten()[0]).all()) for one in inputs)
 
 
-def _noise(inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+def _noise_like(inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     """Random inputs of these shapes; those that are no images nor floating-point numbers as they are."""
     draw = torch.Generator().manual_seed(0)
     made = []

@@ -12,21 +12,21 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 0, 1, 5, 10
 
 
-def needed(path: pathlib.Path) -> List[str]:
+def needed_libraries(path: pathlib.Path) -> List[str]:
     """Names of the libraries that the loader looks for with the one at ``path``; nothing for what is no such file."""
     try:
         with path.open("rb") as stream:
-            return _needed(stream)
+            return _read_needed(stream)
     except (OSError, struct.error, KeyError, StopIteration, ValueError, OverflowError):
         return []
 
 
-def missing(path: pathlib.Path) -> str:
+def missing_library(path: pathlib.Path) -> str:
     """The first library that the one at ``path`` needs and that is neither beside it nor can be loaded; empty: none.
 
     It loads what is there: ask where the one at ``path`` is to be loaded, too.
     """
-    for name in needed(path):
+    for name in needed_libraries(path):
         if (path.parent / name).exists():
             continue
         try:
@@ -36,7 +36,7 @@ def missing(path: pathlib.Path) -> str:
     return ""
 
 
-def _needed(stream: BinaryIO) -> List[str]:
+def _read_needed(stream: BinaryIO) -> List[str]:
     header = stream.read(64)
     if header[:5] != b"\x7fELF\x02":
         return []

@@ -24,10 +24,10 @@ from edge_offload.execute.engines.base import (
     REDUCED,
     Backend,
     Built,
-    facts,
-    version,
+    engine_facts,
+    installed_version,
 )
-from edge_offload.execute.engines.cuda_graph import CudaGraph
+from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
 from edge_offload.execute.engines.onnx_runtime import OnnxRuntime
 from edge_offload.execute.engines.open_vino import OpenVino
 from edge_offload.execute.engines.tensor_rt import TensorRT
@@ -35,13 +35,13 @@ from edge_offload.execute.engines.tensor_rt import TensorRT
 #: In the order in which ``auto`` looks for one.
 BACKENDS: Tuple[Backend, ...] = (
     OnnxRuntime(), OpenVino(), OpenVino(reduced=True), TensorRT(), TensorRT("fp16"), OnnxRuntime("onnxruntime:cuda"),
-    OnnxRuntime("onnxruntime:tensorrt"), CudaGraph(),
+    OnnxRuntime("onnxruntime:tensorrt"), CudaGraphBackend(),
 )  # fmt: skip
 #: What exports a network.
 EXPORTER = "onnx"
 INSTALL = requirements.install("engines")
 #: Between the name of an engine and who is to allocate its buffers, as in ``tensorrt/pycuda``.
-BY = "/"
+BUFFERS_SEPARATOR = "/"
 _ELSEWHERE = {
     "tensorrt": "JetPack 5.1 or later brings it; elsewhere pip install tensorrt-cu12 onnx",
     "pycuda": "pip install pycuda", "onnxruntime-gpu": "pip install onnxruntime-gpu onnx",
@@ -72,18 +72,20 @@ class Listed:
     remedy: str = ""
 
 
-def engines() -> Tuple[Listed, ...]:
+def list_engines() -> Tuple[Listed, ...]:
     """Every engine, torch itself first. Imports none of their packages."""
-    own = Listed(EAGER, True, str(torch.__version__), "fp32", EXACT, "torch, operator by operator: the default")
-    return (own, *(_listed(backend) for backend in BACKENDS))
+    torch_itself = Listed(
+        EAGER, True, str(torch.__version__), "fp32", EXACT, "torch, operator by operator: the default"
+    )
+    return (torch_itself, *(_list_backend(backend) for backend in BACKENDS))
 
 
-def names() -> Tuple[str, ...]:
-    """What may be asked for."""
+def engine_names() -> Tuple[str, ...]:
+    """Names that may be requested."""
     return (EAGER, AUTO, FASTEST_EXACT, *(backend.name for backend in BACKENDS))
 
 
-def chosen(spec: str, model: str, default: str = EAGER) -> str:
+def engine_for_model(spec: str, model: str, default: str = EAGER) -> str:
     """The engine that ``spec`` asks for where ``model`` is computed.
 
     Args:
@@ -97,20 +99,20 @@ def chosen(spec: str, model: str, default: str = EAGER) -> str:
     of_models: Dict[str, str] = {}
     for part in filter(None, (part.strip() for part in spec.split(","))):
         named, _, name = part.rpartition("=")
-        plain = name.partition(BY)[0]
-        if plain not in names():
-            raise BadInput(f"no engine {name!r}", remedy=f"use one of: {', '.join(names())}")
+        plain = name.partition(BUFFERS_SEPARATOR)[0]
+        if plain not in engine_names():
+            raise BadInput(f"no engine {name!r}", remedy=f"use one of: {', '.join(engine_names())}")
         if named:
             of_models[named] = name
             continue
-        if plain in _backends() and _backends()[plain].accuracy == REDUCED:
+        if plain in _backends_by_name() and _backends_by_name()[plain].accuracy == REDUCED:
             remedy = f"ask for it for a model by name: movenet={name}"
             raise BadInput(f"engine {name!r} computes with fewer bits than float32", remedy)
         default = name
     return of_models.get(model, default)
 
 
-def pick(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> Optional[Backend]:
+def pick_backend(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> Optional[Backend]:
     """The backend that ``name`` means here, for ``network`` where one is given; None: torch itself.
 
     Args:
@@ -123,32 +125,32 @@ def pick(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> O
         BadInput: no such engine.
         Unsupported: it is not installed.
     """
-    known = _backends()
+    by_name = _backends_by_name()
     if name == EAGER:
         return None
     if name == FASTEST_EXACT:
-        graph = _backends()[CudaGraph.name]
-        return graph if device == CUDA and _listed(graph).present else None
+        graph = _backends_by_name()[CudaGraphBackend.name]
+        return graph if device == CUDA and _list_backend(graph).present else None
     if name == AUTO:
         fit = [backend for backend in BACKENDS if backend.accuracy == CLOSE and backend.device == device]
-        there = [backend for backend in fit if _listed(backend).present]
-        return _fastest(there, network) if there else None
-    plain, by, buffers = name.partition(BY)
-    if plain not in known:
-        raise BadInput(f"no engine {name!r}", remedy=f"use one of: {', '.join(names())}")
-    backend = known[plain]
+        installed = [backend for backend in fit if _list_backend(backend).present]
+        return _fastest_backend(installed, network) if installed else None
+    plain, by, buffers = name.partition(BUFFERS_SEPARATOR)
+    if plain not in by_name:
+        raise BadInput(f"no engine {name!r}", remedy=f"use one of: {', '.join(engine_names())}")
+    backend = by_name[plain]
     if by:
         if not isinstance(backend, TensorRT):
             raise BadInput(f"engine {plain!r} has no buffers to choose", remedy=f"leave {by}{buffers} out")
         backend = backend.with_buffers(buffers)
-    found = _listed(backend)
-    if not found.present:
-        raise Unsupported(f"engine {name!r} is absent: {found.detail}", remedy=found.remedy)
+    listed = _list_backend(backend)
+    if not listed.present:
+        raise Unsupported(f"engine {name!r} is absent: {listed.detail}", remedy=listed.remedy)
     return backend
 
 
-def alone(device: str) -> Built:
-    """What computes a network that torch cannot: the first engine of class ``close`` on ``device``, else on the CPU.
+def onnx_backend(device: str) -> Built:
+    """Picks the backend for a network that torch cannot run: of class ``close`` on ``device``, else on the CPU.
 
     Raises:
         Unsupported: none is installed.
@@ -156,7 +158,7 @@ def alone(device: str) -> Built:
     # one whose kernels are picked by timing takes minutes to be built
     fit = sorted((one for one in BACKENDS if one.accuracy == CLOSE), key=lambda one: (one.device != device, one.timed))
     for one in fit:
-        if isinstance(one, Built) and one.device in (device, CPU) and _listed(one).present:
+        if isinstance(one, Built) and one.device in (device, CPU) and _list_backend(one).present:
             return one
     raise Unsupported("no engine is installed that computes ONNX files", remedy=INSTALL)
 
@@ -172,43 +174,43 @@ def with_buffers(name: str, buffers: str) -> str:
     parts = [(one, one.rpartition("=")[2].startswith("tensorrt")) for one in name.split(",")]
     if not any(buffered for _, buffered in parts):
         raise BadInput(f"engine {name!r} has no buffers to choose", remedy="leave the buffers out")
-    return ",".join(f"{one}{BY}{buffers}" if buffered else one for one, buffered in parts)
+    return ",".join(f"{one}{BUFFERS_SEPARATOR}{buffers}" if buffered else one for one, buffered in parts)
 
 
-def _fastest(there: Sequence[Backend], network: Optional[nn.Module]) -> Optional[Backend]:
+def _fastest_backend(installed: Sequence[Backend], network: Optional[nn.Module]) -> Optional[Backend]:
     """The one that was measured to be the fastest for the network, torch included; the first where nothing was."""
     if network is None:
-        return there[0]
-    seconds = measured.seconds_of(network, torch.get_num_threads())
-    known = [backend for backend in there if str(facts(backend)) in seconds]
-    if not known:
-        return there[0]
-    best = min(known, key=lambda backend: seconds[str(facts(backend))])
-    return best if seconds[str(facts(best))] < seconds.get(EAGER, math.inf) else None
+        return installed[0]
+    seconds = measured.read_seconds(network, torch.get_num_threads())
+    timed = [backend for backend in installed if str(engine_facts(backend)) in seconds]
+    if not timed:
+        return installed[0]
+    best = min(timed, key=lambda backend: seconds[str(engine_facts(backend))])
+    return best if seconds[str(engine_facts(best))] < seconds.get(EAGER, math.inf) else None
 
 
-def _backends() -> Dict[str, Backend]:
+def _backends_by_name() -> Dict[str, Backend]:
     return {backend.name: backend for backend in BACKENDS}
 
 
-def _listed(backend: Backend) -> Listed:
-    found = version(backend)
-    missing = [] if found else [backend.distributions[0]]
-    if isinstance(backend, Built) and not _exporter():
+def _list_backend(backend: Backend) -> Listed:
+    release = installed_version(backend)
+    missing = [] if release else [backend.distributions[0]]
+    if isinstance(backend, Built) and not _has_exporter():
         missing.append(EXPORTER)
     facts = (backend.precision, backend.accuracy)
     if missing:
         remedy = _ELSEWHERE.get(missing[0], INSTALL)
-        return Listed(backend.name, False, found or "", *facts, f"not installed: {', '.join(missing)}", remedy)
-    lacks = backend.lacks()
+        return Listed(backend.name, False, release or "", *facts, f"not installed: {', '.join(missing)}", remedy)
+    lacks = backend.missing_parts()
     if lacks:
         what = lacks.split(",")[0]
         remedy = _ELSEWHERE.get(what, f"put {what} where the loader looks (LD_LIBRARY_PATH)" if ".so" in what else "")
-        return Listed(backend.name, False, str(found), *facts, f"needs {lacks}", remedy)
-    return Listed(backend.name, True, str(found), *facts, "on the GPU" if backend.device == CUDA else "on the CPU")
+        return Listed(backend.name, False, str(release), *facts, f"needs {lacks}", remedy)
+    return Listed(backend.name, True, str(release), *facts, "on the GPU" if backend.device == CUDA else "on the CPU")
 
 
-def _exporter() -> bool:
+def _has_exporter() -> bool:
     import importlib.util
 
     return importlib.util.find_spec(EXPORTER) is not None

@@ -10,8 +10,8 @@ import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines import buffers as memory
-from edge_offload.execute.engines.base import CLOSE, CUDA, REDUCED, Built, version
-from edge_offload.execute.engines.export import position
+from edge_offload.execute.engines.base import CLOSE, CUDA, REDUCED, Built, installed_version
+from edge_offload.execute.engines.export import input_position
 
 #: Release from which on tensors have names (JetPack 5.1).
 OLDEST = (8, 5)
@@ -24,16 +24,16 @@ _DTYPES: Dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 
 
-def _bindings() -> Any:
+def _import_tensorrt() -> Any:
     return importlib.import_module("tensorrt")
 
 
 class TensorRT(Built):
-    """See :class:`~edge_offload.execute.engines.base.Built`.
+    """Backend of TensorRT.
 
     Args:
         precision: ``fp32`` or ``fp16``.
-        buffers: who allocates them; see :func:`~edge_offload.execute.engines.buffers.choose`.
+        buffers: who allocates them; see :func:`~edge_offload.execute.engines.buffers.choose_allocator`.
         bindings: gives NVIDIA's Python package.
         make_buffers: makes them.
     """
@@ -50,37 +50,34 @@ class TensorRT(Built):
         self,
         precision: str = "fp32",
         buffers: str = "",
-        bindings: Callable[[], Any] = _bindings,
+        bindings: Callable[[], Any] = _import_tensorrt,
         make_buffers: Optional[Callable[[], memory.Buffers]] = None,
     ) -> None:
         self.name = "tensorrt" if precision == "fp32" else f"tensorrt:{precision}"
         self.precision, self.accuracy = precision, CLOSE if precision == "fp32" else REDUCED
-        self._asked = buffers
+        self._buffers_by = buffers
         self._bindings = bindings
-        self._make_buffers = make_buffers or (lambda: memory.make(self._asked))
+        self._make_buffers = make_buffers or (lambda: memory.make_buffers(self._buffers_by))
 
     def with_buffers(self, buffers: str) -> TensorRT:
-        """The same with buffers by torch or by pycuda; BadInput: by nobody else."""
-        memory.choose(buffers)
+        """Copies the backend, with buffers by torch or by pycuda; BadInput: by nobody else."""
+        memory.choose_allocator(buffers)
         return TensorRT(self.precision, buffers, self._bindings)
 
-    def lacks(self) -> str:
-        """See :class:`~edge_offload.execute.engines.base.Backend`."""
+    def missing_parts(self) -> str:
         import importlib.util
 
-        found = _release(version(self) or "")
-        if found is not None and found < OLDEST:
-            return f"TensorRT 8.5 or later (JetPack 5.1); this is {version(self)}"
-        if memory.choose(self._asked) == memory.PYCUDA and importlib.util.find_spec("pycuda") is None:
+        release = _parse_release(installed_version(self) or "")
+        if release is not None and release < OLDEST:
+            return f"TensorRT 8.5 or later (JetPack 5.1); this is {installed_version(self)}"
+        if memory.choose_allocator(self._buffers_by) == memory.PYCUDA and importlib.util.find_spec("pycuda") is None:
             return "pycuda, for buffers where torch has no CUDA"
         return ""
 
     def depends_on(self) -> Dict[str, str]:
-        """See :class:`~edge_offload.execute.engines.base.Backend`."""
-        return memory.gpu(self._asked)
+        return memory.gpu_facts(self._buffers_by)
 
-    def typed(self) -> Optional[torch.dtype]:
-        """See :class:`~edge_offload.execute.engines.base.Built`."""
+    def export_dtype(self) -> Optional[torch.dtype]:
         if self.precision == "fp32" or _has_flag(self._bindings(), "FP16"):
             return None
         return torch.float16
@@ -88,21 +85,21 @@ class TensorRT(Built):
     def build(self, onnx: bytes, threads: int) -> bytes:
         """The plan: TensorRT times kernels on the GPU, which may take minutes."""
         trt = self._bindings()
-        log = _log(trt)
+        log = _make_logger(trt)
         builder = trt.Builder(log)
         network = builder.create_network(self._network_flags(trt))
         parser = trt.OnnxParser(network, log)
         if not parser.parse(onnx):
-            raise Unsupported(f"TensorRT cannot parse it: {log.words() or 'it does not say why'}")
+            raise Unsupported(f"TensorRT cannot parse it: {log.last_error() or 'it does not say why'}")
         config = builder.create_builder_config()
         if self.precision == "fp32":
             # ten bits of mantissa in place of 23: on by default, and another class
             config.clear_flag(trt.BuilderFlag.TF32)
-        elif self.typed() is None:
+        elif self.export_dtype() is None:
             config.set_flag(trt.BuilderFlag.FP16)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise Unsupported(f"TensorRT cannot build it: {log.words() or 'it does not say why'}")
+            raise Unsupported(f"TensorRT cannot build it: {log.last_error() or 'it does not say why'}")
         return bytes(plan)
 
     def load(self, built: bytes, threads: int) -> TensorRTEngine:
@@ -110,10 +107,10 @@ class TensorRT(Built):
         return TensorRTEngine(self._bindings(), built, self._make_buffers())
 
     def _network_flags(self, trt: Any) -> int:
-        known = trt.NetworkDefinitionCreationFlag
+        available = trt.NetworkDefinitionCreationFlag
         # what 8.x has to be told, and later ones are; whose precision is the network's own, too
-        wanted = ["EXPLICIT_BATCH", *(["STRONGLY_TYPED"] if self.typed() is not None else [])]
-        return sum(1 << int(getattr(known, name)) for name in wanted if hasattr(known, name))
+        flags = ["EXPLICIT_BATCH", *(["STRONGLY_TYPED"] if self.export_dtype() is not None else [])]
+        return sum(1 << int(getattr(available, name)) for name in flags if hasattr(available, name))
 
 
 class TensorRTEngine:
@@ -127,52 +124,54 @@ class TensorRTEngine:
         self._inputs: Dict[str, Tuple[int, torch.Size, torch.dtype]] = {}
         self._outputs: List[str] = []
         try:
-            with buffers.entered():
-                self._load(trt, plan)
+            with buffers.use_gpu():
+                self._load_plan(trt, plan)
         except BaseException:
             self.close()
             raise
 
     def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
         assert self._context is not None
-        with self._buffers.entered():
+        with self._buffers.use_gpu():
             for name, (at, shape, dtype) in self._inputs.items():
                 if (inputs[at].shape, inputs[at].dtype) != (shape, dtype):
                     raise Unsupported(f"input {at} is not {dtype} {list(shape)}, as TensorRT has it")
-                self._buffers.upload(name, inputs[at])
-            if not self._context.execute_async_v3(self._buffers.handle()):
-                raise Unsupported(f"TensorRT did not execute it: {self._log.words()}")
-            found = self._buffers.download(self._outputs)
-        return [one.to(inputs[0].device) for one in found]
+                self._buffers.upload_tensor(name, inputs[at])
+            if not self._context.execute_async_v3(self._buffers.stream_handle()):
+                raise Unsupported(f"TensorRT did not execute it: {self._log.last_error()}")
+            outputs = self._buffers.download_tensors(self._outputs)
+        return [one.to(inputs[0].device) for one in outputs]
 
     def close(self) -> None:
-        """See :class:`~edge_offload.execute.engines.base.Engine`."""
-        with self._buffers.entered():
+        with self._buffers.use_gpu():
             # each needs the next
             self._context = None
             self._engine = None
             self._runtime = None
         self._buffers.release()
 
-    def _load(self, trt: Any, plan: bytes) -> None:
-        self._log = _log(trt)
+    def _load_plan(self, trt: Any, plan: bytes) -> None:
+        self._log = _make_logger(trt)
         self._runtime = trt.Runtime(self._log)
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
-            raise Unsupported(f"TensorRT cannot load the plan: {self._log.words()}")
+            raise Unsupported(f"TensorRT cannot load the plan: {self._log.last_error()}")
         self._context = self._engine.create_execution_context()
         if self._context is None:
-            raise Unsupported(f"TensorRT has no room for the engine: {self._log.words()}")
+            raise Unsupported(f"TensorRT has no room for the engine: {self._log.last_error()}")
         for number in range(self._engine.num_io_tensors):
             name = self._engine.get_tensor_name(number)
             shape = tuple(self._engine.get_tensor_shape(name))
             dtype = numpy_type(self._engine.get_tensor_dtype(name))
-            address = self._buffers.allocate(name, shape, dtype)
+            address = self._buffers.allocate_buffer(name, shape, dtype)
             if not self._context.set_tensor_address(name, address):
-                raise Unsupported(f"TensorRT takes no address for {name}: {self._log.words()}")
+                raise Unsupported(f"TensorRT takes no address for {name}: {self._log.last_error()}")
             if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-                self._inputs[name] = (position(name), torch.Size(shape), torch.from_numpy(np.empty(0, dtype)).dtype)
+                self._inputs[name] = (
+                    input_position(name),
+                    torch.Size(shape),
+                    torch.from_numpy(np.empty(0, dtype)).dtype,
+                )
             else:
                 self._outputs.append(name)
 
@@ -189,17 +188,17 @@ def numpy_type(dtype: Any) -> np.dtype[Any]:
 
 
 def _has_flag(trt: Any, name: str) -> bool:
-    found = _release(trt.__version__)
-    return hasattr(trt.BuilderFlag, name) and (found is None or found < (TYPED,))
+    release = _parse_release(trt.__version__)
+    return hasattr(trt.BuilderFlag, name) and (release is None or release < (TYPED,))
 
 
-def _release(text: str) -> Optional[Tuple[int, ...]]:
+def _parse_release(text: str) -> Optional[Tuple[int, ...]]:
     parts = text.split(".")[:2]
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else None
 
 
-def _log(trt: Any) -> Any:
-    """A logger that keeps the last error, to be told as the reason."""
+def _make_logger(trt: Any) -> Any:
+    """Logger that retains the last error, to be reported as the reason."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -210,7 +209,7 @@ def _log(trt: Any) -> Any:
             if int(severity) <= int(trt.ILogger.ERROR):
                 self._last = message
 
-        def words(self) -> str:
+        def last_error(self) -> str:
             return self._last.strip().splitlines()[0][:300] if self._last.strip() else ""
 
     return Log()

@@ -31,8 +31,8 @@ class NoGraph(RuntimeError):
     """All calls of a capture were issued, and CUDA makes no graph of them."""
 
 
-class Driver(Protocol):
-    """What a capture needs of CUDA; tests have an emulation on a CPU."""
+class CaptureDriver(Protocol):
+    """Functions of CUDA that a capture needs; tests have an emulation on a CPU."""
 
     def capture(self, launch: Callable[[], None]) -> Replayable:
         """Record the kernels that ``launch`` launches, without running them.
@@ -42,7 +42,7 @@ class Driver(Protocol):
             RuntimeError: one of them cannot be captured.
         """
 
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A page-locked host tensor of the shape and dtype of ``tensor``, dense."""
 
     def synchronize(self) -> None:
@@ -61,12 +61,11 @@ class CudaGraph:
         self.nbytes = nbytes
 
     def replay(self) -> None:
-        """See :class:`Replayable`."""
         self._graph.replay()
 
 
 class CudaDriver:
-    """See :class:`Driver`.
+    """Driver of a GPU, by ``torch.cuda``.
 
     Args:
         device: the GPU.
@@ -81,10 +80,10 @@ class CudaDriver:
         self._lost: Set[Any] = set()  # pools in which a capture failed
 
     def capture(self, launch: Callable[[], None]) -> CudaGraph:
-        """See :class:`Driver`. Graphs share one pool of memory: they run one after another, and keep nothing."""
+        """Captures a graph. Graphs share one pool of memory: they run one after another, and retain nothing."""
         cuda = self._cuda
         graph = cuda.CUDAGraph()
-        pool = self._pool()
+        pool = self._graph_pool()
         before = cuda.memory_reserved(self._device)
         cuda.synchronize(self._device)
         with cuda.stream(self._stream):
@@ -92,23 +91,23 @@ class CudaDriver:
             try:
                 launch()
             except BaseException:
-                self._abandon(graph, pool)
+                self._abandon_capture(graph, pool)
                 raise
             try:
                 graph.capture_end()
             except RuntimeError as error:
-                self._abandon(graph, pool)
+                self._abandon_capture(graph, pool)
                 raise NoGraph(str(error)) from error
         captured = CudaGraph(graph, pool, max(0, cuda.memory_reserved(self._device) - before))
         self._graphs.add(captured)
         return captured
 
-    def _pool(self) -> Any:
+    def _graph_pool(self) -> Any:
         """The pool of the graphs that there are. Torch drops a pool with its last graph, and refuses it after that."""
         usable = [graph.pool for graph in self._graphs if graph.pool not in self._lost]
         return usable[0] if usable else self._cuda.graph_pool_handle()
 
-    def _abandon(self, graph: Any, pool: Any) -> None:
+    def _abandon_capture(self, graph: Any, pool: Any) -> None:
         """End a capture that failed. It may leave torch's allocators in ``pool``, which is not used any more."""
         self._lost.add(pool)
         with contextlib.suppress(RuntimeError):
@@ -118,16 +117,13 @@ class CudaDriver:
         with contextlib.suppress(RuntimeError):
             self._cuda.synchronize(self._device)
 
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See :class:`Driver`."""
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
     def synchronize(self) -> None:
-        """See :class:`Driver`."""
         self._cuda.current_stream(self._device).synchronize()
 
     def graph_bytes(self) -> int:
-        """See :class:`Driver`."""
         return sum(graph.nbytes for graph in self._graphs)
 
 
@@ -143,7 +139,7 @@ class Captures:
         replayed: how often a graph ran in place of its calls.
     """
 
-    def __init__(self, driver: Driver, most_bytes: int) -> None:
+    def __init__(self, driver: CaptureDriver, most_bytes: int) -> None:
         self.driver = driver
         self.captured = 0
         self.replayed = 0
@@ -152,7 +148,7 @@ class Captures:
         self._most_bytes = most_bytes
         self._waiting: List[Callable[[], None]] = []
 
-    def request(self, capture: Callable[[], None]) -> None:
+    def request_capture(self, capture: Callable[[], None]) -> None:
         """Have :meth:`run_pending` call ``capture``."""
         self._waiting.append(capture)
 
@@ -163,22 +159,22 @@ class Captures:
             capture()
 
     @property
-    def full(self) -> bool:
-        """Whether the graphs of now have their share of the GPU's memory."""
+    def is_full(self) -> bool:
+        """True if the graphs of now have their share of the GPU's memory."""
         return self.driver.graph_bytes() >= self._most_bytes
 
-    def accept(self, calls: int, seconds: float) -> None:
+    def report_graph(self, calls: int, seconds: float) -> None:
         """Report that a step of ``calls`` operators runs as a graph, which took so many ``seconds`` to capture."""
-        self._report(f"a step of {calls} operators runs as a CUDA graph (captured in {1e3 * seconds:.0f} ms)")
+        self._write_line(f"a step of {calls} operators runs as a CUDA graph (captured in {1e3 * seconds:.0f} ms)")
 
-    def refuse(self, calls: int, reason: str) -> None:
+    def report_refusal(self, calls: int, reason: str) -> None:
         """Report that a step of ``calls`` operators runs operator by operator."""
         text = f"a step of {calls} operators runs without a CUDA graph: {reason}"
         if text not in self.refused:
             self.refused.append(text)
-            self._report(text)
+            self._write_line(text)
 
-    def _report(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         """Write a line, but not a line for every step of a program that has hundreds."""
         self._reported += 1
         if self._reported <= MAX_REPORTED:

@@ -8,40 +8,40 @@ import torch
 
 from edge_offload.errors import BadInput
 
-MOST = 1024
+MAX_GENERATORS = 1024
 
 
 class Generators:
-    """Made when they are first asked for."""
+    """Random generators of a session, each made on first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._found: Dict[int, torch.Generator] = {}
+        self._generators: Dict[int, torch.Generator] = {}
 
-    def get(self, number: int) -> torch.Generator:
+    def get_generator(self, number: int) -> torch.Generator:
         """Generator ``number``.
 
         Raises:
             BadInput: the session has too many.
         """
-        found = self._found.get(number)
-        if found is None:
-            if len(self._found) >= MOST:
+        generator = self._generators.get(number)
+        if generator is None:
+            if len(self._generators) >= MAX_GENERATORS:
                 raise BadInput("the session uses too many random generators")
-            found = self._found[number] = (
+            generator = self._generators[number] = (
                 default_generator(self._device) if number == 0 else torch.Generator(device=self._device)
             )
-        return found
+        return generator
 
-    def states(self) -> Dict[int, torch.Tensor]:
-        """Of all of them, number 0 included."""
-        self.get(0)
-        return {number: found.get_state() for number, found in self._found.items()}
+    def read_states(self) -> Dict[int, torch.Tensor]:
+        """States of all generators, number 0 included."""
+        self.get_generator(0)
+        return {number: generator.get_state() for number, generator in self._generators.items()}
 
-    def restore(self, states: Mapping[int, torch.Tensor]) -> None:
+    def restore_states(self, states: Mapping[int, torch.Tensor]) -> None:
         """Put states back."""
         for number, state in states.items():
-            self.get(number).set_state(state)
+            self.get_generator(number).set_state(state)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

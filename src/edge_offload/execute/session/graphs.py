@@ -17,13 +17,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError, Unsupported
-from edge_offload.execute.session.cuda_driver import Captures, Driver, NoGraph
-from edge_offload.execute.session.instructions import KERNEL, WHOLE, Instruction, StepCode
-from edge_offload.execute.session.interpreter import Interpreter
+from edge_offload.execute.session.cuda_driver import CaptureDriver, Captures, NoGraph
+from edge_offload.execute.session.instructions import BY_STORAGES, KERNEL, Instruction, StepCode
+from edge_offload.execute.session.interpreter import StepInterpreter
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.results import failed_call
 from edge_offload.execute.session.undo import bytes_of
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.ir.trace.storage import StorageBuffer
 
 #: Runs on the same addresses before a step is captured: more than a segment has until replay runs it as a trace step.
@@ -37,17 +37,17 @@ MAX_GRAPHS, MAX_CAPTURES = 2, 4
 #: Address sets of one step that are counted.
 MAX_COUNTED = 8
 
-RunEagerly = Callable[[Interpreter, Sequence[int]], Outcome]
+RunEagerly = Callable[[StepInterpreter, Sequence[int]], StepOutcome]
 
 
 def capturable_prefix(code: StepCode) -> int:
-    """How many instructions of a step, from the first on, one graph may hold; 0: it is not worth one."""
+    """Counts the instructions of a step, from the first on, that one graph may hold; 0: too few kernels."""
     if code.random:
         return 0
     count = 0
     for op in code.instructions:
         last_is_dynamic = op.final and op.how == KERNEL and op.told is not None and _depends_on_data(op)
-        if op.how == WHOLE or last_is_dynamic:
+        if op.how == BY_STORAGES or last_is_dynamic:
             break
         count += 1
     kernels = sum(op.how == KERNEL for op in code.instructions[:count])
@@ -55,7 +55,7 @@ def capturable_prefix(code: StepCode) -> int:
 
 
 def _depends_on_data(op: Instruction) -> bool:
-    """Whether sizes of results are known only when the kernel has run, for which it waits."""
+    """True if sizes of results are known only when the kernel has run, for which it waits."""
     tags = op.entry.overload.tags  # type: ignore[union-attr]
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
@@ -76,7 +76,7 @@ class StepGraphs:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
         self._captured = 0
 
-    def run(self, run: Interpreter, live: Sequence[int], run_eagerly: RunEagerly) -> Outcome:
+    def run(self, run: StepInterpreter, live: Sequence[int], run_eagerly: RunEagerly) -> StepOutcome:
         """The outcome of a run of the step.
 
         Args:
@@ -86,20 +86,20 @@ class StepGraphs:
         """
         if not self._prefix:
             return run_eagerly(run, live)
-        binding = _binding(run, live)
+        binding = _binding_of(run, live)
         graph = self._graphs.get(binding)
         if graph is None:
             outcome = run_eagerly(run, live)
-            self._count(binding, run, live)
+            self._count_run(binding, run, live)
             return outcome
         if graph.trials:
-            return self._compare(binding, graph, run, live, run_eagerly)
+            return self._compare_runs(binding, graph, run, live, run_eagerly)
         self._captures.replayed += 1
         with torch.inference_mode():
             graph.run(run, live)
         return run.outcome
 
-    def _count(self, binding: bytes, run: Interpreter, live: Sequence[int]) -> None:
+    def _count_run(self, binding: bytes, run: StepInterpreter, live: Sequence[int]) -> None:
         """Request a capture if the step has run on these addresses often enough."""
         if self._captured >= MAX_CAPTURES:
             return
@@ -108,16 +108,18 @@ class StepGraphs:
         if len(self._counts) > MAX_COUNTED:
             self._counts.popitem(last=False)
         if count == EAGER_RUNS:
-            capture = functools.partial(self._capture, binding, run, list(live))
-            run.release()
-            self._captures.request(capture)
+            capture = functools.partial(self._capture_graph, binding, run, list(live))
+            run.release_tensors()
+            self._captures.request_capture(capture)
 
-    def _capture(self, binding: bytes, run: Interpreter, live: Sequence[int]) -> None:
+    def _capture_graph(self, binding: bytes, run: StepInterpreter, live: Sequence[int]) -> None:
         self._counts.pop(binding, None)
-        if binding != _binding(run, live):
+        if binding != _binding_of(run, live):
             return  # a storage was freed, or has moved
-        if self._captures.full:
-            self._captures.refuse(len(self._code.instructions), "the graphs of the session have their share of memory")
+        if self._captures.is_full:
+            self._captures.report_refusal(
+                len(self._code.instructions), "the graphs of the session have their share of memory"
+            )
             return
         while self._prefix and self._captured < MAX_CAPTURES:
             self._captured += 1
@@ -129,13 +131,13 @@ class StepGraphs:
                 self._prefix = error.position if error.kernels >= LEAST_KERNELS else 0
                 if not self._prefix or self._captured >= MAX_CAPTURES:
                     self._prefix = 0
-                    self._captures.refuse(len(self._code.instructions), str(error))
+                    self._captures.report_refusal(len(self._code.instructions), str(error))
         while len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
 
-    def _compare(
-        self, binding: bytes, graph: StepGraph, run: Interpreter, live: Sequence[int], run_eagerly: RunEagerly
-    ) -> Outcome:
+    def _compare_runs(
+        self, binding: bytes, graph: StepGraph, run: StepInterpreter, live: Sequence[int], run_eagerly: RunEagerly
+    ) -> StepOutcome:
         """Run the step call by call and as a graph; the outcome of the calls."""
         numbers = dict(zip((canonical for canonical, _, _ in self._code.live), live))
         slots = run.storages.slots
@@ -147,21 +149,23 @@ class StepGraphs:
             after = [one.clone() for one in written]
             for one, saved in zip(written, before):
                 one.copy_(saved)
-            trial = Trial(self._code, run.storages, run.base, run.payloads, run.values, run.uploads, None)
+            trial = ComparisonRun(self._code, run.storages, run.base, run.payloads, run.values, run.uploads, None)
             try:
                 graph.run(trial, live)
-                wrong = trial.difference(outcome) or ("" if _equal(written, after) else "what it writes differs")
+                wrong = trial.find_difference(outcome) or (
+                    "" if _equal_bytes(written, after) else "what it writes differs"
+                )
             except EdgeOffloadError as error:
                 wrong = str(error)
             for one, saved in zip(written, after):
                 one.copy_(saved)
         graph.trials -= 1
         if not wrong and not graph.trials:
-            self._captures.accept(graph.calls, graph.capture_s)
+            self._captures.report_graph(graph.calls, graph.capture_s)
         if wrong:
             del self._graphs[binding]
             self._prefix = 0
-            self._captures.refuse(len(self._code.instructions), f"compared with its calls, {wrong}")
+            self._captures.report_refusal(len(self._code.instructions), f"compared with its calls, {wrong}")
         return outcome
 
 
@@ -176,20 +180,22 @@ class StepGraph:
         NotCapturable: an instruction cannot be captured.
     """
 
-    def __init__(self, code: StepCode, prefix: int, like: Interpreter, live: Sequence[int], driver: Driver) -> None:
+    def __init__(
+        self, code: StepCode, prefix: int, like: StepInterpreter, live: Sequence[int], driver: CaptureDriver
+    ) -> None:
         self.trials = TRIALS
         self.calls = prefix
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         self._code = code
         self._driver = driver
         self._tail = code.instructions[prefix:]
         self._name = code.instructions[prefix - 1].entry.name
-        capture = Capture(code, like.storages, like.base, (), like.values, like.uploads, None, driver)
-        capture.bind(live)
+        capture = StepCapture(code, like.storages, like.base, (), like.values, like.uploads, None, driver)
+        capture.bind_storages(live)
 
         def launch() -> None:
             with torch.inference_mode():
-                capture.execute(code.instructions[:prefix])
+                capture.execute_calls(code.instructions[:prefix])
 
         try:
             self._graph = driver.capture(launch)
@@ -199,34 +205,34 @@ class StepGraph:
             kernels = sum(op.how == KERNEL for op in code.instructions[: capture.position])
             name = code.instructions[max(0, capture.position)].entry.name
             raise NotCapturable(capture.position, kernels, error.__context__ or error, name) from None
-        self.capture_s = time.monotonic() - began_s
+        self.capture_s = time.monotonic() - started_s
         self._pinned = {number: capture.pinned[number] for number in capture.uploaded}
-        self._kept = capture.kept
+        self._outliving = capture.outliving
         self._read = capture.dense
-        self._host = None if capture.dense is None else driver.pinned(capture.dense)
+        self._host = None if capture.dense is None else driver.pinned_like(capture.dense)
         self._outcome = capture.outcome
         # what the tail uses: registers that the prefix filled, tensors and storages that it made
-        needed, uses = _used(self._tail)
+        needed, uses = _registers_used(self._tail)
         filled = {item[0]: item for op in code.instructions[:prefix] for item in op.fetched}
         self._registers = [filled[register] for register in needed if register in filled]
         uses |= {canonical for _, canonical, _, _ in self._registers}
-        kept = {canonical for _, canonical, _ in self._kept}
+        outliving = {canonical for _, canonical, _ in self._outliving}
         existing = {canonical for canonical, _, _ in code.live}
-        made = uses - kept - existing
-        self._made = {canonical: capture.made[canonical] for canonical in made if canonical in capture.made}
-        self._slots = {c: capture.slots[c] for c in made if c not in self._made and c in capture.slots}
+        made = uses - outliving - existing
+        self._tail_tensors = {canonical: capture.made[canonical] for canonical in made if canonical in capture.made}
+        self._slots = {c: capture.slots[c] for c in made if c not in self._tail_tensors and c in capture.slots}
         self._positions = [
             (position, canonical) for position, (canonical, _, _) in enumerate(code.live)
             if canonical in uses or canonical in code.written
         ]  # fmt: skip
 
-    def run(self, run: Interpreter, live: Sequence[int]) -> None:
+    def run(self, run: StepInterpreter, live: Sequence[int]) -> None:
         """Launch the graph, and what follows it call by call.
 
         Raises:
             CallFailed, DeviceLost, ProtocolError, BadInput: as :meth:`.Interpreter.execute`.
         """
-        run.start()
+        run.make_room()
         slots = run.storages.slots
         for position, canonical in self._positions:
             run.slots[canonical] = slots[live[position]]
@@ -240,9 +246,9 @@ class StepGraph:
             for number, pinned in self._pinned.items():
                 pinned.copy_(run.uploads[number])
             self._graph.replay()
-            for ordinal, canonical, slot in self._kept:
+            for ordinal, canonical, slot in self._outliving:
                 copied = run.slots[canonical] = StorageBuffer(tensor=bytes_of(slot).clone())
-                run.keep(ordinal, canonical, copied)
+                run.store(ordinal, canonical, copied)
             if self._read is not None and self._host is not None:
                 run.bring_back(self._read.nbytes)
                 self._host.copy_(self._read, non_blocking=True)
@@ -253,11 +259,11 @@ class StepGraph:
         except RuntimeError as error:
             raise failed_call(self._name, error) from None
         if self._tail:
-            run.made.update(self._made)
+            run.made.update(self._tail_tensors)
             run.slots.update(self._slots)
-            for register, canonical, layout, own in self._registers:
-                run.registers[register] = run.view(canonical, layout, own)
-            run.execute(self._tail)
+            for register, canonical, layout, may_reuse in self._registers:
+                run.registers[register] = run.view_of(canonical, layout, may_reuse)
+            run.execute_calls(self._tail)
 
 
 class NotCapturable(Unsupported):
@@ -270,41 +276,37 @@ class NotCapturable(Unsupported):
         self.kernels = kernels
 
 
-class Capture(Interpreter):
+class StepCapture(StepInterpreter):
     """Issues the instructions of a step while they are captured: nothing is computed, nothing of the session changes.
 
     Attributes:
         position: of the instruction that is being issued.
         pinned: page-locked buffers for the uploads of the step; ``uploaded``: numbers of those that the graph copies.
-        kept: (ordinal, canonical number, storage in the graph's memory) of each new storage that outlives the step.
+        outliving: (ordinal, canonical number, storage in the graph's memory) of each storage that outlives the step.
         dense: what the host reads, in the graph's memory, or None.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments[:-1])
-        driver: Driver = arguments[-1]
+        driver: CaptureDriver = arguments[-1]
         self.position = -1
-        self.pinned = [driver.pinned(given) for given in self.uploads]  # none may be allocated during a capture
+        self.pinned = [driver.pinned_like(given) for given in self.uploads]  # none may be allocated during a capture
         self.uploaded: Set[int] = set()
-        self.kept: List[Tuple[int, int, StorageBuffer]] = []
+        self.outliving: List[Tuple[int, int, StorageBuffer]] = []
         self.dense: Optional[torch.Tensor] = None
 
-    def begin(self, op: Instruction) -> None:
-        """See :class:`.Interpreter`."""
+    def begin_call(self, op: Instruction) -> None:
         self.position += 1
 
-    def keep(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
-        """See :class:`.Interpreter`."""
-        self.kept.append((ordinal, canonical, slot))
+    def store(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+        self.outliving.append((ordinal, canonical, slot))
 
     def read(self, tensor: torch.Tensor) -> None:
-        """See :class:`.Interpreter`."""
         if tensor.is_conj() or tensor.is_neg():
             raise Unsupported("a read of numbers that are conjugated or negated lazily")
         self.dense = tensor.clone(memory_format=torch.contiguous_format)
 
     def upload(self, tensor: torch.Tensor, number: int) -> None:
-        """See :class:`.Interpreter`."""
         given = self.uploads[number]
         if tensor.dtype != given.dtype or tensor.shape != given.shape:
             raise Unsupported("an upload that is converted")
@@ -317,44 +319,47 @@ class Capture(Interpreter):
             tensor.copy_(dense.copy_(pinned, non_blocking=True))
 
 
-class Trial(Interpreter):
+class ComparisonRun(StepInterpreter):
     """A run whose storages do not become the session's."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._kept: Dict[int, StorageBuffer] = {}
+        self._created: Dict[int, StorageBuffer] = {}
 
-    def keep(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
-        """See :class:`.Interpreter`."""
-        self._kept[ordinal] = slot
+    def store(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+        self._created[ordinal] = slot
 
     def bring_back(self, size: int) -> None:
-        """See :class:`.Interpreter`."""
+        """Counts nothing: the host does not get what is read."""
 
-    def difference(self, outcome: Outcome) -> str:
-        """How it differs from the run of the session that gave ``outcome``; empty: it does not."""
+    def find_difference(self, outcome: StepOutcome) -> str:
+        """Describes how it differs from the run that gave ``outcome``; empty: it does not."""
         mine = self.outcome
         reads = [one.tensor for one in (mine, outcome)]
-        if (reads[0] is None) != (reads[1] is None) or not _equal(*[[] if one is None else [one] for one in reads]):
+        if (reads[0] is None) != (reads[1] is None) or not _equal_bytes(
+            *[[] if one is None else [one] for one in reads]
+        ):
             return "what is read differs"
         if mine.results != outcome.results or mine.described != outcome.described:
             return "its results lie otherwise"
         slots = self.storages.slots
-        kept = [slots.get(self.base + ordinal) for ordinal in self._kept]
-        if None in kept:
+        created = [slots.get(self.base + ordinal) for ordinal in self._created]
+        if None in created:
             return "it makes other storages"
-        pair = [[bytes_of(slot) for slot in slots if slot is not None] for slots in (kept, list(self._kept.values()))]
-        return "" if _equal(*pair) else "what it leaves differs"
+        pair = [
+            [bytes_of(slot) for slot in slots if slot is not None] for slots in (created, list(self._created.values()))
+        ]
+        return "" if _equal_bytes(*pair) else "what it leaves differs"
 
 
-def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors have the same bytes."""
+def _equal_bytes(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Compares the bytes of tensors."""
     plain = [[each.contiguous().reshape(-1).view(torch.uint8) for each in several] for several in (one, other)]
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(*plain))
 
 
-def _binding(run: Interpreter, live: Sequence[int]) -> bytes:
-    """What a graph is bound to: integers, and the addresses and sizes of storages that existed before."""
+def _binding_of(run: StepInterpreter, live: Sequence[int]) -> bytes:
+    """Packs what a graph is bound to: integers, and the addresses and sizes of storages that existed before."""
     values, slots = run.values, run.storages.slots
     integers = struct.pack(f"<{len(values)}q", *values)
     if library.module is not None:
@@ -364,7 +369,7 @@ def _binding(run: Interpreter, live: Sequence[int]) -> bytes:
     return integers + struct.pack(f"<{len(places)}Q", *places) if len(storages) == len(live) else b""
 
 
-def _used(instructions: Sequence[Instruction]) -> Tuple[Set[int], Set[int]]:
+def _registers_used(instructions: Sequence[Instruction]) -> Tuple[Set[int], Set[int]]:
     """Registers that instructions read before they fill them, and storages that they touch, by canonical number."""
     filled: Set[int] = set()
     needed: Set[int] = set()

@@ -9,7 +9,7 @@ from edge_offload.ir.operators import Hole, HostTensor, Layout
 from edge_offload.ir.trace.calls import BoundOperator
 
 #: Who runs a call: its kernel, this module, or the storages.
-KERNEL, ALLOCATION, READ, WRITE, WHOLE = range(5)
+KERNEL, ALLOCATION, READ, WRITE, BY_STORAGES = range(5)
 Holes = Tuple[Hole, ...]
 
 
@@ -19,7 +19,7 @@ class New(NamedTuple):
     output: int
     canonical: int
     ordinal: int
-    kept: bool
+    outlives: bool
 
 
 class Instruction(NamedTuple):
@@ -35,7 +35,7 @@ class Instruction(NamedTuple):
         single: whether the kernel returns one tensor.
         told: what is said of its results: (kind, reference, register of the operand or -1); None: nothing.
         final: whether that is the step's outcome.
-        done: registers, and ``dropped`` storages, that nothing uses any more.
+        done: registers, and ``dropped`` storages, after their last use.
         call, references, parts, first: for the storages: position, storages, numbers and payloads, first new storage.
         changes: (offset in the key, value) of each integer.
         upload: which of the program's uploads it copies, or -1.
@@ -63,10 +63,10 @@ class Instruction(NamedTuple):
     changes: Tuple[Tuple[int, int], ...]
     upload: int = -1
 
-    def size(self, values: Sequence[int]) -> int:
-        """Of an allocation: how many bytes it is."""
-        found: int = values[self.integers[0][2]] if self.integers else self.arguments[0]
-        return found
+    def allocation_bytes(self, values: Sequence[int]) -> int:
+        """Bytes of an allocation."""
+        nbytes: int = values[self.integers[0][2]] if self.integers else self.arguments[0]
+        return nbytes
 
 
 class Upload(NamedTuple):

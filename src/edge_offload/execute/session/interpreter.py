@@ -13,11 +13,11 @@ from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import SIZE, STRIDE, Layout
 from edge_offload.ir.trace.calls import Buffer, Result, host_copy
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.ir.trace.storage import StorageBuffer, layout_of
 
 
-class Interpreter:
+class StepInterpreter:
     """Runs the instructions of ``code`` on storages.
 
     Args:
@@ -47,40 +47,40 @@ class Interpreter:
         self.values = values
         self.uploads = uploads
         self.undo = undo
-        self.outcome = Outcome()
+        self.outcome = StepOutcome()
         self.layouts: List[Optional[Layout]] = []
         self.registers: List[Optional[torch.Tensor]] = []
         self.made: Dict[int, torch.Tensor] = {}
         self.slots: Dict[int, StorageBuffer] = {}
 
-    def start(self) -> None:
+    def make_room(self) -> None:
         """Make room for what the calls use."""
         self.layouts = self.code.plain.copy()
         self.registers = [None] * self.code.registers
 
-    def release(self) -> None:
+    def release_tensors(self) -> None:
         """Drop the tensors of the run."""
         self.registers, self.made, self.slots, self.undo, self.payloads = [], {}, {}, None, ()
-        self.outcome = Outcome()
+        self.outcome = StepOutcome()
 
-    def bind(self, live: Sequence[int]) -> None:
+    def bind_storages(self, live: Sequence[int]) -> None:
         """Look the storages up that existed before, by number.
 
         Raises:
             BadInput: one does not exist.
         """
-        self.start()
-        there = self.storages.slots
+        self.make_room()
+        existing = self.storages.slots
         for (canonical, _, _), number in zip(self.code.live, live):
-            self.slots[canonical] = there.get(number) or self.storages.slot(number)
+            self.slots[canonical] = existing.get(number) or self.storages.slot_of(number)
 
     def save_written(self) -> None:
         """Keep the bytes of the storages that the step will write, if it may be rolled back."""
         if self.undo is not None:
             for canonical in self.code.written:
-                self.undo.save(self.slots[canonical])
+                self.undo.save_bytes(self.slots[canonical])
 
-    def execute(self, instructions: Sequence[Instruction]) -> None:
+    def execute_calls(self, instructions: Sequence[Instruction]) -> None:
         """Run calls in order.
 
         Raises:
@@ -89,11 +89,11 @@ class Interpreter:
         """
         registers = self.registers
         for op in instructions:
-            self.begin(op)
-            for register, canonical, layout, own in op.fetched:
-                registers[register] = self.view(canonical, layout, own)
+            self.begin_call(op)
+            for register, canonical, layout, may_reuse in op.fetched:
+                registers[register] = self.view_of(canonical, layout, may_reuse)
             if op.how == KERNEL:
-                self._launch(op)
+                self._launch_kernel(op)
             elif op.how == READ:
                 self.read(registers[op.holes[0][1]])  # type: ignore[arg-type]
             elif op.how == WRITE:
@@ -102,16 +102,16 @@ class Interpreter:
                 except RuntimeError as error:
                     raise failed_call(op.entry.name, error) from None
             elif op.how == ALLOCATION:
-                self.allocate(op)
+                self.allocate_storage(op)
             else:
-                self.whole(op)
+                self.run_by_storages(op)
             for register in op.done:
                 registers[register] = None
             for canonical in op.dropped:
                 self.made.pop(canonical, None)
                 self.slots.pop(canonical, None)
 
-    def _launch(self, op: Instruction) -> None:
+    def _launch_kernel(self, op: Instruction) -> None:
         arguments: List[Any] = op.arguments.copy()
         registers = self.registers
         for position, register in op.holes:
@@ -129,23 +129,23 @@ class Interpreter:
         except Exception as error:
             raise failed_call(op.entry.name, error) from None
         outputs = (returned,) if op.single else returned
-        for output, canonical, ordinal, kept in op.new:
+        for output, canonical, ordinal, buffer in op.new:
             tensor = self.made[canonical] = outputs[output]
-            if kept:
+            if buffer:
                 slot = self.slots[canonical] = StorageBuffer(tensor=tensor)
-                self.keep(ordinal, canonical, slot)
+                self.store(ordinal, canonical, slot)
         if op.told is not None:
-            self.tell(op, outputs)
+            self.describe_results(op, outputs)
 
     # -- what a capture or a trial does otherwise (:mod:`~edge_offload.execute.session.graphs`)
 
-    def begin(self, op: Instruction) -> None:
+    def begin_call(self, op: Instruction) -> None:
         """Note that ``op`` is about to run."""
-        self.storages.note(op.entry)
+        self.storages.note_call(op.entry)
 
-    def keep(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+    def store(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
         """Give a new storage its number in the session."""
-        self.storages.keep(self.base + ordinal, slot, self.undo)
+        self.storages.store_buffer(self.base + ordinal, slot, self.undo)
 
     def read(self, tensor: torch.Tensor) -> None:
         """Bring ``tensor`` to the host."""
@@ -166,22 +166,22 @@ class Interpreter:
 
     # -- storages and views
 
-    def slot(self, canonical: int) -> StorageBuffer:
+    def slot_of(self, canonical: int) -> StorageBuffer:
         """The storage; one that a kernel has made gets its place when it is asked for."""
-        found = self.slots.get(canonical)
-        if found is None:
+        slot = self.slots.get(canonical)
+        if slot is None:
             tensor = self.made.get(canonical)
             if tensor is None:
                 raise ProtocolError(f"a node uses value {canonical} before it exists")
-            found = self.slots[canonical] = StorageBuffer(tensor=tensor)
-        return found
+            slot = self.slots[canonical] = StorageBuffer(tensor=tensor)
+        return slot
 
-    def view(self, canonical: int, number: int, own: bool) -> torch.Tensor:
+    def view_of(self, canonical: int, number: int, may_reuse: bool) -> torch.Tensor:
         """The storage in the layout ``number``: what a kernel returned, if it lies so."""
         layout = self.layouts[number]
         if layout is None:
-            layout = self.layouts[number] = self._layout(number)
-        if own:
+            layout = self.layouts[number] = self._filled_layout(number)
+        if may_reuse:
             tensor = self.made.get(canonical)
             if (
                 tensor is not None
@@ -190,11 +190,11 @@ class Interpreter:
                 and tensor.storage_offset() == layout.offset
             ):
                 return tensor
-        return self.slot(canonical).view(layout)
+        return self.slot_of(canonical).view(layout)
 
-    def _layout(self, number: int) -> Layout:
-        known, holes = self.code.layouts[number]
-        sizes, strides, offset = list(known.sizes), list(known.strides), known.offset
+    def _filled_layout(self, number: int) -> Layout:
+        layout, holes = self.code.layouts[number]
+        sizes, strides, offset = list(layout.sizes), list(layout.strides), layout.offset
         for field, dimension, value in holes:
             if self.values[value] < 0:
                 raise ProtocolError("a node asks for a negative size, stride or offset")
@@ -204,45 +204,45 @@ class Interpreter:
                 strides[dimension] = self.values[value]
             else:
                 offset = self.values[value]
-        return Layout(known.dtype, known.flags, tuple(sizes), tuple(strides), offset)
+        return Layout(layout.dtype, layout.flags, tuple(sizes), tuple(strides), offset)
 
-    def allocate(self, op: Instruction) -> None:
+    def allocate_storage(self, op: Instruction) -> None:
         """A storage of undefined contents."""
-        size = op.size(self.values)
-        self.storages.limits.check_held(self.storages.allocated, size)
+        size = op.allocation_bytes(self.values)
+        self.storages.limits.check_room(self.storages.allocated, size)
         (new,) = op.new
         slot = self.slots[new.canonical] = StorageBuffer(torch.UntypedStorage(size, device=self.storages.device))
-        if new.kept:
-            self.keep(new.ordinal, new.canonical, slot)
+        if new.outlives:
+            self.store(new.ordinal, new.canonical, slot)
 
-    def tell(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
-        """What the results look like."""
-        found: List[Any] = []
+    def describe_results(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
+        """Describes the results of a call."""
+        results: List[Any] = []
         for output, (kind, reference, register) in enumerate(op.told or ()):
             tensor = outputs[output] if register < 0 else self.registers[register]
             assert tensor is not None
             result = Result(kind, reference, layout_of(tensor), tensor.untyped_storage().nbytes())
-            found.append(["t", result.to_wire()])
-        self._told(op, found)
+            results.append(["t", result.to_wire()])
+        self._set_results(op, results)
 
-    def _told(self, op: Instruction, found: Optional[List[Any]]) -> None:
+    def _set_results(self, op: Instruction, described: Optional[List[Any]]) -> None:
         if op.final:
-            self.outcome.results = found
-        elif found is not None:
-            self.outcome.described[op.call] = found
+            self.outcome.results = described
+        elif described is not None:
+            self.outcome.described[op.call] = described
 
-    def whole(self, op: Instruction) -> None:
+    def run_by_storages(self, op: Instruction) -> None:
         """Have the storages run a call as one that is new."""
         changes = [(offset, self.values[value]) for offset, value in op.changes]
         entry = self.code.changed(op.entry, changes) if changes else op.entry
         number, numbers, host, hosts = op.parts
         raw, payloads = self.code.numbers[16 * number : 16 * numbers], list(self.payloads[host:hosts])
-        used = [self.slot(canonical) for canonical in op.references]
-        kept = Outcome(self.outcome.tensor)
-        new, outcome = self.storages.call(entry, used, raw, payloads, kept, op.told is not None)
+        used = [self.slot_of(canonical) for canonical in op.references]
+        before = StepOutcome(self.outcome.tensor)
+        new, outcome = self.storages.run_call(entry, used, raw, payloads, before, op.told is not None)
         self.outcome.tensor = outcome.tensor
         if op.told is not None:
-            self._told(op, outcome.results)
+            self._set_results(op, outcome.results)
         elif len(new) != len(op.new):
             raise ProtocolError(f"{entry.name} makes another number of storages than the last time")
         ordinal = op.new[0].ordinal if op.new else self.code.grown
@@ -250,7 +250,7 @@ class Interpreter:
             slot.lay_out()  # registers hold views for longer than one call
             self.slots[op.first + i] = slot
             if op.first + i not in self.code.dead:
-                self.keep(ordinal + i, op.first + i, slot)
+                self.store(ordinal + i, op.first + i, slot)
         self.outcome.grown = ordinal + len(new)
         if entry.overload is not None and not entry.fixed:  # the layout of an operand has changed
             for canonical in op.references:

@@ -8,21 +8,21 @@ from edge_offload.errors import BadInput, OutOfMemory
 
 
 @dataclass(frozen=True)
-class Limits:
+class SessionLimits:
     """Most bytes and storages that it may hold, calls, segments and words of a segment that it may define."""
 
     storage_bytes: int = 8 << 30
     storages: int = 1_000_000
     operators: int = 1_000_000
     segments: int = 1_000_000
-    words: int = 1 << 20
+    segment_codes: int = 1 << 20
 
-    def check_held(self, held: int, more: int) -> None:
+    def check_room(self, allocated: int, more: int) -> None:
         """Raise OutOfMemory if a session that holds so many bytes may not hold so many more."""
-        if more < 0 or held + more > self.storage_bytes:
+        if more < 0 or allocated + more > self.storage_bytes:
             raise OutOfMemory(
-                f"CUDA out of memory. Tried to allocate {more} bytes beside {held}, where the server lets a program "
-                f"hold {self.storage_bytes >> 20} MiB",
+                f"CUDA out of memory. Tried to allocate {more} bytes beside {allocated}, where the server lets a "
+                f"program hold {self.storage_bytes >> 20} MiB",
                 remedy="free tensors, or give the program more: edge-offload serve --device-memory-mb (edge_offload)",
             )
 

@@ -28,8 +28,8 @@ class Process(Protocol):
         """
 
 
-class Note:
-    """That of one process, made by its parent.
+class CrashNote:
+    """Memory shared with one process, in which it leaves the name of the operator that it runs.
 
     Attributes:
         descriptor: for the process to inherit, until :meth:`shared`.
@@ -40,23 +40,23 @@ class Note:
         os.ftruncate(self.descriptor, NOTE_BYTES)
         self._memory = mmap.mmap(self.descriptor, NOTE_BYTES)
 
-    def shared(self) -> None:
+    def close_descriptor(self) -> None:
         """The process has inherited it, or will not."""
         os.close(self.descriptor)
 
-    def running(self) -> str:
+    def running_operator(self) -> str:
         """``, while running …``: the operator that the process is running, or was when it ended; empty if none."""
         operator = bytes(self._memory[:NOTE_BYTES]).rstrip(b"\0").decode(errors="replace")
         return f", while running {operator}" if operator else ""
 
-    def epitaph(self, process: Process) -> str:
-        """How ``process`` ended, and the operator that it was running."""
+    def describe_end(self, process: Process) -> str:
+        """Describes how ``process`` ended, and the operator that it was running."""
         try:
             code = process.wait(5.0)
         except subprocess.TimeoutExpired:
-            return self.running()
+            return self.running_operator()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f", {how}{self.running()}"
+        return f", {how}{self.running_operator()}"
 
 
 def wait_until_ready(channel: Channel) -> Dict[str, Any]:

@@ -18,7 +18,7 @@ PASSED = 3
 
 
 class FlushPacer:
-    """Those of one run.
+    """Flushes of the answer of one run: decides when results leave ahead of the rest.
 
     Args:
         spans: how long runs took from their first node on, the last time.
@@ -29,19 +29,19 @@ class FlushPacer:
     def __init__(self, spans: Dict[int, float], first: int, now_s: float) -> None:
         self._spans = spans
         self._first = first
-        self._began_s = self._left_s = now_s
+        self._started_s = self._flushed_s = now_s
         self._end_s = now_s + spans.get(first, 0.0)
 
-    def due(self, now_s: float) -> bool:
-        """Whether what is there should leave."""
+    def is_due(self, now_s: float) -> bool:
+        """True if the results so far should leave."""
         remaining_s = self._end_s - now_s
         wait_s = SIZES_EVERY_S if remaining_s <= 0 else min(max(PASSED * remaining_s, LEAST_S), MOST_S)
-        return now_s - self._left_s >= wait_s
+        return now_s - self._flushed_s >= wait_s
 
-    def left(self, now_s: float) -> None:
+    def note_flush(self, now_s: float) -> None:
         """All that was there has left."""
-        self._left_s = now_s
+        self._flushed_s = now_s
 
-    def ended(self, now_s: float) -> None:
+    def note_end(self, now_s: float) -> None:
         """The run is over."""
-        self._spans[self._first] = now_s - self._began_s
+        self._spans[self._first] = now_s - self._started_s

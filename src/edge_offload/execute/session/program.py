@@ -21,14 +21,14 @@ import torch
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.session.graphs import StepGraphs
 from edge_offload.execute.session.instructions import ALLOCATION, StepCode
-from edge_offload.execute.session.interpreter import Interpreter
+from edge_offload.execute.session.interpreter import StepInterpreter
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.results import failed_call
 from edge_offload.execute.session.storages import Storages
 from edge_offload.ir.trace.calls import Buffer, host_tensor
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.ir.trace.storage import StorageBuffer
-from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
+from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate_formula
 from edge_offload.ir.trace.trace_graph import SAME
 
 #: Why the C++ runner says that a step does not fit, in place of the position of a call: what it asks for does not
@@ -65,8 +65,8 @@ class Program:
     def run(
         self, storages: Storages, base: int, start: int, since: OutcomeHistory,
         payloads: Optional[Sequence[Buffer]] = None, live: Optional[Sequence[int]] = None, speculative: bool = True,
-    ) -> Tuple[Outcome, Tuple[int, ...]]:  # fmt: skip
-        """The outcome of the step, and the integers of its last call.
+    ) -> Tuple[StepOutcome, Tuple[int, ...]]:  # fmt: skip
+        """Runs the step; returns its outcome and the integers of its last call.
 
         Args:
             storages: of the session.
@@ -81,7 +81,7 @@ class Program:
             CallFailed, DeviceLost, ProtocolError, BadInput: as
                 :meth:`~edge_offload.execute.session.session.DeviceSession.run`.
         """
-        values = [evaluate(formula, since) for formula in self._formulas]
+        values = [evaluate_formula(formula, since) for formula in self._formulas]
         given = self._payloads if payloads is None else payloads
         uploads = [host_tensor(given[item.payload :], item.spec) for item in self.code.uploads]
         if live is None:
@@ -89,11 +89,11 @@ class Program:
             live = self._same or [origin[how] + number for _, how, number in self.code.live]
         storages.check_room(0)
         if not speculative:  # what runs ahead of the program frees nothing that this may still use
-            storages.make_room(sum(op.size(values) for op in self._allocations))
+            storages.make_room(sum(op.allocation_bytes(values) for op in self._allocations))
         if not self._native_tried and library.module is not None:
             self._try_native(library.module, storages)
-        undo = storages.journal((), self.code.random) if speculative else None
-        run = Interpreter(self.code, storages, base, given, values, uploads, undo)
+        undo = storages.journal_step((), self.code.random) if speculative else None
+        run = StepInterpreter(self.code, storages, base, given, values, uploads, undo)
         if storages.graphs is None:
             outcome = self._run_eagerly(run, live)
         else:
@@ -110,7 +110,7 @@ class Program:
         return outcome, tuple(tail)
 
     def _try_native(self, native: Any, storages: Storages) -> None:
-        """Whether the C++ runner takes this step."""
+        """Tries to build the step for the C++ runner."""
         self._native_tried = True
         with contextlib.suppress(native.NotHere):
             code = self.code
@@ -119,20 +119,20 @@ class Program:
                 code.written, StorageBuffer, storages.device,
             )  # fmt: skip
 
-    def _run_eagerly(self, run: Interpreter, live: Sequence[int]) -> Outcome:
+    def _run_eagerly(self, run: StepInterpreter, live: Sequence[int]) -> StepOutcome:
         """Launch call by call: in C++ where that takes the step."""
         if self._native is not None:
             return self._run_native(run, live)
         with torch.inference_mode():
-            run.bind(live)
+            run.bind_storages(live)
             run.save_written()
-            run.execute(self.code.instructions)
+            run.execute_calls(self.code.instructions)
         return run.outcome
 
-    def _run_native(self, run: Interpreter, live: Sequence[int]) -> Outcome:
+    def _run_native(self, run: StepInterpreter, live: Sequence[int]) -> StepOutcome:
         storages, undo = run.storages, run.undo
         limits, slots = storages.limits, storages.slots
-        created, grown, overwritten, told, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
+        created, grown, overwritten, described, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
             slots, run.base, live, run.values, run.uploads, undo is not None,
             limits.storage_bytes - storages.allocated, limits.storages - len(slots),
             limits.storage_bytes - storages.returned, storages.running,
@@ -146,7 +146,7 @@ class Program:
             if call >= 0:
                 raise failed_call(self._names[call], error)
             if call == NO_ROOM:
-                limits.check_held(storages.allocated, int(error))
+                limits.check_room(storages.allocated, int(error))
             limits.check_answer(limits.storage_bytes + int(call == TOO_LONG))
             raise ProtocolError(error) if call == MALFORMED else BadInput(error)
-        return Outcome(tensor, results, told)
+        return StepOutcome(tensor, results, described)

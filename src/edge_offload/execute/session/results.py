@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import Disagreement, EdgeOffloadError
-from edge_offload.execute.devices import failure
+from edge_offload.execute.devices import gpu_failure
 from edge_offload.ir.operators import Layout
 from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, BoundOperator, Result
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
@@ -15,14 +15,14 @@ from edge_offload.ir.trace.segments import CallFailed
 from edge_offload.ir.trace.storage import StorageBuffer, layout_of
 
 
-def classify(
+def classify_result(
     operator: BoundOperator,
     tensor: Optional[torch.Tensor],
     tensors: List[torch.Tensor],
     slots: List[StorageBuffer],
     new: List[StorageBuffer],
 ) -> Result:
-    """What ``tensor`` is, which ``operator`` returned for the operands ``tensors`` in the storages ``slots``.
+    """Classifies a result of ``operator`` for the operands ``tensors`` in the storages ``slots``.
 
     A storage that is new is added to ``new``, which has those of its earlier results.
 
@@ -45,7 +45,7 @@ def classify(
         if operand is tensor:
             return Result(ARGUMENT, i, layout, storage.nbytes())
     for i, slot in enumerate(slots):
-        if slot.present._cdata == storage._cdata:
+        if slot.actual_storage._cdata == storage._cdata:
             return Result(ALIAS, operator.storages[i], layout, storage.nbytes())
     distinct = len(set(operator.storages))
     for i, slot in enumerate(new):
@@ -59,68 +59,68 @@ def result_of(
     operator: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[StorageBuffer],
     new: List[StorageBuffer], lay: List[Layout],
 ) -> Result:  # fmt: skip
-    """What a call returned, as :func:`classify` has it; ``lay``: how its operands lay before.
+    """Classifies a result as :func:`classify_result` does; ``lay``: layouts of its operands before the call.
 
     Raises:
         CallFailed: such a result is not supported.
         Disagreement: the robot has no name for it.
     """
-    found = classify(operator, tensor, tensors, slots, new)
-    if any(slot.supposed is not None for slot in slots):
-        named = _in_supposed_terms(found, operator, lay, slots)
+    result = classify_result(operator, tensor, tensors, slots, new)
+    if any(slot.assumed is not None for slot in slots):
+        named = _in_assumed_terms(result, operator, lay, slots)
         if named is None:
-            raise disagreement(operator, [["t", found.to_wire()]])
+            raise disagreement_error(operator, [["t", result.to_wire()]])
         return named
-    if found.kind == ARGUMENT and lay[found.ref] != found.layout:
+    if result.kind == ARGUMENT and lay[result.ref] != result.layout:
         operator.fixed = False
-        slots[operator.views[found.ref].reference].forget_views()
-    return found
+        slots[operator.views[result.ref].reference].drop_views()
+    return result
 
 
-def disagreement(operator: BoundOperator, described: List[Any]) -> Disagreement:
-    """The error of a robot that has worked results out which are ``described`` otherwise."""
+def disagreement_error(operator: BoundOperator, described: List[Any]) -> Disagreement:
+    """Builds the error for results that are ``described`` otherwise than the robot has derived."""
     return Disagreement(
         f"{operator.name}: robot and server disagree on its result ({operator.claimed} and {described})",
         remedy="do it again: the server is asked from now on; for a new start 'edge-offload exec --shapes ask'",
     )
 
 
-def _in_supposed_terms(
-    found: Result, operator: BoundOperator, lay: Sequence[Layout], slots: List[StorageBuffer]
+def _in_assumed_terms(
+    result: Result, operator: BoundOperator, lay: Sequence[Layout], slots: List[StorageBuffer]
 ) -> Optional[Result]:
     """A result as the robot refers to it, where operands lie otherwise than it supposes (in the layouts ``lay``).
 
     None: it cannot refer to it.
     """
-    if found.kind not in (ALIAS, ARGUMENT):
-        return found
-    for number, (view, own) in enumerate(zip(operator.views, lay)):
-        if own == found.layout and found.ref == (number if found.kind == ARGUMENT else view.storage):
-            return Result(found.kind, found.ref, view.layout, slots[view.reference].nbytes)
+    if result.kind not in (ALIAS, ARGUMENT):
+        return result
+    for number, (view, actual) in enumerate(zip(operator.views, lay)):
+        if actual == result.layout and result.ref == (number if result.kind == ARGUMENT else view.storage):
+            return Result(result.kind, result.ref, view.layout, slots[view.reference].nbytes)
     return None
 
 
-def supposed_layouts(claimed: List[Any], found: List[Any]) -> Optional[List[Tuple[int, Layout, int]]]:
-    """Of the new storages that lie otherwise than the robot has worked out: number, its layout and size.
+def assumed_layouts(claimed: List[Any], actual: List[Any]) -> Optional[List[Tuple[int, Layout, int]]]:
+    """Lists the new storages that lie otherwise than the robot assumes: number, its layout and size.
 
     Args:
         claimed: results as it has worked them out, as they come on the wire.
-        found: results as they are, likewise.
+        actual: results as they are, likewise.
 
     Returns:
         None: they differ in more than in how new storages lie, or what is claimed is no result.
     """
     try:
-        return _supposed_layouts(claimed, found)
+        return _assumed_layouts(claimed, actual)
     except (TypeError, ValueError, IndexError):
         return None
 
 
-def _supposed_layouts(claimed: List[Any], found: List[Any]) -> Optional[List[Tuple[int, Layout, int]]]:
-    if [kind for kind, _ in claimed] != [kind for kind, _ in found]:
+def _assumed_layouts(claimed: List[Any], actual: List[Any]) -> Optional[List[Tuple[int, Layout, int]]]:
+    if [kind for kind, _ in claimed] != [kind for kind, _ in actual]:
         return None
     pairs: List[Tuple[List[Any], List[Any]]] = []
-    for (kind, ours), (_, theirs) in zip(claimed, found):
+    for (kind, ours), (_, theirs) in zip(claimed, actual):
         if kind == "v" or (kind == "l" and len(ours) != len(theirs)):
             return None
         pairs += [(ours, theirs)] if kind == "t" else list(zip(ours, theirs))
@@ -139,7 +139,7 @@ def _supposed_layouts(claimed: List[Any], found: List[Any]) -> Optional[List[Tup
 
 
 def failed_call(operator: str, error: Exception) -> EdgeOffloadError:
-    """What the session raises where ``operator`` raised ``error``.
+    """Builds the error that the session raises where ``operator`` raised ``error``.
 
     Returns:
         DeviceLost: the GPU failed, and this process cannot use it any more.
@@ -148,4 +148,4 @@ def failed_call(operator: str, error: Exception) -> EdgeOffloadError:
     """
     if isinstance(error, torch.cuda.OutOfMemoryError):  # its text is torch's, which programs look into
         return CallFailed(operator, error)
-    return failure(error, operator) or CallFailed(operator, error)
+    return gpu_failure(error, operator) or CallFailed(operator, error)

@@ -1,4 +1,4 @@
-"""What a session does with one message: define, settle, run, run ahead, and answer."""
+"""Serving one message by a session: define, settle, run, run ahead, and answer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import DeviceLost, EdgeOffloadError, ProtocolError
-from edge_offload.execute.devices import failures
+from edge_offload.execute.devices import gpu_failures
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import Buffer
-from edge_offload.ir.trace.segments import CallFailed, Outcome
+from edge_offload.ir.trace.segments import CallFailed, StepOutcome
 from edge_offload.protocol.messages import DeviceMessage, answer_to_wire, parse_message, refusal_to_wire, storage_bytes
 
 #: Of one answer, what is sent in parts ahead of the rest: it is kept for a repetition until the answer is acknowledged.
 MAX_FLUSHED_BYTES = 256 << 20
 
 
-def serve(
+def serve_message(
     session: DeviceSession, buffers: Sequence[Buffer], ahead: Optional[Callable[[List[Buffer]], None]] = None
 ) -> List[Buffer]:
     """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it.
@@ -32,8 +32,8 @@ def serve(
     Raises:
         DeviceLost: the GPU failed: the session is over, and so is what this process can do with that GPU.
     """
-    outcomes: List[Outcome] = []
-    ran: List[Tuple[int, int, Outcome]] = []
+    outcomes: List[StepOutcome] = []
+    ran: List[Tuple[int, int, StepOutcome]] = []
 
     flushed = 0
 
@@ -46,13 +46,13 @@ def serve(
             ahead(answer_to_wire(outcomes, ran))
             del outcomes[:], ran[:]
 
-    session.sweep()
+    session.free_leaving()
     session.returned = 0
     error: Optional[Dict[str, Any]] = None
     fetched: List[Buffer] = []
     try:
         message = parse_message(buffers)
-        with failures():
+        with gpu_failures():
             _take_in(session, message)
     except DeviceLost:
         raise
@@ -60,7 +60,7 @@ def serve(
         return refusal_to_wire(failure)
     session.unused = message.unused_storages
     try:
-        with failures():
+        with gpu_failures():
             for index, step in enumerate(message.steps):
                 outcomes.append(session.run(step, speculative=index >= message.speculative_from))
             if message.graph is not None:
@@ -69,7 +69,7 @@ def serve(
                     for item in session.ahead.run(message.graph, before, flush):
                         ran.append(item)
             for number in message.fetch:
-                storage = session.slot(number).storage
+                storage = session.slot_of(number).storage
                 session.bring_back(storage.nbytes())
                 fetched.append(storage_bytes(storage))
     except DeviceLost:
@@ -91,16 +91,16 @@ def _take_in(session: DeviceSession, message: DeviceMessage) -> None:
         EdgeOffloadError: the message and the session do not belong together.
     """
     if message.accepted is not None:
-        session.settle(message.accepted)
+        session.settle_speculation(message.accepted)
     if message.reset_tables:
-        session.forget()
+        session.drop_definitions()
     if message.entries and message.first_entry != len(session.operators):
         raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.operators)} are known")
     for entry in message.entries:
         session.define_operator(*entry)
-    for number, words in message.segments:
-        session.define_segment(number, words)
+    for number, codes in message.segments:
+        session.define_segment(number, codes)
     for number, node in message.nodes:
-        session.ahead.define(number, node)
+        session.ahead.define_step(number, node)
     if message.graph is not None:
-        session.ahead.take(message.graph)
+        session.ahead.take_graph(message.graph)

@@ -15,14 +15,14 @@ import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.compiler import compile_segment
-from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.speculative import SpeculativeExecutor
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.trace.calls import BoundOperator
-from edge_offload.ir.trace.keys import calls_in, unpacked_words
-from edge_offload.ir.trace.segments import Outcome, Segment, Step, StepSignature
+from edge_offload.ir.trace.keys import calls_in, unpack_codes
+from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome, StepSignature
 from edge_offload.ir.trace.storage import StorageBuffer
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
@@ -31,7 +31,7 @@ MAX_PROGRAMS = 4
 
 @dataclass
 class _Compiled:
-    """What a segment was compiled to for steps of one signature, that of the step which came last, and how often."""
+    """Program of a segment for steps of one signature, that of its latest step, and how often it was compiled."""
 
     program: Optional[Program] = None
     made_for: Optional[StepSignature] = None
@@ -47,7 +47,7 @@ class DeviceSession(Storages):
     """
 
     def __init__(
-        self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None,
+        self, device: Union[str, torch.device] = "cpu", limits: Optional[SessionLimits] = None,
         running: Optional[mmap.mmap] = None,
     ) -> None:  # fmt: skip
         super().__init__(device, limits, running)
@@ -58,11 +58,11 @@ class DeviceSession(Storages):
 
     # -- definitions
 
-    def forget(self) -> None:
+    def drop_definitions(self) -> None:
         """Drop all calls, segments and nodes; storages stay."""
         self.operators.clear()
         self.segments.clear()
-        self.ahead.forget()
+        self.ahead.drop_steps()
 
     def define_operator(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
         """Add a call; its number is the count of those before it. One that is refused raises when it is run.
@@ -76,30 +76,30 @@ class DeviceSession(Storages):
         except EdgeOffloadError as error:
             self.operators.append(error)
 
-    def define_segment(self, number: int, words: bytes) -> None:
+    def define_segment(self, number: int, codes: bytes) -> None:
         """Add a segment from its canonical form: per call the entry, then the canonical number of each reference.
 
         One that is malformed raises when it is run.
         """
-        if len(self.segments) >= self.limits.segments or len(words) % 4 or len(words) // 4 > self.limits.words:
+        if len(self.segments) >= self.limits.segments or len(codes) % 4 or len(codes) // 4 > self.limits.segment_codes:
             raise BadInput("the session defines too many or too long segments")
         try:
-            self.segments[number] = Segment.of(calls_in(unpacked_words(words), self.operator))
+            self.segments[number] = Segment.from_calls(calls_in(unpack_codes(codes), self.operator_of))
         except EdgeOffloadError as error:
             self.segments[number] = error
 
-    def operator(self, number: int) -> BoundOperator:
-        """A call that was defined; raises the error with which it was refused, or that it was not."""
+    def operator_of(self, number: int) -> BoundOperator:
+        """Looks up a call by number; raises the error with which it was refused, or that it is not defined."""
         if number >= len(self.operators):
             raise ProtocolError(f"call {number} is not defined")
-        found = self.operators[number]
-        if isinstance(found, EdgeOffloadError):
-            raise found
-        return found
+        operator = self.operators[number]
+        if isinstance(operator, EdgeOffloadError):
+            raise operator
+        return operator
 
     # -- running
 
-    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+    def run(self, step: SegmentStep, speculative: bool = False, segment: Optional[Segment] = None) -> StepOutcome:
         """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own.
 
         Raises:
@@ -107,13 +107,13 @@ class DeviceSession(Storages):
             DeviceLost: the GPU failed; nothing can be run any more.
             ProtocolError, BadInput: the step does not fit what the session holds.
         """
-        found = segment if segment is not None else self.segments.get(step.segment)
-        if found is None:
+        defined = segment if segment is not None else self.segments.get(step.segment)
+        if defined is None:
             raise ProtocolError(f"segment {step.segment} is not defined")
-        if isinstance(found, EdgeOffloadError):
-            raise found
-        segment = found
-        compiled = self._program(segment, step)
+        if isinstance(defined, EdgeOffloadError):
+            raise defined
+        segment = defined
+        compiled = self._program_for(segment, step)
         if compiled is not None:
             live = [number for _, number in step.live]
             return compiled.run(self, step.base, 0, (), step.payloads, live, speculative)[0]
@@ -121,28 +121,30 @@ class DeviceSession(Storages):
         undo: Optional[Undo] = None
         with torch.inference_mode():
             if speculative:
-                known = dict(step.live)
-                written = [self.slot(known[canonical]) for canonical in segment.written if canonical in known]
-                undo = self.journal(written, segment.random)
-            return self._run(segment, step, undo)
+                live_numbers = dict(step.live)
+                written = [
+                    self.slot_of(live_numbers[canonical]) for canonical in segment.written if canonical in live_numbers
+                ]
+                undo = self.journal_step(written, segment.random)
+            return self._run_calls(segment, step, undo)
 
-    def _program(self, segment: Segment, step: Step) -> Optional[Program]:
-        """What the segment was compiled to, or is now because such a step comes for the second time."""
+    def _program_for(self, segment: Segment, step: SegmentStep) -> Optional[Program]:
+        """Program of the segment; it is compiled when such a step comes for the second time."""
         like = step.signature()
-        found = self._compiled.setdefault(segment, _Compiled())
-        if found.program is not None and found.made_for == like:
-            return found.program
-        if found.seen != like or found.times >= MAX_PROGRAMS:
-            found.seen = like
+        compiled = self._compiled.setdefault(segment, _Compiled())
+        if compiled.program is not None and compiled.made_for == like:
+            return compiled.program
+        if compiled.seen != like or compiled.times >= MAX_PROGRAMS:
+            compiled.seen = like
             return None
-        found.times += 1
-        found.program, found.made_for = compile_segment(segment, step), like
-        return found.program
+        compiled.times += 1
+        compiled.program, compiled.made_for = compile_segment(segment, step), like
+        return compiled.program
 
-    def _run(self, segment: Segment, step: Step, undo: Optional[Undo]) -> Outcome:
-        slots: Dict[int, StorageBuffer] = {canonical: self.slot(number) for canonical, number in step.live}
+    def _run_calls(self, segment: Segment, step: SegmentStep, undo: Optional[Undo]) -> StepOutcome:
+        slots: Dict[int, StorageBuffer] = {canonical: self.slot_of(number) for canonical, number in step.live}
         following, storage, number_at, payload_at = segment.first_new, step.base, 0, 0
-        outcome, described = Outcome(), {}
+        outcome, described = StepOutcome(), {}
         dead = frozenset(step.dead)
         final = len(segment.calls) - 1
         new: List[StorageBuffer]
@@ -157,9 +159,9 @@ class DeviceSession(Storages):
             hosts = step.payloads[payload_at : payload_at + len(operator.hosts)]
             number_at += operator.number_count
             payload_at += len(operator.hosts)
-            last, wanted = index == final, index in step.wanted
-            new, outcome = self.call(operator, used, numbers, hosts, outcome, wanted or (last and step.describe))
-            if wanted and outcome.results is not None:
+            last, describes = index == final, index in step.described_calls
+            new, outcome = self.run_call(operator, used, numbers, hosts, outcome, describes or (last and step.describe))
+            if describes and outcome.results is not None:
                 described[index] = outcome.results
             if not last:
                 outcome.results = None
@@ -168,7 +170,7 @@ class DeviceSession(Storages):
                     raise ProtocolError(f"segment {step.segment} makes value {following} twice")
                 slots[following] = slot
                 if following not in dead:
-                    self.keep(storage, slot, undo)
+                    self.store_buffer(storage, slot, undo)
                 following, storage = following + 1, storage + 1
             for canonical in segment.last_used.get(index, ()):
                 if canonical in dead:

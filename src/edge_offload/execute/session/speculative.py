@@ -11,17 +11,17 @@ from collections import OrderedDict
 from typing import Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
 
 from edge_offload.errors import BadInput, DeviceLost, EdgeOffloadError, ProtocolError
-from edge_offload.execute.devices import failures
+from edge_offload.execute.devices import gpu_failures
 from edge_offload.execute.session.compiler import compile_step
-from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.execute.session.pacer import FlushPacer
 from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.storages import Storages
 from edge_offload.ir.trace.calls import BoundOperator, Buffer
 from edge_offload.ir.trace.keys import calls_in
-from edge_offload.ir.trace.segments import Outcome, Segment, Step
-from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate, facts_of
-from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, follow
+from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome
+from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate_formula, facts_of
+from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, following_step
 
 #: Distinct calls and segments, made from trace steps, that are kept for the next time.
 MAX_CALLS = 4096
@@ -32,16 +32,16 @@ MAX_SEGMENTS = 128
 LEAST_PAUSE_S = 2e-3
 
 
-class RunsSteps(Protocol):
-    """What runs trace steps: a :class:`~edge_offload.execute.session.session.DeviceSession`."""
+class StepRunner(Protocol):
+    """Runner of trace steps: a :class:`~edge_offload.execute.session.session.DeviceSession`."""
 
     segments: Dict[int, Union[Segment, EdgeOffloadError]]
-    limits: Limits
+    limits: SessionLimits
 
-    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+    def run(self, step: SegmentStep, speculative: bool = False, segment: Optional[Segment] = None) -> StepOutcome:
         """Run one step."""
 
-    def operator(self, number: int) -> BoundOperator:
+    def operator_of(self, number: int) -> BoundOperator:
         """A call that was defined."""
 
 
@@ -53,7 +53,7 @@ class SpeculativeExecutor:
         storages: what it runs on.
     """
 
-    def __init__(self, session: RunsSteps, storages: Storages) -> None:
+    def __init__(self, session: StepRunner, storages: Storages) -> None:
         self.session = session
         self._storages = storages
         self.nodes: Dict[int, TraceStep] = {}
@@ -66,9 +66,9 @@ class SpeculativeExecutor:
         self._spans: Dict[int, float] = {}  # how long it took, from a trace step to the end
         self._ways: List[Tuple[int, Dict[Optional[BranchKey], int]]] = []  # of the latest graph: steps and what follows
         self._uploads: List[Optional[bytes]] = []  # what its first trace step got, None where that is long
-        self._given: Optional[List[Buffer]] = None  # what it gets in the graph that is taken
+        self._first_payloads: Optional[List[Buffer]] = None  # what it gets in the graph that is taken
 
-    def forget(self) -> None:
+    def drop_steps(self) -> None:
         """Drop all trace steps."""
         self.nodes.clear()
         self._calls.clear()
@@ -81,8 +81,8 @@ class SpeculativeExecutor:
         self._ways = []
         self._uploads = []
 
-    def take(self, graph: TraceGraph) -> None:
-        """``graph`` is the one that will be run next.
+    def take_graph(self, graph: TraceGraph) -> None:
+        """Takes ``graph`` as the one that will be run next.
 
         Raises:
             ProtocolError: it refers to one before it, of which there is none, or leaves it.
@@ -91,19 +91,21 @@ class SpeculativeExecutor:
             self._ways = [(number, dict(edges)) for number, edges in graph.nodes]
         elif not self._ways or any(node >= len(self._ways) for _, node in graph.first):
             raise ProtocolError("a trace graph is said to be like the one before, but there is no such one")
-        self._given = None
+        self._first_payloads = None
         if graph.payloads is not None:
-            known = self._uploads + [None] * len(graph.payloads)
-            given = [before if item is None else item for item, before in zip(graph.payloads, known)]
-            self._given = [item for item in given if item is not None]
-            if len(self._given) < len(given):
+            uploads_before = self._uploads + [None] * len(graph.payloads)
+            given = [before if item is None else item for item, before in zip(graph.payloads, uploads_before)]
+            self._first_payloads = [item for item in given if item is not None]
+            if len(self._first_payloads) < len(given):
                 raise ProtocolError("a trace graph leaves out an upload that the one before has not")
-            sizes = [memoryview(item).nbytes for item in self._given]
-            self._uploads = [bytes(item) if size <= MAX_PAYLOAD else None for item, size in zip(self._given, sizes)]
+            sizes = [memoryview(item).nbytes for item in self._first_payloads]
+            self._uploads = [
+                bytes(item) if size <= MAX_PAYLOAD else None for item, size in zip(self._first_payloads, sizes)
+            ]
 
-    def define(self, number: int, node: TraceStep) -> None:
+    def define_step(self, number: int, node: TraceStep) -> None:
         """Add a trace step, in place of the one that had this number."""
-        if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
+        if len(self.nodes) >= self.session.limits.segments or len(node.codes) > self.session.limits.segment_codes:
             raise BadInput("the session defines too many or too long trace steps")
         self._plain.pop(number, None)
         self._programs.pop(number, None)
@@ -116,8 +118,11 @@ class SpeculativeExecutor:
         self.nodes[number] = node
 
     def run(
-        self, graph: TraceGraph, before: Optional[Tuple[Step, Outcome]], flush: Callable[[], None] = lambda: None
-    ) -> Iterator[Tuple[int, int, Outcome]]:
+        self,
+        graph: TraceGraph,
+        before: Optional[Tuple[SegmentStep, StepOutcome]],
+        flush: Callable[[], None] = lambda: None,
+    ) -> Iterator[Tuple[int, int, StepOutcome]]:
         """Run along ``graph`` (see :meth:`take`), after the step ``before`` if there is one.
 
         Yields in order the index of the trace step, its first new storage, and its outcome.
@@ -133,30 +138,30 @@ class SpeculativeExecutor:
         kind: BranchKey = ()
         if before is not None:
             step, outcome = before
-            integers, kind = facts_of(outcome, self._last(self.session.segments[step.segment]))
+            integers, kind = facts_of(outcome, self._last_integers(self.session.segments[step.segment]))
             since.append(integers)
             base = step.base + outcome.grown
         if base is None:
             raise ProtocolError("a trace graph without a beginning")
         ways = self._ways
         read = ~before[0].segment if before is not None else None
-        since_s, told, count = time.monotonic(), False, 0
-        index = follow(graph.first, kind)
+        since_s, flushed, count = time.monotonic(), False, 0
+        index = following_step(graph.first, kind)
         departures = FlushPacer(self._spans, ways[index][0] if index is not None else -1, since_s)
-        payloads: Optional[Sequence[Buffer]] = self._given
+        payloads: Optional[Sequence[Buffer]] = self._first_payloads
         reads = 0
         seen: Dict[int, int] = {}
         while index is not None and count < MAX_AHEAD and reads < MAX_READS:
             if seen.setdefault(index, reads) != reads:
                 break  # once more around, after the host has read something: that is the next inference
-            if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
+            if read is not None and not flushed and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
                 flush()
-                told = True
-                departures.left(time.monotonic())
+                flushed = True
+                departures.note_flush(time.monotonic())
             number, edges = ways[index]
             try:
-                with failures():
-                    outcome, last = self._step(number, base, graph.start, since, payloads)
+                with gpu_failures():
+                    outcome, last = self._run_step(number, base, graph.start, since, payloads)
             except DeviceLost:
                 raise
             except EdgeOffloadError:
@@ -170,85 +175,85 @@ class SpeculativeExecutor:
             if outcome.tensor is not None:
                 reads += 1
                 self._note_pause(read, since_s)
-                read, since_s, told = number, time.monotonic(), False
+                read, since_s, flushed = number, time.monotonic(), False
             index = edges.get(kind, edges.get(None))
             if index is not None and (outcome.results is not None or outcome.described):
                 now_s = time.monotonic()
-                if departures.due(now_s):
+                if departures.is_due(now_s):
                     flush()
-                    departures.left(now_s)
+                    departures.note_flush(now_s)
         self._note_pause(read, since_s)
-        departures.ended(time.monotonic())
+        departures.note_end(time.monotonic())
 
     def _note_pause(self, read: Optional[int], since_s: float) -> None:
         if read is not None:
             self._pauses[read] = time.monotonic() - since_s
 
-    def _integers(self, number: int, since: List[Tuple[int, ...]]) -> Tuple[int, ...]:
-        """Those of the last call of a trace step."""
-        node = self._node(number)
+    def _tail_integers(self, number: int, since: List[Tuple[int, ...]]) -> Tuple[int, ...]:
+        """Integers of the last call of a trace step."""
+        node = self._step_of(number)
         if node.segment is not None:
-            return self._last(self.session.segments.get(node.segment))
-        found = self._tails.get(number)
-        if found is None:
+            return self._last_integers(self.session.segments.get(node.segment))
+        tail = self._tails.get(number)
+        if tail is None:
             like = self._unchanged_of(number, node)
             final = len(like.calls) - 1
             place = {offset: position for position, offset in enumerate(like.calls[final].operator.offsets)}
             holes = [(place.get(patch.offset, -1), patch.formula) for patch in node.patches if patch.call == final]
-            found = self._tails[number] = list(self._last(like)), [hole for hole in holes if hole[0] >= 0]
-        integers, holes = list(found[0]), found[1]
+            tail = self._tails[number] = list(self._last_integers(like)), [hole for hole in holes if hole[0] >= 0]
+        integers, holes = list(tail[0]), tail[1]
         for position, formula in holes:
-            integers[position] = evaluate(formula, since)
+            integers[position] = evaluate_formula(formula, since)
         return tuple(integers)
 
-    def _last(self, segment: Union[Segment, EdgeOffloadError, None]) -> Tuple[int, ...]:
-        """The integers of the last call of a segment."""
+    def _last_integers(self, segment: Union[Segment, EdgeOffloadError, None]) -> Tuple[int, ...]:
+        """Integers of the last call of a segment."""
         if not isinstance(segment, Segment) or not segment.calls:
             raise ProtocolError("a segment without calls, or one that is not defined")
         if segment.tail is None:
             segment.tail = segment.calls[-1].operator.integers
         return segment.tail
 
-    def _node(self, number: int) -> TraceStep:
+    def _step_of(self, number: int) -> TraceStep:
         node = self.nodes.get(number)
         if node is None:
             raise ProtocolError(f"trace step {number} is not defined")
         return node
 
-    def _step(
+    def _run_step(
         self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[Sequence[Buffer]]
-    ) -> Tuple[Outcome, Tuple[int, ...]]:
+    ) -> Tuple[StepOutcome, Tuple[int, ...]]:
         """The outcome of a trace step, and the integers of its last call."""
         program = self._programs.get(number)
         if program is not None:
             return program.run(self._storages, base, start, since, payloads)
-        node = self._node(number)
-        own: Sequence[Buffer] = node.payloads if payloads is None else payloads
-        last = self._integers(number, since)
-        step = Step(
-            node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, list(own), node.describe,
-            frozenset(node.wanted),
+        node = self._step_of(number)
+        buffers: Sequence[Buffer] = node.payloads if payloads is None else payloads
+        last = self._tail_integers(number, since)
+        step = SegmentStep(
+            node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, list(buffers), node.describe,
+            frozenset(node.described_calls),
         )  # fmt: skip
         if node.segment is None:
-            segment = self._segment(number, node, since)
+            segment = self._segment_with(number, node, since)
             outcome = self.session.run(step, speculative=True, segment=segment)
             if number not in self._programs:
-                self._programs[number] = compile_step(node, self._plain[number], segment, self._changed)
+                self._programs[number] = compile_step(node, self._plain[number], segment, self._with_integers)
             return outcome, last
         outcome = self.session.run(step, speculative=True)
         if number not in self._programs:
-            found = self.session.segments[node.segment]
-            assert isinstance(found, Segment)  # it has just run
-            self._programs[number] = compile_step(node, found, found, self._changed)
+            segment_run = self.session.segments[node.segment]
+            assert isinstance(segment_run, Segment)  # it has just run
+            self._programs[number] = compile_step(node, segment_run, segment_run, self._with_integers)
         return outcome, last
 
-    def _segment(self, number: int, node: TraceStep, since: List[Tuple[int, ...]]) -> Segment:
+    def _segment_with(self, number: int, node: TraceStep, since: List[Tuple[int, ...]]) -> Segment:
         """The calls of ``trace step`` with the integers of this time."""
         integers = tuple(node.integers_at(since))
-        found = self._segments.get((number, integers))
-        if found is not None:
+        cached = self._segments.get((number, integers))
+        if cached is not None:
             self._segments.move_to_end((number, integers))
-            return found
+            return cached
         changes: Dict[int, List[Tuple[int, int]]] = {}
         for patch, value in zip(node.patches, integers):
             changes.setdefault(patch.call, []).append((patch.offset, value))
@@ -258,7 +263,7 @@ class SpeculativeExecutor:
         segment = like.copy()
         for call, changed in changes.items():
             made = segment.calls[call]
-            segment.calls[call] = made._replace(operator=self._changed(made.operator, changed))
+            segment.calls[call] = made._replace(operator=self._with_integers(made.operator, changed))
         self._segments[number, integers] = segment
         while len(self._segments) > MAX_SEGMENTS:
             self._segments.popitem(last=False)
@@ -268,20 +273,20 @@ class SpeculativeExecutor:
         """The segment that the calls of a trace step are with the integers of their definitions."""
         plain = self._plain.get(number)
         if plain is None:
-            plain = Segment.of(calls_in(node.words, self.session.operator), len(node.live))
+            plain = Segment.from_calls(calls_in(node.codes, self.session.operator_of), len(node.live))
             if not plain.calls:
                 raise ProtocolError("a trace step has no calls")
             self._plain[number] = plain
         return plain
 
-    def _changed(self, operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
+    def _with_integers(self, operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
         """A call of the session with other integers."""
         named = (operator, tuple(changes))
-        found = self._calls.get(named)
-        if found is None:
-            found = self._calls[named] = operator.changed(changes)
+        call = self._calls.get(named)
+        if call is None:
+            call = self._calls[named] = operator.with_integers(changes)
             while len(self._calls) > MAX_CALLS:
                 self._calls.popitem(last=False)
         else:
             self._calls.move_to_end(named)
-        return found
+        return call

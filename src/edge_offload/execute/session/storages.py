@@ -1,4 +1,4 @@
-"""What a program has on the device: storages by number, random generators, how to undo a step; and one call on them."""
+"""Storages of a program on the device, by number; random generators, undo logs; and the execution of one call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.cuda_driver import Captures, captures_of
 from edge_offload.execute.session.generators import Generators
-from edge_offload.execute.session.limits import Limits
-from edge_offload.execute.session.results import disagreement, failed_call, result_of, supposed_layouts
+from edge_offload.execute.session.limits import SessionLimits
+from edge_offload.execute.session.results import assumed_layouts, disagreement_error, failed_call, result_of
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import HostNumber, HostTensor, Symbol, View
 from edge_offload.ir.trace.calls import (
@@ -29,8 +29,8 @@ from edge_offload.ir.trace.calls import (
     host_number,
     host_tensor,
 )
-from edge_offload.ir.trace.segments import Outcome
-from edge_offload.ir.trace.storage import StorageBuffer, Supposed, layout_of
+from edge_offload.ir.trace.segments import StepOutcome
+from edge_offload.ir.trace.storage import AssumedLayout, StorageBuffer, layout_of
 
 
 class Storages:
@@ -49,11 +49,11 @@ class Storages:
     """
 
     def __init__(
-        self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None,
+        self, device: Union[str, torch.device] = "cpu", limits: Optional[SessionLimits] = None,
         running: Optional[mmap.mmap] = None,
     ) -> None:  # fmt: skip
         self.device = torch.device(device)
-        self.limits = limits or Limits()
+        self.limits = limits or SessionLimits()
         self.running = running
         self.slots: Dict[int, StorageBuffer] = {}
         self.allocated = 0
@@ -68,7 +68,7 @@ class Storages:
 
     # -- storages
 
-    def slot(self, number: int) -> StorageBuffer:
+    def slot_of(self, number: int) -> StorageBuffer:
         """The buffer of a storage by number."""
         slot = self.slots.get(number)
         if slot is None:
@@ -77,7 +77,7 @@ class Storages:
             )
         return slot
 
-    def keep(self, number: int, slot: StorageBuffer, undo: Optional[Undo]) -> None:
+    def store_buffer(self, number: int, slot: StorageBuffer, undo: Optional[Undo]) -> None:
         """Put a buffer under a number."""
         if number in self.slots or len(self.slots) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
@@ -89,15 +89,15 @@ class Storages:
     def check_room(self, size: int) -> None:
         """Raise OutOfMemory if ``size`` bytes more are too many, though all is freed that may be by now."""
         self.make_room(size)
-        self.limits.check_held(self.allocated, size)
+        self.limits.check_room(self.allocated, size)
 
     def make_room(self, size: int) -> None:
         """Free what may be freed by now, if ``size`` bytes more do not fit."""
         if self.allocated + size > self.limits.storage_bytes:
             self.free(self.unused())
 
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the host reads of ``tensor``."""
+    def read_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies ``tensor`` to the host, within the limit of the answer."""
         self.bring_back(tensor.numel() * tensor.element_size())
         return host_copy(tensor)
 
@@ -106,14 +106,14 @@ class Storages:
         self.limits.check_answer(self.returned + size)
         self.returned += size
 
-    def sweep(self) -> None:
-        """Free what is ``leaving``: nobody waits for that, so it is done when the answer has gone."""
+    def free_leaving(self) -> None:
+        """Frees what is ``leaving``: nobody waits for that, so it is done when the answer has gone."""
         leaving, self.leaving = self.leaving, []
         self.free(leaving)
 
-    def rest(self) -> None:
+    def do_idle_work(self) -> None:
         """Do what nobody waits for: free what is ``leaving``, capture graphs."""
-        self.sweep()
+        self.free_leaving()
         if self.graphs is not None:
             self.graphs.run_pending()
 
@@ -126,29 +126,29 @@ class Storages:
 
     # -- speculation
 
-    def journal(self, written: Sequence[StorageBuffer], random: bool) -> Undo:
+    def journal_step(self, written: Sequence[StorageBuffer], random: bool) -> Undo:
         """Remember how to undo the step that comes next, which writes to these storages, and perhaps draws numbers."""
         undo = Undo()
         self._journal.append(undo)
         for slot in written:
-            undo.save(slot)
+            undo.save_bytes(slot)
         if random:
-            undo.generators = self._generators.states()
+            undo.generators = self._generators.read_states()
         return undo
 
-    def settle(self, accepted: int) -> None:
+    def settle_speculation(self, accepted: int) -> None:
         """The client did the first ``accepted`` of the outstanding speculative steps: undo the others."""
         if not 0 <= accepted <= len(self._journal):
             raise ProtocolError(f"{accepted} of {len(self._journal)} speculative steps cannot be accepted")
         for undo in reversed(self._journal[accepted:]):
-            undo.restore()
+            undo.restore_bytes()
             self.free(undo.created)
-            self._generators.restore(undo.generators)
+            self._generators.restore_states(undo.generators)
         self._journal.clear()
 
     # -- one call
 
-    def note(self, operator: BoundOperator) -> None:
+    def note_call(self, operator: BoundOperator) -> None:
         """Leave the name of the call that is about to run where it is read after a crash."""
         if self.running is not None:
             self.note_name(operator.name)
@@ -164,36 +164,36 @@ class Storages:
             padded = self._padded[name] = name.encode()[:size].ljust(size, b"\0")
         memory[:] = padded
 
-    def call(
+    def run_call(
         self,
         operator: BoundOperator,
         slots: List[StorageBuffer],
         numbers: bytes,
         hosts: List[Buffer],
-        outcome: Outcome,
+        outcome: StepOutcome,
         describe: bool,
-    ) -> Tuple[List[StorageBuffer], Outcome]:
-        """Run one call; its results and what is told of them."""
-        self.note(operator)
+    ) -> Tuple[List[StorageBuffer], StepOutcome]:
+        """Runs one call; returns its new storages and its outcome."""
+        self.note_call(operator)
         if operator.refused is not None:
             raise operator.refused
         if operator.overload is None:
             try:
-                return self._special(operator, slots, numbers, hosts, outcome)
+                return self._run_special(operator, slots, numbers, hosts, outcome)
             except EdgeOffloadError:
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise failed_call(operator.name, error) from None
         tensors = [slots[view.reference].view(view.layout) for view in operator.views]
-        supposed = any(slot.supposed is not None for slot in slots)
-        if supposed:  # of those that lie otherwise a view may have had one laid out
+        assumed = any(slot.assumed is not None for slot in slots)
+        if assumed:  # of those that lie otherwise a view may have had one laid out
             tensors = [slots[view.reference].view(view.layout) for view in operator.views]
-        lay = [layout_of(tensor) if supposed else view.layout for tensor, view in zip(tensors, operator.views)]
+        lay = [layout_of(tensor) if assumed else view.layout for tensor, view in zip(tensors, operator.views)]
         arguments = list(operator.arguments)
         for position, hole in operator.direct:
-            arguments[position] = self._operand(hole, tensors, numbers, hosts)
+            arguments[position] = self._operand_of(hole, tensors, numbers, hosts)
         for position, items in operator.nested:
-            arguments[position] = self._operand(items, tensors, numbers, hosts)
+            arguments[position] = self._operand_of(items, tensors, numbers, hosts)
         try:
             if operator.keywords:
                 named = dict(zip(operator.keywords, arguments[operator.positional :]))
@@ -204,38 +204,40 @@ class Storages:
             raise failed_call(operator.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
         new: List[StorageBuffer] = []
-        if operator.results is not None and not describe and operator.fixed and not supposed:
-            for (_, known), value in zip(operator.results, returns):
-                for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
+        if operator.results is not None and not describe and operator.fixed and not assumed:
+            for (_, previous), value in zip(operator.results, returns):
+                for result, tensor in zip(previous, value if isinstance(value, (list, tuple)) else (value,)):
                     if result.kind == NEW:
                         new.append(StorageBuffer(tensor=tensor))
             return new, outcome
         described: List[Any] = []
         operator.results = []
         operator.fixed = True
-        told = describe or operator.claimed is not None
+        reports = describe or operator.claimed is not None
         for value in returns:
             if isinstance(value, torch.Tensor) or value is None:
                 result = result_of(operator, value, tensors, slots, new, lay)
                 operator.results.append(("t", [result]))
-                if told:
+                if reports:
                     described.append(["t", result.to_wire()])
             elif isinstance(value, (list, tuple)):
                 results = [result_of(operator, item, tensors, slots, new, lay) for item in value]
                 operator.results.append(("l", results))
-                if told:
+                if reports:
                     described.append(["l", [result.to_wire() for result in results]])
             else:
                 operator.results.append(("v", []))
                 described.append(["v", value])
-        if supposed:
+        if assumed:
             operator.results = None  # it is compared again where its operands lie as the robot supposes
         if operator.claimed is not None and operator.claimed != described:
-            self._suppose(operator, described, new, supposed)
+            self._assume_layouts(operator, described, new, assumed)
             described = operator.claimed
-        return new, Outcome(outcome.tensor, described) if describe else outcome
+        return new, StepOutcome(outcome.tensor, described) if describe else outcome
 
-    def _suppose(self, operator: BoundOperator, described: List[Any], new: List[StorageBuffer], derived: bool) -> None:
+    def _assume_layouts(
+        self, operator: BoundOperator, described: List[Any], new: List[StorageBuffer], derived: bool
+    ) -> None:
         """Go on with results that lie otherwise than the robot has worked out, which hears of it with the answer.
 
         It does not where they may lie so because operands do (``derived``).
@@ -244,18 +246,23 @@ class Storages:
             Disagreement: they differ in more than that.
         """
         operator.results = None  # the next time it is compared again
-        layouts = supposed_layouts(operator.claimed or [], described)
+        layouts = assumed_layouts(operator.claimed or [], described)
         if layouts is None:
-            raise disagreement(operator, described)
+            raise disagreement_error(operator, described)
         for number, layout, nbytes in layouts:
-            self.limits.check_held(self.allocated, nbytes)
-            new[number].suppose(Supposed(layout, nbytes, new[number].tensor))
+            self.limits.check_room(self.allocated, nbytes)
+            new[number].assume_layout(AssumedLayout(layout, nbytes, new[number].tensor))
         if not derived:
             self.disagreed.append(operator.name)
 
-    def _special(
-        self, operator: BoundOperator, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
-    ) -> Tuple[List[StorageBuffer], Outcome]:
+    def _run_special(
+        self,
+        operator: BoundOperator,
+        slots: List[StorageBuffer],
+        numbers: bytes,
+        hosts: List[Buffer],
+        outcome: StepOutcome,
+    ) -> Tuple[List[StorageBuffer], StepOutcome]:
         arguments = operator.operator.args
         size = arguments[-1] if isinstance(arguments[-1], int) else 0
         if operator.name == ALLOC:
@@ -268,19 +275,19 @@ class Storages:
         elif operator.name == UPLOAD:
             slots[0].view(operator.views[0].layout).copy_(host_tensor(hosts, operator.hosts[0]))
         elif operator.name == DOWNLOAD:
-            outcome = Outcome(self.read(slots[0].view(operator.views[0].layout)), outcome.results)
+            outcome = StepOutcome(self.read_tensor(slots[0].view(operator.views[0].layout)), outcome.results)
         else:
-            generator = self._generators.get(int(arguments[0]))  # type: ignore[arg-type]
+            generator = self._generators.get_generator(int(arguments[0]))  # type: ignore[arg-type]
             if operator.name == STATE:
-                outcome = Outcome(generator.get_state(), outcome.results)
+                outcome = StepOutcome(generator.get_state(), outcome.results)
             elif operator.name == RESTORE:
                 generator.set_state(host_tensor(hosts, operator.hosts[0]).clone())
             else:
                 generator.manual_seed(struct.unpack_from("<Q", numbers)[0])
         return [], outcome
 
-    def _operand(self, leaf: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
-        """What a kernel gets in place of a leaf of its arguments."""
+    def _operand_of(self, leaf: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
+        """Value that a kernel gets in place of a leaf of its arguments."""
         if isinstance(leaf, View):
             return tensors[leaf.number]
         if isinstance(leaf, HostNumber):
@@ -288,7 +295,7 @@ class Storages:
         if isinstance(leaf, HostTensor):
             return host_tensor(hosts[leaf.number :], leaf).clone()
         if isinstance(leaf, Symbol):
-            return self._generators.get(int(leaf.name))
+            return self._generators.get_generator(int(leaf.name))
         if isinstance(leaf, list):
-            return [self._operand(inner, tensors, numbers, hosts) for inner in leaf]
+            return [self._operand_of(inner, tensors, numbers, hosts) for inner in leaf]
         return leaf

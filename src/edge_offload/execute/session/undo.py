@@ -14,17 +14,17 @@ from edge_offload.ir.trace.storage import StorageBuffer
 
 @dataclass
 class Undo:
-    """How to roll one speculative step back: storages as they were, what was made, states of generators."""
+    """Undo log of one speculative step: storages as they were, new storages, states of generators."""
 
     overwritten: List[Tuple[StorageBuffer, torch.Tensor]] = field(default_factory=list)
     created: List[int] = field(default_factory=list)
     generators: Dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def save(self, slot: StorageBuffer) -> None:
+    def save_bytes(self, slot: StorageBuffer) -> None:
         """Keep the bytes of a storage that is about to be written."""
         self.overwritten.append((slot, bytes_of(slot).clone()))
 
-    def restore(self) -> None:
+    def restore_bytes(self) -> None:
         """Put back what was overwritten, and the size that it had."""
         for slot, saved in self.overwritten:
             nbytes = saved.numel()

@@ -35,7 +35,7 @@ FULL_COLLECTION_S = 30.0
 
 
 def import_all() -> None:
-    """What takes a second or two of a processor: beside what others compute there."""
+    """Imports what takes a second or two of a processor, at the lowest priority."""
     with background.yielding():
         # torch first: in a program on the virtual device its import brings our own modules with it
         for name in ("torch", "edge_offload.execute.session.serve", "edge_offload.execute.session.session"):
@@ -45,7 +45,7 @@ def import_all() -> None:
         gc.freeze()
 
 
-def prepare() -> None:
+def prepare_imports() -> None:
     """Import everything that a session needs, once in a process; blocks for seconds the first time."""
     if "edge_offload.execute.session.session" not in sys.modules:
         starting = threading.Thread(target=import_all)
@@ -55,11 +55,11 @@ def prepare() -> None:
 
 def make_session(args: argparse.Namespace) -> DeviceSession:
     """The session, with the limits of the command line, which leaves the operator's name where the parent finds it."""
-    from edge_offload.execute.session.limits import Limits
+    from edge_offload.execute.session.limits import SessionLimits
     from edge_offload.execute.session.session import DeviceSession
 
     memory = mmap.mmap(args.note, 0) if args.note >= 0 else None
-    limits = Limits(
+    limits = SessionLimits(
         storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, operators=args.segments
     )
     return DeviceSession(args.device, limits, memory)
@@ -83,23 +83,23 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
     from edge_offload.execute import devices, heap
     from edge_offload.execute.session.native_runner import library
-    from edge_offload.execute.session.serve import serve
+    from edge_offload.execute.session.serve import serve_message
     from edge_offload.protocol import payloads
     from edge_offload.protocol.messages import refusal_to_wire
 
-    heap.keep_freed()
+    heap.retain_freed_memory()
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
-        with devices.failures():
-            devices.select(torch.device(args.device))
+        with devices.gpu_failures():
+            devices.select_device(torch.device(args.device))
             session = make_session(args)
             if args.device == "cpu":
                 bound_memory(args.storage_bytes + OVERHEAD_BYTES)
-            devices.settle(session.device)
-            facts = devices.facts(session.device, args.storage_bytes)
+            devices.fix_kernel_choice(session.device)
+            facts = devices.device_facts(session.device, args.storage_bytes)
     except LinkLost:
         raise
     except (EdgeOffloadError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
@@ -124,7 +124,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
         codec = header.get("codec")
         parts: List[int] = []
 
-        def ahead(part: List[Buffer], header: Dict[str, Any] = header, parts: List[int] = parts) -> None:
+        def send_part(part: List[Buffer], header: Dict[str, Any] = header, parts: List[int] = parts) -> None:
             coded: List[payloads.Coded] = []
             if header.get("codec"):
                 coded, part = payloads.encode(part, header["codec"], header.get("downlink"))
@@ -133,9 +133,9 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
         try:
             message = payloads.decode(header.get("coded"), buffers, args.storage_bytes)
-            began_s = time.monotonic()
-            answer = serve(session, message, ahead if header.get("parts") else None)
-            compute_s = time.monotonic() - began_s
+            started_s = time.monotonic()
+            answer = serve_message(session, message, send_part if header.get("parts") else None)
+            compute_s = time.monotonic() - started_s
             coded, answer = payloads.encode(answer, codec, header.get("downlink")) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
             coded, answer, compute_s = [], refusal_to_wire(error), 0.0
@@ -144,12 +144,12 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             raise
         except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
             text = f"the executor failed: {type(error).__name__}: {error}"
-            told = refusal_to_wire(RemoteError(text, remedy="start the program again"))
-            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, told)
+            failure_answer = refusal_to_wire(RemoteError(text, remedy="start the program again"))
+            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, failure_answer)
             raise
         coded_parts = [list(item) for item in coded]
         channel.send({"id": header["id"], "coded": coded_parts, "parts": len(parts), "compute_s": compute_s}, answer)
-        session.rest()
+        session.do_idle_work()
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -166,7 +166,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     # Ctrl-C in a terminal reaches this process too; the parent decides when it ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prepare()
+    prepare_imports()
     from edge_offload.protocol.channel import Channel
 
     with socket.socket(fileno=args.fd) as inherited:

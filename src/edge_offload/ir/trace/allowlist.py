@@ -1,4 +1,4 @@
-"""Which operators a server runs for a client: torch's public ones, less those that are unsafe with unchecked arguments.
+"""Operators that a server runs: torch's public ones, less those that are unsafe with unchecked arguments.
 
 Schema-valid arguments alone crash some internal overloads, and a few public ones reach files, processes or raw memory.
 The list is by rule (namespace, leading underscore) with two tables of exceptions.
@@ -18,7 +18,7 @@ from edge_offload.ir.trace.keys import DTYPES
 NAMESPACES = ("aten", "torchvision")
 #: Numbers of :data:`~edge_offload.ir.schemas.ENUMERATIONS` that are used here.
 #: Tensors are dense; :mod:`.composed` knows others.
-KNOWN_NUMBERS = {"ScalarType": frozenset(DTYPES), "Layout": frozenset((0,)), "MemoryFormat": frozenset(range(4))}
+SUPPORTED_NUMBERS = {"ScalarType": frozenset(DTYPES), "Layout": frozenset((0,)), "MemoryFormat": frozenset(range(4))}
 
 #: Internal operators that public ones reach on the device; each checks its arguments.
 _INTERNAL = """
@@ -72,21 +72,21 @@ REFUSED = frozenset(_REFUSED.split())
 
 @functools.lru_cache(maxsize=1)
 def _register_torchvision() -> None:
-    """Torchvision's operators exist once it has been imported; without it, they are refused by name."""
+    """Imports torchvision, whose operators exist only then; without it, they are refused by name."""
     from edge_offload.ir.torchvision_package import torchvision_package
 
     with contextlib.suppress(Unsupported):
         torchvision_package()
 
 
-def resolve(name: str, composed: bool = False) -> Any:
-    """The overload called ``namespace::operator[.overload]``; with ``composed`` one for tensors of parts, too.
+def resolve_operator(name: str, composed: bool = False) -> Any:
+    """Resolves ``namespace::operator[.overload]``; with ``composed`` also operators on tensors of parts.
 
     Raises:
         Unsupported: it is not on the list, or this torch does not have it; the message names it.
     """
     namespace, separator, rest = name.partition("::")
-    operator, _, overload = rest.partition(".")
+    operator, _, overload_name = rest.partition(".")
     if not separator or namespace not in NAMESPACES or not operator.isidentifier():
         raise Unsupported(f"operator {name!r} is not one that the server runs")
     internal = operator.startswith("_") and not operator.startswith("__")
@@ -101,7 +101,7 @@ def resolve(name: str, composed: bool = False) -> Any:
     if namespace == "torchvision":
         _register_torchvision()
     packet = getattr(getattr(torch.ops, namespace), operator, None)
-    found = getattr(packet, overload or "default", None) if packet is not None else None
-    if not isinstance(found, torch._ops.OpOverload):
+    overload = getattr(packet, overload_name or "default", None) if packet is not None else None
+    if not isinstance(overload, torch._ops.OpOverload):
         raise Unsupported(f"operator {name!r} does not exist in torch {torch.__version__}")
-    return found
+    return overload

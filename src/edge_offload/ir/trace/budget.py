@@ -1,4 +1,4 @@
-"""What learning may cost in one inference: counted work, and processor time.
+"""Limits of learning in one inference: counted work, and processor time.
 
 Everything that replay works out from what came before (formulas, plans, trace graphs, cycles) is a job that says
 how much it has done, and goes on with the next inference where one ends. Until it is done its step is not predicted:
@@ -23,8 +23,8 @@ T = TypeVar("T")
 Work = Generator[int, None, T]
 
 
-class Budget:
-    """Of one inference at a time; time counts inside ``with``.
+class LearningBudget:
+    """Budget of one inference at a time; time counts inside ``with``.
 
     Args:
         units, units_per_step, seconds, share: see the module's constants.
@@ -52,17 +52,17 @@ class Budget:
         self._busy, self._clock = busy, clock
         self._used_s = self._entered_s = 0.0
         self._depth = 0
-        self._began_s = clock()
+        self._started_s = clock()
 
-    def renew(self) -> None:
-        """Another inference begins."""
+    def start_inference(self) -> None:
+        """Resets the budget for the next inference."""
         self.units, self._most = 0, self._least
-        self._used_s, self._began_s = 0.0, self._clock()
+        self._used_s, self._started_s = 0.0, self._clock()
         if self._depth:
             self._entered_s = self._busy()
 
-    def step(self) -> None:
-        """Another step of the inference begins."""
+    def start_step(self) -> None:
+        """Adds the units of another step of the inference."""
         self._most += self._per_step
 
     @property
@@ -71,31 +71,31 @@ class Budget:
         return self._used_s + (self._busy() - self._entered_s if self._depth else 0.0)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Units that may still be done in this inference; 0 where its time is over."""
         if self.units >= self._most:
             return 0
         used_s = self.used_s
-        if used_s >= self._seconds and used_s >= self._share * (self._clock() - self._began_s):
+        if used_s >= self._seconds and used_s >= self._share * (self._clock() - self._started_s):
             return 0
         return self._most - self.units
 
-    def charge(self, units: int) -> None:
-        """So much has been done."""
+    def add_units(self, units: int) -> None:
+        """Counts ``units`` as done."""
         self.units += units
         self.total += units
 
-    def advance(self, job: Iterator[int]) -> bool:
-        """Go on with a job as far as the budget reaches; whether it is done."""
+    def advance_job(self, job: Iterator[int]) -> bool:
+        """Runs a job as far as the budget reaches; returns True when it is done."""
         with self:
-            while self.left:
+            while self.remaining:
                 try:
-                    self.charge(next(job))
+                    self.add_units(next(job))
                 except StopIteration:
                     return True
         return False
 
-    def __enter__(self) -> Budget:
+    def __enter__(self) -> LearningBudget:
         self._depth += 1
         if self._depth == 1:
             self._entered_s = self._busy()

@@ -11,11 +11,11 @@ import torch
 
 from edge_offload.errors import ProtocolError, Unsupported
 from edge_offload.ir.operators import Arg, HostNumber, HostTensor, Layout, StorageRef, Symbol, View
-from edge_offload.ir.schemas import enumerated
+from edge_offload.ir.schemas import enumerated_arguments
 from edge_offload.ir.trace import composed
-from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
-from edge_offload.ir.trace.checksums import appended
-from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES, decode, integers_of
+from edge_offload.ir.trace.allowlist import SUPPORTED_NUMBERS, resolve_operator
+from edge_offload.ir.trace.checksums import appended_defaults
+from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES, decode_key, integers_of
 
 Buffer = Union[bytes, bytearray, memoryview]
 #: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
@@ -29,7 +29,7 @@ WRITES_AVERAGES = {
 
 
 class Described(NamedTuple):
-    """A result as it is told of on the wire; one that is no tensor has its kind alone. See :class:`Result`."""
+    """Result as it is described on the wire; one that is no tensor has its kind only. See :class:`Result`."""
 
     kind: int
     ref: int = 0
@@ -46,7 +46,7 @@ NEW, ALIAS, ARGUMENT, UNDEFINED = range(4)
 
 @dataclass
 class Result:
-    """One result of a call: what it is, and (if it owns a new storage) its layout. See ``native/cpp/state.h``, Out."""
+    """One result of a call: its kind, and (if it owns a new storage) its layout. Out of ``native/cpp/state.h``."""
 
     kind: int
     ref: int = 0
@@ -54,7 +54,7 @@ class Result:
     storage_bytes: int = 0
 
     def to_wire(self) -> List[Any]:
-        """As msgpack takes it."""
+        """Packs the result for msgpack."""
         if self.layout is None:
             return [3]
         lay = self.layout
@@ -66,7 +66,7 @@ class BoundOperator:
     """An operator call bound to its kernel on ``device``, and once it has run, what its results look like.
 
     Args:
-        name, key: the call; see :func:`~edge_offload.ir.trace.keys.decode`.
+        name, key: the call; see :func:`~edge_offload.ir.trace.keys.decode_key`.
         device: where it runs.
         claimed: results as the robot has worked them out; None if the server says what they are.
         schema: checksum of the operator's schema on the robot; 0: not known.
@@ -111,13 +111,13 @@ class BoundOperator:
             self._check_special()
             return
         try:
-            self.overload = composed.OVERLOAD if name == composed.NAME else resolve(name)
+            self.overload = composed.OVERLOAD if name == composed.NAME else resolve_operator(name)
             self.kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
-            self.appended = appended(name, schema, len(self.operator.args))
+            self.appended = appended_defaults(name, schema, len(self.operator.args))
         except Unsupported as error:
             self.refused = error
             return
-        self._bind()
+        self._bind_schema()
 
     @property
     def integers(self) -> Tuple[int, ...]:
@@ -126,16 +126,16 @@ class BoundOperator:
 
     @property
     def references(self) -> int:
-        """How many storages it refers to."""
+        """Number of the storages that it refers to."""
         return len(self.storages)
 
     @property
     def number_count(self) -> int:
-        """How many numbers of the host come with it; a seed is one."""
+        """Number of the host's numbers that come with it; a seed is one."""
         return len(self.numbers) + (self.name == SEED)
 
-    def changed(self, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
-        """The same call with other integers, (offset, integer): what follows from the schema is not worked out again.
+    def with_integers(self, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
+        """Copies the call with other integers, (offset, integer); what follows from the schema is reused.
 
         Raises:
             ProtocolError: there is no integer at an offset, or it may not be there.
@@ -153,11 +153,11 @@ class BoundOperator:
         if self.name in SPECIAL:
             made._check_special()
         elif self.overload is not None:
-            made._fill()
+            made._fill_arguments()
         return made
 
     def _decode(self) -> None:
-        self.operator, self.offsets, operands = decode(self.name, self.key)
+        self.operator, self.offsets, operands = decode_key(self.name, self.key)
         self.views = [operand for operand in operands if isinstance(operand, View)]
         self.hosts = [operand for operand in operands if isinstance(operand, HostTensor)]
         self.numbers = [operand for operand in operands if isinstance(operand, HostNumber)]
@@ -178,7 +178,7 @@ class BoundOperator:
         if self.name in (UPLOAD, RESIZE):
             self.written = [0]
 
-    def _bind(self) -> None:
+    def _bind_schema(self) -> None:
         schema = self.overload._schema  # type: ignore[union-attr]
         arguments = (*self.operator.args, *self.appended)
         if len(arguments) != len(schema.arguments):
@@ -199,20 +199,20 @@ class BoundOperator:
         if self.name in WRITES_AVERAGES and given[WRITES_AVERAGES[self.name]] is True:
             averages = (given["running_mean"], given["running_var"])
             self.written += [value.reference for value in averages if isinstance(value, View)]
-        self._fill()
+        self._fill_arguments()
 
-    def _fill(self) -> None:
+    def _fill_arguments(self) -> None:
         """The arguments as the kernel takes them, with leaves where operands go.
 
         Raises:
             Unsupported: a dtype, layout or memory format is not one that is used here.
         """
         arguments = (*self.operator.args, *self.appended)
-        for position, named, kind in enumerated(self.overload):
+        for position, named, kind in enumerated_arguments(self.overload):
             value = arguments[position]
-            if type(value) is int and value not in KNOWN_NUMBERS[kind]:
+            if type(value) is int and value not in SUPPORTED_NUMBERS[kind]:
                 raise Unsupported(f"operator {self.name!r}: {named} number {value} is not supported")
-        self.arguments = [self._plain(value) for value in arguments]
+        self.arguments = [self._plain_value(value) for value in arguments]
         for position, flag in _cudnn_flags(self.overload):
             self.arguments[position] = flag()
         self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, OPERANDS) or _is_generator(v)]
@@ -222,9 +222,9 @@ class BoundOperator:
             if isinstance(v, list) and any(isinstance(x, (*OPERANDS, list)) for x in v)
         ]
 
-    def _plain(self, value: Arg) -> Any:
+    def _plain_value(self, value: Arg) -> Any:
         if isinstance(value, tuple):
-            return [self._plain(item) for item in value]
+            return [self._plain_value(item) for item in value]
         return self.device if isinstance(value, Symbol) and value.kind == "device" else value
 
 
@@ -260,7 +260,7 @@ def _no_kernel(*arguments: Any, **named: Any) -> Any:
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """What the host reads: a copy of its own, dense."""
+    """Copies a tensor to the host, dense."""
     return tensor.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
 
 

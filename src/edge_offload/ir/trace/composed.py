@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence
 import torch
 
 from edge_offload.errors import ProtocolError, Unsupported
-from edge_offload.ir.schemas import enumerated
-from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
+from edge_offload.ir.schemas import enumerated_arguments
+from edge_offload.ir.trace.allowlist import SUPPORTED_NUMBERS, resolve_operator
 
 NUMBERS_IN_A_TENSOR = 60  # composed.h says the same
 #: torch's numbering of layouts (c10::Layout).
@@ -22,8 +22,8 @@ LAYOUTS = {
     6: torch.sparse_bsc,
 }  # fmt: skip
 _LAYOUT_NUMBERS = {layout: number for number, layout in LAYOUTS.items()}
-_ENUMERATED = {"ScalarType": KNOWN_NUMBERS["ScalarType"], "Layout": frozenset(LAYOUTS),
-               "MemoryFormat": KNOWN_NUMBERS["MemoryFormat"]}  # fmt: skip
+_ENUMERATED = {"ScalarType": SUPPORTED_NUMBERS["ScalarType"], "Layout": frozenset(LAYOUTS),
+               "MemoryFormat": SUPPORTED_NUMBERS["MemoryFormat"]}  # fmt: skip
 #: Operators that do not check the sizes of their operands, which must be the same, and where gradients come back from
 #: pooling the same up to the last so many.
 _UNCHECKED = {
@@ -31,7 +31,7 @@ _UNCHECKED = {
     "aten::_adaptive_avg_pool3d_backward": 3,
 }  # fmt: skip
 #: Not up to torch 2.0.
-_SAYS_COALESCED = "is_coalesced" in str(torch.ops.aten.sparse_coo_tensor.indices_size._schema)
+_HAS_COALESCED_FLAG = "is_coalesced" in str(torch.ops.aten.sparse_coo_tensor.indices_size._schema)
 NONE, TENSOR, COO, COMPRESSED, NESTED, LIST = range(6)
 
 #: The one library of this package's operators: torch up to 2.0 knows no second one (a fragment) of a name.
@@ -39,8 +39,8 @@ LIBRARY = torch.library.Library("edge_offload", "DEF")
 LIBRARY.define("composed(Tensor[] parts, int[] integers, str call) -> Tensor[]")
 
 
-def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) -> List[torch.Tensor]:
-    """Run what ``call`` names.
+def run_composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) -> List[torch.Tensor]:
+    """Runs the operator that ``call`` names.
 
     Raises:
         NotImplementedError: it is not one that the server runs, or a result is of no kind that is known.
@@ -50,8 +50,8 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     try:
         name, items = json.loads(call)
         reader = _Arguments(parts, integers)
-        overload = _resolved(name)
-        arguments = [reader.item(item) for item in items]
+        overload = _resolve(name)
+        arguments = [reader.read_item(item) for item in items]
     except (ValueError, TypeError, KeyError, IndexError, StopIteration, RecursionError) as error:
         raise ProtocolError(f"malformed call of a tensor of parts: {error}") from None
     if name in _UNCHECKED:
@@ -63,13 +63,13 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
         arguments.append(argument.default_value)
     if len(arguments) != len(schema.arguments):
         raise ProtocolError(f"{name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
-    for position, named, kind in enumerated(overload):
+    for position, named, kind in enumerated_arguments(overload):
         if type(arguments[position]) is int and arguments[position] not in _ENUMERATED[kind]:
             raise _refusal(f"operator {name!r}: {named} number {arguments[position]} is not supported")
-    changed = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
-    for position in changed:
+    written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
+    for position in written:
         arguments[position] = arguments[position].clone()
-    held = [_values_at(arguments[position]) for position in changed]
+    addresses = [_values_at(arguments[position]) for position in written]
     positional = sum(not argument.kwarg_only for argument in schema.arguments)
     named_ones = {
         argument.name: value for argument, value in zip(schema.arguments[positional:], arguments[positional:])
@@ -80,24 +80,24 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
         if "\n" not in str(error):
             raise
         raise _refusal(f"operator {name!r} has no kernel for such a tensor; call .to_dense() first") from None
-    answer = _Answer(name, parts)
-    for position, before in zip(changed, held):
-        answer.say(before == _values_at(arguments[position]))
-        answer.add(arguments[position])
-    if not changed:
+    results = _Answer(name, parts)
+    for position, before in zip(written, addresses):
+        results.add_flag(before == _values_at(arguments[position]))
+        results.add_value(arguments[position])
+    if not written:
         for value in returned if isinstance(returned, tuple) else (returned,) if returned is not None else ():
-            answer.add(value)
-    return answer.tensors()
+            results.add_value(value)
+    return results.tensors()
 
 
-LIBRARY.impl("composed", composed, "CompositeExplicitAutograd")
+LIBRARY.impl("composed", run_composed, "CompositeExplicitAutograd")
 #: The one operator that is not torch's: it runs those of :mod:`.allowlist` on tensors of parts.
 NAME = "edge_offload::composed"
 OVERLOAD = torch.ops.edge_offload.composed.default
 
 
 def _values_at(tensor: torch.Tensor) -> int:
-    """Where in memory the values of a sparse tensor are."""
+    """Address of the values of a sparse tensor; 0 for other tensors."""
     if tensor.is_nested or tensor.layout == torch.strided:
         return 0
     return (tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data_ptr()
@@ -105,16 +105,16 @@ def _values_at(tensor: torch.Tensor) -> int:
 
 def _check_operands(gradient: Any, other: Any, pooled: int) -> None:
     if not isinstance(gradient, torch.Tensor) or not isinstance(other, torch.Tensor):
-        raise ProtocolError("a gradient and what it belongs to are tensors")
-    kept = gradient.dim() - pooled
-    fits = gradient.dim() == other.dim() and gradient.shape[:kept] == other.shape[:kept]
-    if not fits or kept < 0 or 0 in other.shape or gradient.dtype != other.dtype:
+        raise ProtocolError("a gradient and its operand are tensors")
+    shared_dims = gradient.dim() - pooled
+    fits = gradient.dim() == other.dim() and gradient.shape[:shared_dims] == other.shape[:shared_dims]
+    if not fits or shared_dims < 0 or 0 in other.shape or gradient.dtype != other.dtype:
         raise RuntimeError(f"a gradient of {tuple(gradient.shape)} does not belong to a tensor of {tuple(other.shape)}")
 
 
-def _resolved(name: str) -> Any:
+def _resolve(name: str) -> Any:
     try:
-        return resolve(name, composed=True)
+        return resolve_operator(name, composed=True)
     except Unsupported as error:
         raise _refusal(error.cause) from None
 
@@ -129,18 +129,18 @@ class _Arguments:
     def __init__(self, parts: Sequence[torch.Tensor], integers: Sequence[int]) -> None:
         self._parts: Iterator[torch.Tensor] = iter(parts)
         self._integers: Iterator[int] = iter(integers)
-        self._left = len(integers)
+        self._remaining = len(integers)
         others = [part.device for part in parts if part.dim()]
         self._device = others[0] if others else torch.device("cpu")
 
-    def item(self, item: Any) -> Any:
+    def read_item(self, item: Any) -> Any:
         if item is None or isinstance(item, (bool, str)):
             return item
         kind, *rest = item
         if kind == "i":
-            return self._numbers(1)[0]
+            return self._read_integers(1)[0]
         if kind == "v":
-            return self._numbers(rest[0])
+            return self._read_integers(rest[0])
         if kind == "f":
             return float.fromhex(rest[0])
         if kind == "z":
@@ -152,35 +152,39 @@ class _Arguments:
         if kind == "w":
             return next(self._parts).item()
         if kind == "l":
-            return [self.item(inner) for inner in rest[0]]
-        makers: Dict[str, Callable[..., torch.Tensor]] = {"o": self._coo, "c": self._compressed, "n": self._nested}
+            return [self.read_item(inner) for inner in rest[0]]
+        makers: Dict[str, Callable[..., torch.Tensor]] = {
+            "o": self._make_coo,
+            "c": self._make_compressed,
+            "n": self._make_nested,
+        }
         return makers[kind](*rest)
 
-    def _numbers(self, count: int) -> List[int]:
-        if not isinstance(count, int) or not 0 <= count <= self._left:
-            raise ValueError(f"{count} integers of {self._left}")
-        self._left -= count
+    def _read_integers(self, count: int) -> List[int]:
+        if not isinstance(count, int) or not 0 <= count <= self._remaining:
+            raise ValueError(f"{count} integers of {self._remaining}")
+        self._remaining -= count
         return [next(self._integers) for _ in range(count)]
 
-    def _coo(self, dims: int, sparse: int, coalesced: bool) -> torch.Tensor:
-        sizes = self._numbers(dims)
+    def _make_coo(self, dims: int, sparse: int, coalesced: bool) -> torch.Tensor:
+        sizes = self._read_integers(dims)
         indices, values = next(self._parts), next(self._parts)
         if indices.dim() != 2 or indices.size(0) != sparse:
             raise ValueError(f"indices of {tuple(indices.shape)} for {sparse} dimensions")
-        if not _SAYS_COALESCED:
+        if not _HAS_COALESCED_FLAG:
             made = torch.sparse_coo_tensor(indices, values, sizes, check_invariants=True)
             return made.coalesce() if coalesced else made
         return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=bool(coalesced), check_invariants=True)
 
-    def _compressed(self, layout: int, dims: int) -> torch.Tensor:
-        sizes = self._numbers(dims)
+    def _make_compressed(self, layout: int, dims: int) -> torch.Tensor:
+        sizes = self._read_integers(dims)
         compressed, plain, values = next(self._parts), next(self._parts), next(self._parts)
         return torch.sparse_compressed_tensor(
             compressed, plain, values, sizes, layout=LAYOUTS[layout], check_invariants=True
         )
 
-    def _nested(self, pieces: int, dims: int) -> torch.Tensor:
-        sizes = torch.tensor(self._numbers(pieces * dims), dtype=torch.int64, device="cpu").reshape(pieces, dims)
+    def _make_nested(self, pieces: int, dims: int) -> torch.Tensor:
+        sizes = torch.tensor(self._read_integers(pieces * dims), dtype=torch.int64, device="cpu").reshape(pieces, dims)
         buffer = next(self._parts)
         counts = sizes.double().prod(1)  # exact as far as memory goes, and beyond that it does not wrap around
         if bool((sizes < 0).any()) or buffer.dim() != 1 or float(counts.sum()) != buffer.numel():
@@ -189,14 +193,14 @@ class _Arguments:
         for axis in range(dims - 2, -1, -1):
             strides[:, axis] = strides[:, axis + 1] * sizes[:, axis + 1]
         ends = sizes.prod(1).cumsum(0)
-        view, begins = torch.ops.aten._nested_view_from_buffer.default, ends - sizes.prod(1)
+        view, starts = torch.ops.aten._nested_view_from_buffer.default, ends - sizes.prod(1)
         as_list = str(view._schema.arguments[3].type) == "List[int]"  # up to torch 2.0
-        made: torch.Tensor = view(buffer.contiguous(), sizes, strides, begins.tolist() if as_list else begins)
+        made: torch.Tensor = view(buffer.contiguous(), sizes, strides, starts.tolist() if as_list else starts)
         return made
 
 
 class _Answer:
-    """Results, taken apart."""
+    """Results, taken apart into integers and tensors."""
 
     def __init__(self, name: str, taken: Sequence[torch.Tensor]) -> None:
         self._name = name
@@ -205,12 +209,12 @@ class _Answer:
         self._parts: List[torch.Tensor] = []
         self._like = taken[0]
 
-    def add(self, value: Any) -> None:
-        """One more result."""
+    def add_value(self, value: Any) -> None:
+        """Adds one more result."""
         if isinstance(value, (list, tuple)):
             self._numbers += [LIST, len(value)]
             for item in value:
-                self.add(item)
+                self.add_value(item)
         elif value is None:
             self._numbers.append(NONE)
         elif not isinstance(value, torch.Tensor):
@@ -218,25 +222,25 @@ class _Answer:
                 f"operator {self._name!r}: its result, a {type(value).__name__}, is not supported on the device"
             )
         elif value.is_nested:
-            self._nested(value)
+            self._add_nested(value)
         elif value.layout is torch.sparse_coo:
             self._numbers += [COO, value.dim(), value.sparse_dim(), int(value.is_coalesced()), *value.shape]
-            self._part(value._indices(), value._values())
+            self._add_parts(value._indices(), value._values())
         elif value.layout in _LAYOUT_NUMBERS and value.layout is not torch.strided:
             self._numbers += [COMPRESSED, _LAYOUT_NUMBERS[value.layout], value.dim(), *value.shape]
             by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
             first = value.crow_indices() if by_rows else value.ccol_indices()
-            self._part(first, value.col_indices() if by_rows else value.row_indices(), value.values())
+            self._add_parts(first, value.col_indices() if by_rows else value.row_indices(), value.values())
         else:
             self._numbers.append(TENSOR)
-            self._part(value)
+            self._add_parts(value)
 
-    def say(self, holds: bool) -> None:
-        """A truth value that belongs to the result that comes next."""
+    def add_flag(self, holds: bool) -> None:
+        """Adds a truth value that belongs to the result that comes next."""
         self._numbers.append(int(holds))
 
     def tensors(self) -> List[torch.Tensor]:
-        """Numbers and parts."""
+        """Tensors of the answer: the integers, coded as shapes of empty tensors, then the parts."""
         numbers = [len(self._numbers) + 1, *self._numbers]
         chunks = [numbers[at : at + NUMBERS_IN_A_TENSOR] for at in range(0, len(numbers), NUMBERS_IN_A_TENSOR)]
         empty = [torch.empty_strided((0, *some), (0,) * (len(some) + 1), dtype=torch.uint8, device=self._device())
@@ -246,14 +250,14 @@ class _Answer:
     def _device(self) -> torch.device:
         return next((part.device for part in self._parts), self._like.device)
 
-    def _part(self, *parts: torch.Tensor) -> None:
+    def _add_parts(self, *parts: torch.Tensor) -> None:
         for part in parts:
             shared = part.untyped_storage()._cdata in self._taken
             self._parts.append(part.clone() if shared else part)
 
-    def _nested(self, value: torch.Tensor) -> None:
+    def _add_nested(self, value: torch.Tensor) -> None:
         contiguous = value.contiguous()
         sizes = contiguous._nested_tensor_size()
         pieces, dims = (sizes.shape[0], sizes.shape[1]) if sizes.dim() == 2 else (0, 0)
         self._numbers += [NESTED, pieces, dims, *sizes.flatten().tolist()]
-        self._part(contiguous.values().clone())
+        self._add_parts(contiguous.values().clone())

@@ -1,7 +1,7 @@
 """The bytes that describe calls and segments, decoded (``native/cpp/keys.h`` and ``segment.h`` have the formats).
 
 Nothing here executes anything: a key becomes an :class:`~edge_offload.ir.operators.Operator`, within bounds, and the
-words of a segment become its calls with the numbers of the storages that they refer to.
+codes of a segment become its calls with the numbers of the storages that they refer to.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ITEM_BYTES = {dtype: item_bytes(dtype) for dtype in DTYPE_NUMBERS}
 _NOTHING_VARIES: Mapping[int, int] = {}
 
 
-class Decoded(NamedTuple):
+class DecodedKey(NamedTuple):
     """A decoded key.
 
     Attributes:
@@ -66,8 +66,8 @@ class Decoded(NamedTuple):
     operands: Tuple[Operand, ...]
 
 
-def decode(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) -> Decoded:
-    """The call that ``key`` describes.
+def decode_key(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) -> DecodedKey:
+    """Decodes the call that ``key`` describes.
 
     Args:
         name: as the dispatcher has it.
@@ -83,10 +83,10 @@ def decode(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) 
     arguments: List[Arg] = []
     try:
         while decoder.position < len(key):
-            arguments.append(decoder.item(0))
+            arguments.append(decoder.read_item(0))
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise ProtocolError(f"malformed call: {error}") from None
-    return Decoded(Operator(name, tuple(arguments)), tuple(decoder.offsets), tuple(decoder.operands))
+    return DecodedKey(Operator(name, tuple(arguments)), tuple(decoder.offsets), tuple(decoder.operands))
 
 
 def integers_of(key: bytes, offsets: Tuple[int, ...]) -> Tuple[int, ...]:
@@ -95,58 +95,58 @@ def integers_of(key: bytes, offsets: Tuple[int, ...]) -> Tuple[int, ...]:
 
 
 def first_integers(operator: Operator) -> List[Tuple[int, View]]:
-    """Each device tensor of a recorded call, with the position of its first integer among those of the key."""
-    found: List[Tuple[int, View]] = []
+    """Pairs each device tensor of a recorded call with the position of its first integer among those of the key."""
+    positions: List[Tuple[int, View]] = []
     position = 0
     for leaf in operator.leaves():
         if isinstance(leaf, View):
-            found.append((position, leaf))
+            positions.append((position, leaf))
             position += 2 * len(leaf.layout.sizes) + 2
         elif isinstance(leaf, HostTensor):
             position += len(leaf.sizes)
         elif type(leaf) is int:
             position += 1
-    return found
+    return positions
 
 
 class Refers(Protocol):
-    """A call, as far as the words of a segment go."""
+    """Call of a segment, as far as its codes go."""
 
     @property
     def references(self) -> int:
-        """How many storages it refers to."""
+        """Number of the storages that it refers to."""
 
 
 C = TypeVar("C", bound=Refers)
 
 
-def calls_in(words: Sequence[int], call: Callable[[int], C]) -> Iterator[Tuple[C, Tuple[int, ...]]]:
+def calls_in(codes: Sequence[int], call: Callable[[int], C]) -> Iterator[Tuple[C, Tuple[int, ...]]]:
     """The calls of a segment, each with its storages by canonical number.
 
     Args:
-        words: per call its number, then those of its storages.
+        codes: per call its number, then those of its storages.
         call: the one of a number.
 
     Raises:
         ProtocolError: the words end inside a call.
     """
     position = 0
-    while position < len(words):
-        found = call(words[position])
-        stop = position + 1 + found.references
-        if stop > len(words):
+    while position < len(codes):
+        current = call(codes[position])
+        stop = position + 1 + current.references
+        if stop > len(codes):
             raise ProtocolError("a segment ends inside a call")
-        yield found, tuple(words[position + 1 : stop])
+        yield current, tuple(codes[position + 1 : stop])
         position = stop
 
 
-def packed_words(words: Sequence[int]) -> bytes:
-    """Words as they travel: 32 bits each."""
-    return struct.pack(f"<{len(words)}I", *words)
+def pack_codes(codes: Sequence[int]) -> bytes:
+    """Packs codes for the wire: 32 bits each, little-endian."""
+    return struct.pack(f"<{len(codes)}I", *codes)
 
 
-def unpacked_words(data: bytes) -> Tuple[int, ...]:
-    """Those words; raises struct.error if there is a part of one too much."""
+def unpack_codes(data: bytes) -> Tuple[int, ...]:
+    """Unpacks them; raises struct.error if the length is no multiple of 4 bytes."""
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
@@ -154,7 +154,7 @@ _INTEGER = struct.Struct("<q").unpack_from
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(form: str) -> struct.Struct:
+def _struct_of(form: str) -> struct.Struct:
     return struct.Struct("<" + form)
 
 
@@ -167,89 +167,89 @@ class _Decoder:
         self.operands: List[Operand] = []
         self.views = self.references = self.hosts = self.numbers = 0
 
-    def take(self, form: str) -> Tuple[Any, ...]:
-        plan = _plan(form)
+    def read_struct(self, form: str) -> Tuple[Any, ...]:
+        plan = _struct_of(form)
         values = plan.unpack_from(self.key, self.position)
         self.position += plan.size
         return values
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         self.position += 1
         return self.key[self.position - 1]
 
-    def integers(self, count: int) -> Tuple[Tuple[int, ...], Dict[int, int]]:
-        """So many integers, and which of them vary: their position and the value that goes there."""
+    def read_integers(self, count: int) -> Tuple[Tuple[int, ...], Dict[int, int]]:
+        """Reads ``count`` integers; returns them and, by position, the values that go where one varies."""
         if count * 8 > len(self.key) - self.position:
             raise ProtocolError("malformed call: a list is longer than the message")
         offsets = range(self.position, self.position + 8 * count, 8)
         self.offsets += offsets
-        values = self.take(f"{count}q")
+        values = self.read_struct(f"{count}q")
         if not self.varying:
             return values, {}
         varying = {i: self.varying[offset] for i, offset in enumerate(offsets) if offset in self.varying}
         return tuple(0 if i in varying else value for i, value in enumerate(values)), varying
 
-    def item(self, depth: int) -> Arg:
+    def read_item(self, depth: int) -> Arg:
         kind = chr(self.key[self.position])
         self.position += 1
         if kind in "TSPW":
-            operand = self.operand(kind)
+            operand = self.read_operand(kind)
             self.operands.append(operand)
             return operand
         if kind in "UN":
             return None
         if kind == "I":
-            values, varying = self.integers(1)
+            values, varying = self.read_integers(1)
             return Varying(varying[0]) if varying else values[0]
         if kind == "V":
-            values, varying = self.integers(self.take("I")[0])
+            values, varying = self.read_integers(self.read_struct("I")[0])
             if not varying:
                 return values
             return tuple([Varying(varying[i]) if i in varying else value for i, value in enumerate(values)])
         if kind == "B":
-            return bool(self.byte())
+            return bool(self.read_byte())
         if kind == "F":
-            number: float = self.take("d")[0]
+            number: float = self.read_struct("d")[0]
             return number
         if kind == "Z":
-            return complex(*self.take("dd"))
+            return complex(*self.read_struct("dd"))
         if kind == "Y":
             return Symbol("device", "cuda")
         if kind == "G":
-            return Symbol("generator", str(self.take("q")[0]))
+            return Symbol("generator", str(self.read_struct("q")[0]))
         if kind == "X":
-            (size,) = self.take("I")
+            (size,) = self.read_struct("I")
             if size > len(self.key) - self.position:
                 raise ProtocolError("malformed call: a string is longer than the message")
             text = self.key[self.position : self.position + size].decode("utf-8")
             self.position += size
             return text
         if kind == "L":
-            (count,) = self.take("I")
+            (count,) = self.read_struct("I")
             if depth >= MAX_DEPTH or count > len(self.key) - self.position:
                 raise ProtocolError("malformed call: a list is too deep or longer than the message")
-            return tuple([self.item(depth + 1) for _ in range(count)])
+            return tuple([self.read_item(depth + 1) for _ in range(count)])
         raise ProtocolError(f"malformed call: unknown item {kind!r}")
 
-    def operand(self, kind: str) -> Operand:
+    def read_operand(self, kind: str) -> Operand:
         if kind == "T":
-            return self.view()
+            return self.read_view()
         if kind == "S":
             self.references += 1
-            return StorageRef(self.references - 1, self.byte())
+            return StorageRef(self.references - 1, self.read_byte())
         if kind == "P":
-            return self.host_tensor()
-        number_kind, dtype, wrapped = self.take("cBB")
+            return self.read_host_tensor()
+        number_kind, dtype, wrapped = self.read_struct("cBB")
         if number_kind not in (b"d", b"i", b"b"):
             raise ProtocolError(f"malformed call: a number of unknown kind {number_kind!r}")
         self.numbers += 1
         return HostNumber(self.numbers - 1, number_kind.decode("ascii"), dtype, bool(wrapped))
 
-    def view(self) -> View:
-        dtype, flags, dims = self.take("BBB")
+    def read_view(self) -> View:
+        dtype, flags, dims = self.read_struct("BBB")
         if dims > MAX_DIMS:
             raise ProtocolError(f"malformed call: {dims} dimensions")
-        values, varying = self.integers(2 * dims + 2)
+        values, varying = self.read_integers(2 * dims + 2)
         if flags > 3 or min(values[:-1]) < 0:
             raise ProtocolError("malformed call: a tensor with a negative size, stride or offset, or unknown flags")
         holes: Tuple[Hole, ...] = ()
@@ -259,13 +259,13 @@ class _Decoder:
         layout = Layout(dtype, flags, values[:dims], values[dims : 2 * dims], values[2 * dims])
         self.views += 1
         self.references += 1
-        return View(self.views - 1, self.references - 1, self.byte(), layout, holes)
+        return View(self.views - 1, self.references - 1, self.read_byte(), layout, holes)
 
-    def host_tensor(self) -> HostTensor:
-        dtype, dims = self.take("BB")
+    def read_host_tensor(self) -> HostTensor:
+        dtype, dims = self.read_struct("BB")
         if dims > MAX_DIMS:
             raise ProtocolError(f"malformed call: {dims} dimensions")
-        sizes, varying = self.integers(dims)
+        sizes, varying = self.read_integers(dims)
         if min(sizes, default=0) < 0:
             raise ProtocolError("malformed call: a negative size")
         self.hosts += 1

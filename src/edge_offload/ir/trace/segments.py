@@ -1,4 +1,4 @@
-"""What the server runs: segments of calls, the steps that put operands to them, and what a step returns."""
+"""Segments of calls, the steps that run them on operands, and the outcome of a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.trace.calls import BoundOperator, Buffer
 
-#: Characters of an operator's error that are told.
-MOST_SAID = 10_000
+#: Characters of an operator's error that are reported.
+MAX_ERROR_CHARACTERS = 10_000
 
 
 class CallFailed(EdgeOffloadError):
@@ -20,14 +20,14 @@ class CallFailed(EdgeOffloadError):
     def __init__(self, operator: str, error: BaseException) -> None:
         self.operator = operator
         self.kind = type(error).__name__
-        self.text = str(error)[:MOST_SAID]
+        self.text = str(error)[:MAX_ERROR_CHARACTERS]
         if isinstance(error, MemoryError) or "DefaultCPUAllocator" in self.text:  # it has no error of its own for that
             self.kind = torch.cuda.OutOfMemoryError.__name__
             self.text = f"CUDA out of memory. {self.text} (edge_offload)"
         super().__init__(f"{operator}: {self.text}")
 
 
-#: What a program takes for granted of a step: canonical numbers of what existed before and of what was dropped,
+#: Facts of a step that a program relies on: canonical numbers of what existed before and of what was dropped,
 #: numbers, whether and which results are wanted.
 StepSignature = Tuple[Tuple[int, ...], Tuple[int, ...], bytes, bool, FrozenSet[int]]
 
@@ -56,8 +56,8 @@ class Segment:
         self.tail: Optional[Tuple[int, ...]] = None
 
     @staticmethod
-    def of(calls: Iterable[Tuple[BoundOperator, Tuple[int, ...]]], first_new: int = 0) -> Segment:
-        """The segment of ``calls``, each with the canonical numbers of its storages; ``first_new``: see the class."""
+    def from_calls(calls: Iterable[Tuple[BoundOperator, Tuple[int, ...]]], first_new: int = 0) -> Segment:
+        """Builds a segment of ``calls``, each with the canonical numbers of its storages."""
         segment = Segment()
         segment.first_new = first_new
         for operator, references in calls:
@@ -70,7 +70,7 @@ class Segment:
         return segment
 
     def copy(self) -> Segment:
-        """The same calls; other calls may be put in their place if they touch the same storages."""
+        """Copies the segment; calls of the copy may be replaced by others that touch the same storages."""
         made = Segment()
         made.calls = self.calls.copy()
         made.written, made.last_used, made.random = self.written, self.last_used, self.random
@@ -79,7 +79,7 @@ class Segment:
 
 
 @dataclass
-class Step:
+class SegmentStep:
     """A segment to run.
 
     Attributes:
@@ -90,7 +90,7 @@ class Step:
         numbers: 16 bytes for each W operand.
         payloads: bytes of each P operand and upload.
         describe: whether the results of the last call are wanted.
-        wanted: positions of further calls whose results are wanted.
+        described_calls: positions of further calls whose results are wanted.
     """
 
     segment: int
@@ -100,19 +100,25 @@ class Step:
     numbers: bytes
     payloads: List[Buffer]
     describe: bool = False
-    wanted: FrozenSet[int] = frozenset()
+    described_calls: FrozenSet[int] = frozenset()
 
     def signature(self) -> StepSignature:
-        """What a program takes for granted of it."""
-        return tuple([name for name, _ in self.live]), tuple(self.dead), self.numbers, self.describe, self.wanted
+        """Facts of a step that a program relies on."""
+        return (
+            tuple([name for name, _ in self.live]),
+            tuple(self.dead),
+            self.numbers,
+            self.describe,
+            self.described_calls,
+        )
 
 
 @dataclass
-class Outcome:
-    """What a step returned: the tensor of a download, or the results of its last call, and those of calls in between.
+class StepOutcome:
+    """Result of a step: the tensor of a download, or the results of its last call, and those of calls in between.
 
     Attributes:
-        described: results by the position of the call, where they were wanted.
+        described: results by the position of the call, where they were requested.
         grown: new storages that it made; known on the server alone.
     """
 

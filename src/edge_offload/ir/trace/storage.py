@@ -11,8 +11,8 @@ from edge_offload.ir.operators import Layout
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, ITEM_BYTES
 
 
-class Supposed(NamedTuple):
-    """How the robot refers to a storage of ``nbytes`` bytes that one tensor fills, and that tensor.
+class AssumedLayout(NamedTuple):
+    """Layout under which the robot refers to a storage of ``nbytes`` bytes that one tensor fills, and that tensor.
 
     Kernels are given the tensor itself, or the view of it that has the same elements: they compute what they compute
     where nothing was supposed.
@@ -23,7 +23,7 @@ class Supposed(NamedTuple):
     tensor: torch.Tensor
 
     def view(self, layout: Layout) -> Optional[torch.Tensor]:
-        """The view of the tensor with the elements that ``layout`` has in the supposed storage.
+        """Views the tensor with the elements that ``layout`` has in the assumed storage.
 
         None: there is none by strides.
         """
@@ -31,23 +31,23 @@ class Supposed(NamedTuple):
             return None
         if layout == self.layout:
             return self.tensor
-        found = _steps(layout, self.layout)
-        if found is None:
+        steps_from = _view_steps(layout, self.layout)
+        if steps_from is None:
             return None
-        origin, steps = found
+        origin, strides_in = steps_from
         along = self.tensor.stride()
         offset = self.tensor.storage_offset() + sum(first * stride for first, stride in zip(origin, along))
-        strides = [step * along[axis] if axis >= 0 else 0 for axis, step in steps]
+        strides = [step * along[axis] if axis >= 0 else 0 for axis, step in strides_in]
         return torch.as_strided(self.tensor, layout.sizes, strides, offset)
 
     def laid_out(self) -> torch.Tensor:
-        """A copy that lies as was supposed."""
+        """Copies the tensor to a storage with the assumed layout."""
         made = self.tensor.new_empty(0).set_(torch.UntypedStorage(self.nbytes, device=self.tensor.device))
         return made.as_strided(self.layout.sizes, self.layout.strides, self.layout.offset).copy_(self.tensor)
 
     @property
-    def fits(self) -> bool:
-        """Whether each element has a place of its own in the supposed storage."""
+    def fits_storage(self) -> bool:
+        """True if no two elements share a place in the assumed storage, and it is large enough."""
         sizes, strides, offset = self.layout[2:]
         if len(strides) != len(sizes) or min((*strides, offset)) < 0:
             return False
@@ -59,26 +59,26 @@ class Supposed(NamedTuple):
         return 0 in sizes or (offset + end) * ITEM_BYTES[self.tensor.dtype] <= self.nbytes
 
 
-def _steps(view: Layout, whole: Layout) -> Optional[Tuple[List[int], Sequence[Tuple[int, int]]]]:
-    """Where ``view`` begins in ``whole``, and along which axis it goes by how much in each of its dimensions."""
-    axes = sorted((axis for axis, size in enumerate(whole.sizes) if size > 1), key=lambda axis: -whole.strides[axis])
-    rest, origin = view.offset - whole.offset, [0] * len(whole.sizes)
+def _view_steps(view: Layout, base: Layout) -> Optional[Tuple[List[int], Sequence[Tuple[int, int]]]]:
+    """Position in ``base`` at which ``view`` begins, and for each of its dimensions the axis and step."""
+    axes = sorted((axis for axis, size in enumerate(base.sizes) if size > 1), key=lambda axis: -base.strides[axis])
+    rest, origin = view.offset - base.offset, [0] * len(base.sizes)
     for axis in axes:
-        origin[axis], rest = divmod(rest, whole.strides[axis])
+        origin[axis], rest = divmod(rest, base.strides[axis])
     if rest or 0 in view.sizes:
         return None
     last, steps = list(origin), []
     for size, stride in zip(view.sizes, view.strides):
-        axis = next((axis for axis in axes if 0 < whole.strides[axis] <= stride), -1)
+        axis = next((axis for axis in axes if 0 < base.strides[axis] <= stride), -1)
         if size == 1 or stride == 0:
             axis = -1
-        elif axis < 0 or stride % whole.strides[axis]:
+        elif axis < 0 or stride % base.strides[axis]:
             return None
-        step = stride // whole.strides[axis] if axis >= 0 else 0
+        step = stride // base.strides[axis] if axis >= 0 else 0
         if axis >= 0:
             last[axis] += step * (size - 1)
         steps.append((axis, step))
-    if any(first < 0 or index >= size for first, index, size in zip(origin, last, whole.sizes)):
+    if any(first < 0 or index >= size for first, index, size in zip(origin, last, base.sizes)):
         return None
     return origin, steps
 
@@ -89,43 +89,43 @@ class StorageBuffer:
     It is given as such, or by a ``tensor`` that a kernel has made.
 
     Attributes:
-        supposed: how the robot refers to it where it lies otherwise; None: as it lies.
+        assumed: how the robot refers to it where it lies otherwise; None: as it lies.
     """
 
-    __slots__ = ("_storage", "_tensor", "supposed", "views")
+    __slots__ = ("_storage", "_tensor", "assumed", "views")
 
     def __init__(self, storage: Optional[torch.UntypedStorage] = None, tensor: Optional[torch.Tensor] = None) -> None:
         self._storage = storage
         self._tensor = tensor
         self.views: Dict[Layout, torch.Tensor] = {}
-        self.supposed: Optional[Supposed] = None
+        self.assumed: Optional[AssumedLayout] = None
 
-    def suppose(self, supposed: Supposed) -> None:
-        """Take views in a storage that lies otherwise, as long as they have the same elements in this one.
+    def assume_layout(self, assumed: AssumedLayout) -> None:
+        """Takes views in a storage that lies otherwise, as long as they have the same elements in this one.
 
         Raises:
             BadInput: no storage lies so.
         """
-        if not supposed.fits:
-            raise BadInput(f"a tensor of {supposed.layout.sizes} does not fit a storage of {supposed.nbytes} bytes")
-        self._storage, self._tensor, self.supposed = None, None, supposed
+        if not assumed.fits_storage:
+            raise BadInput(f"a tensor of {assumed.layout.sizes} does not fit a storage of {assumed.nbytes} bytes")
+        self._storage, self._tensor, self.assumed = None, None, assumed
         self.views.clear()
 
     def lay_out(self) -> None:
-        """Let it lie as was supposed; its views are others then."""
-        if self.supposed is not None:
-            self._tensor, self.supposed = self.supposed.laid_out(), None
+        """Moves the contents to the assumed layout; drops its views."""
+        if self.assumed is not None:
+            self._tensor, self.assumed = self.assumed.laid_out(), None
             self.views.clear()
 
     @property
     def nbytes(self) -> int:
-        """Its size, as the robot counts."""
-        return self.storage.nbytes() if self.supposed is None else self.supposed.nbytes
+        """Size in bytes under the layout that the robot assumes."""
+        return self.storage.nbytes() if self.assumed is None else self.assumed.nbytes
 
     @property
-    def present(self) -> torch.UntypedStorage:
-        """The storage as it lies."""
-        return self.storage if self.supposed is None else self.supposed.tensor.untyped_storage()
+    def actual_storage(self) -> torch.UntypedStorage:
+        """Storage as it lies."""
+        return self.storage if self.assumed is None else self.assumed.tensor.untyped_storage()
 
     @property
     def storage(self) -> torch.UntypedStorage:
@@ -151,32 +151,32 @@ class StorageBuffer:
         Raises:
             BadInput: it would reach beyond the storage.
         """
-        found = self.views.get(layout)
-        if found is not None:
-            return found
-        tensor = self._tensor if self.supposed is None else self.supposed.view(layout)
-        if tensor is None or (self.supposed is None and not lies_so(tensor, layout)):
+        cached = self.views.get(layout)
+        if cached is not None:
+            return cached
+        tensor = self._tensor if self.assumed is None else self.assumed.view(layout)
+        if tensor is None or (self.assumed is None and not has_layout(tensor, layout)):
             self.lay_out()
-            tensor = self._made(layout)
+            tensor = self._make_view(layout)
         self.views[layout] = tensor
         return tensor
 
-    def forget_views(self) -> None:
-        """An operator has changed the layout of a tensor in it."""
+    def drop_views(self) -> None:
+        """Drops the views: an operator has changed the layout of a tensor in it."""
         self._storage, self._tensor = self.storage, None
         self.views.clear()
 
     def resize(self, nbytes: int) -> None:
-        """Give the storage another size: views may reach beyond it now."""
-        self.forget_views()
+        """Gives the storage another size: views may reach beyond it now."""
+        self.drop_views()
         self.storage.resize_(nbytes)
 
-    def _made(self, layout: Layout) -> torch.Tensor:
+    def _make_view(self, layout: Layout) -> torch.Tensor:
         dtype = DTYPES[layout.dtype]
         last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
-        held = self.storage.nbytes()
-        if 0 not in layout.sizes and (last + 1) * ITEM_BYTES[dtype] > held:
-            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
+        nbytes = self.storage.nbytes()
+        if 0 not in layout.sizes and (last + 1) * ITEM_BYTES[dtype] > nbytes:
+            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {nbytes} bytes")
         try:
             if (
                 self._tensor is not None
@@ -197,14 +197,14 @@ class StorageBuffer:
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """How ``tensor`` lies in its storage."""
+    """Reads the layout of ``tensor`` in its storage."""
     return Layout(
         DTYPE_NUMBERS[tensor.dtype], _flags(tensor), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
     )
 
 
-def lies_so(tensor: torch.Tensor, layout: Layout) -> bool:
-    """Whether :func:`layout_of` of ``tensor`` is ``layout``."""
+def has_layout(tensor: torch.Tensor, layout: Layout) -> bool:
+    """Compares :func:`layout_of` of ``tensor`` with ``layout``."""
     return (
         tensor.shape == layout.sizes
         and tensor.stride() == layout.strides

@@ -1,4 +1,4 @@
-"""Sizes that depend on data: what a step's outcome says of them, and formulas for what follows from them.
+"""Sizes that depend on data: their values in a step's outcome, and formulas for what follows from them.
 
 After a step whose result has a size that only the server knows (``nonzero``, suppression), the calls that follow differ
 from one inference to the next in nothing but integers: sizes, strides, offsets, bytes. Each of those is a constant or
@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.budget import Work
 from edge_offload.ir.trace.calls import Described
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 
 #: Bytes and sizes of the uploads that began the inference, then the integers of the outcomes since, one tuple per step.
 OutcomeHistory = Sequence[Tuple[int, ...]]
@@ -59,8 +59,8 @@ class Formula(NamedTuple):
     divisor: int = 1
 
 
-def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], BranchKey]:
-    """The integers that a step brings, and its kind.
+def facts_of(outcome: StepOutcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], BranchKey]:
+    """Reads the integers that a step brings, and its branch key.
 
     Sizes of its results, a whole number that is read, and the integers ``last`` of its last call: how much was searched
     is the size of what comes next as often as how much was found.
@@ -68,22 +68,22 @@ def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, .
     Two outcomes are of one kind if they agree in which of their sizes are 0, 1 or more, in truth values, and in signs.
     """
     if outcome.results is not None:
-        found: List[int] = []
+        sizes: List[int] = []
         for what, value in outcome.results:
             if what == "v":
-                found += [int(value)] if isinstance(value, int) else []
+                sizes += [int(value)] if isinstance(value, int) else []
             else:
                 for item in [value] if what == "t" else value:
-                    found += Described(*item).sizes
-        return (*found, *last), tuple([size if -1 <= size <= 1 else 2 if size > 1 else -1 for size in found])
+                    sizes += Described(*item).sizes
+        return (*sizes, *last), tuple([size if -1 <= size <= 1 else 2 if size > 1 else -1 for size in sizes])
     tensor = outcome.tensor
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():
         return last, ()
     value = tensor.item()
     if isinstance(value, float):
         return last, (int(value > 0) - int(value < 0) if value == value else 2,)
-    whole = int(value)
-    return ((whole, *last) if abs(whole) < MAX_VALUE else last), (max(-1, min(2, whole)),)
+    number = int(value)
+    return ((number, *last) if abs(number) < MAX_VALUE else last), (max(-1, min(2, number)),)
 
 
 def value_of(symbol: Symbol, since: OutcomeHistory) -> Optional[int]:
@@ -91,12 +91,12 @@ def value_of(symbol: Symbol, since: OutcomeHistory) -> Optional[int]:
     backward, position, item = symbol
     if position >= len(since):
         return None
-    found = since[-1 - position if backward else position]
-    return found[item] if item < len(found) else None
+    integers = since[-1 - position if backward else position]
+    return integers[item] if item < len(integers) else None
 
 
-def evaluate(formula: Formula, since: OutcomeHistory) -> int:
-    """The value of ``formula``.
+def evaluate_formula(formula: Formula, since: OutcomeHistory) -> int:
+    """Evaluates ``formula``.
 
     Raises:
         ProtocolError: it uses what is not there, or its value is no size.
@@ -108,50 +108,50 @@ def evaluate(formula: Formula, since: OutcomeHistory) -> int:
             raise ProtocolError("a formula uses an outcome that does not exist")
         result *= value
     if parts:
-        result *= sum([evaluate(part, since) for part in parts])
+        result *= sum([evaluate_formula(part, since) for part in parts])
     result = result // formula.divisor + formula.constant
     if not -MAX_VALUE < result < MAX_VALUE:
         raise ProtocolError("a formula's value is too large")
     return max(bounds[0], min(bounds[1], result)) if bounds else result
 
 
-def explain(
+def explain_columns(
     columns: Iterable[Tuple[int, ...]], samples: Sequence[OutcomeHistory]
 ) -> Work[Dict[Tuple[int, ...], Formula]]:
-    """A formula for each of the different ``columns`` (the values of one integer, one per sample) that has one.
+    """Finds a formula for each of the different ``columns`` (the values of one integer, one per sample) that has one.
 
-    Work for a :class:`~edge_offload.ir.trace.budget.Budget`; returns what was found.
+    Work for a :class:`~edge_offload.ir.trace.budget.LearningBudget`.
     """
-    singles = yield from _symbols(samples)
+    singles = yield from _single_symbols(samples)
     slopes: Dict[Tuple[int, ...], List[Tuple[int, ...]]] = {}
     for values in singles:
-        slopes.setdefault(_slope(values)[1], []).append(values)
+        slopes.setdefault(_rise_of(values)[1], []).append(values)
         yield 4
     doubles: Optional[Dict[Tuple[int, ...], Tuple[Symbol, ...]]] = None
-    found: Dict[Tuple[int, ...], Formula] = {}
+    formulas: Dict[Tuple[int, ...], Formula] = {}
     for column in dict.fromkeys(columns):
         yield 1
         if column in singles:
-            found[column] = Formula(1, 0, singles[column])
+            formulas[column] = Formula(1, 0, singles[column])
             continue
-        alike = {values: singles[values] for values in slopes.get(_slope(column)[1], ())}
+        alike = {values: singles[values] for values in slopes.get(_rise_of(column)[1], ())}
         yield 4 + len(alike)
-        formula = _fit(column, alike)
+        formula = _fit_multiple(column, alike)
         if formula is None:
             if doubles is None:
-                doubles = yield from _products(singles)
-            formula = _fit(column, doubles)
+                doubles = yield from _symbol_products(singles)
+            formula = _fit_multiple(column, doubles)
             yield len(doubles) // 2
         if formula is None:
             formula = _fit_bounded(column, singles)
             yield len(singles)
         if formula is not None:
-            found[column] = formula
-    return found
+            formulas[column] = formula
+    return formulas
 
 
-def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
-    """How ``values`` rise from the first one on.
+def _rise_of(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
+    """Rise of ``values`` from the first one on: its step, and the rise divided by that.
 
     By how much, and the same without that, which is equal for all that are multiples of each other plus a constant.
     """
@@ -162,7 +162,7 @@ def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
     return common, tuple(step // common for step in rise) if common else tuple(rise)
 
 
-def _symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
+def _single_symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every symbol that differs between the samples, by its values."""
     singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
     reach = min(REACH, *(len(since) for since in samples))
@@ -181,7 +181,9 @@ def _symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, ...], Tu
     return singles
 
 
-def _products(singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
+def _symbol_products(
+    singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]],
+) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every product of two symbols that differs between the samples, by its values."""
     doubles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
     items = list(singles.items())[:MAX_FACTORS]
@@ -194,7 +196,7 @@ def _products(singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Work[Dict[T
     return doubles
 
 
-def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+def _fit_multiple(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
     """The first candidate of which ``column`` is a multiple, or else a multiple plus a constant."""
     best: Optional[Formula] = None
     place = next(i for i, value in enumerate(column) if value != column[0])
@@ -213,15 +215,15 @@ def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol
             factor, divisor = factor // divisor, 1
         constant = column[0] - factor * values[0] // divisor
         if all(factor * v == divisor * (c - constant) for v, c in zip(values, column)):
-            found = Formula(factor, constant, symbols, divisor=divisor)
+            formula = Formula(factor, constant, symbols, divisor=divisor)
             if constant == 0:
-                return found
-            best = best or found
+                return formula
+            best = best or formula
     return best
 
 
 def _of_uploads(symbols: Tuple[Symbol, ...]) -> bool:
-    """Whether all are sizes of the uploads with which the inference began: a size is a fraction of those."""
+    """True if all are sizes of the uploads with which the inference began: a size is a fraction of those."""
     return bool(symbols) and all(not backward and not position for backward, position, _ in symbols)
 
 
@@ -241,18 +243,18 @@ def _fit_bounded(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tupl
     return None
 
 
-def derive(column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
-    """A formula for ``column`` from symbols that are likely: equal, a multiple, or bounded."""
+def derive_formula(column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+    """Derives a formula for ``column`` from likely symbols: equal, a multiple, or bounded."""
     if column in near:
         return Formula(1, 0, near[column])
-    formula = _fit(column, near)
+    formula = _fit_multiple(column, near)
     return formula if formula is not None and not formula.constant else _fit_bounded(column, near)
 
 
 def likely_size(
     column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]], bounds: Iterable[Tuple[int, ...]]
 ) -> Optional[Formula]:
-    """A formula that says ``column`` is one of ``near``, within one of ``bounds`` if there are any."""
+    """Finds a formula that makes ``column`` one of ``near``, within one of ``bounds`` if there are any."""
     for bound in (*sorted(bounds), ()):
         for values, symbols in near.items():
             if tuple([max(bound[0], min(bound[1], v)) for v in values] if bound else values) == column:
@@ -260,29 +262,29 @@ def likely_size(
     return None
 
 
-def multiple(times: int, formula: Formula) -> Formula:
-    """``times`` the value of ``formula``, of which the divisor leaves nothing over; ``times`` is not negative."""
-    bounds = tuple([_times(times, bound) for bound in formula.bounds])
+def multiply_formula(times: int, formula: Formula) -> Formula:
+    """Multiplies ``formula`` by ``times``, which is not negative; its divisor leaves no remainder."""
+    bounds = tuple([_scale_bound(times, bound) for bound in formula.bounds])
     return formula._replace(factor=times * formula.factor, constant=times * formula.constant, bounds=bounds)
 
 
-def _times(times: int, bound: int) -> int:
+def _scale_bound(times: int, bound: int) -> int:
     return times * bound if abs(bound) < MAX_VALUE else bound
 
 
-def added(column: Tuple[int, ...], total: Tuple[int, ...], parts: Tuple[Formula, ...]) -> Optional[Formula]:
-    """``column`` as a multiple of ``total``, the sum of ``parts``."""
-    formula = _fit(column, {total: ()})
+def fit_sum(column: Tuple[int, ...], total: Tuple[int, ...], parts: Tuple[Formula, ...]) -> Optional[Formula]:
+    """Fits ``column`` as a multiple of ``total``, the sum of ``parts``."""
+    formula = _fit_multiple(column, {total: ()})
     return Formula(formula.factor, parts=parts) if formula is not None and not formula.constant else None
 
 
-def summands(formula: Formula) -> Optional[Tuple[Formula, ...]]:
-    """Formulas without parts that add up to ``formula``; None if there are none."""
+def split_sum(formula: Formula) -> Optional[Tuple[Formula, ...]]:
+    """Splits ``formula`` into formulas without parts that add up to it; None if there are none."""
     if not formula.parts:
         return (formula,)
     if formula.factor < 0 or formula.divisor != 1 or formula.constant or formula.symbols or formula.bounds:
         return None
-    return tuple([multiple(formula.factor, part) for part in formula.parts])
+    return tuple([multiply_formula(formula.factor, part) for part in formula.parts])
 
 
 def parse_formula(data: Any, inner: bool = False) -> Formula:

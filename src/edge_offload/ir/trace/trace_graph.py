@@ -15,8 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
-from edge_offload.ir.trace.keys import packed_words, unpacked_words
-from edge_offload.ir.trace.symbols import BranchKey, Formula, OutcomeHistory, evaluate, parse_formula
+from edge_offload.ir.trace.keys import pack_codes, unpack_codes
+from edge_offload.ir.trace.symbols import BranchKey, Formula, OutcomeHistory, evaluate_formula, parse_formula
 
 #: The branch key of an outcome (None: any other), and the index of the step that then follows.
 Edge = Tuple[Optional[BranchKey], int]
@@ -43,25 +43,25 @@ class TraceStep:
     """One expected step: a node of a :class:`TraceGraph`.
 
     Attributes:
-        segment: its segment; None if it is given by ``words``.
-        words: per call the entry and the number of each storage: those that existed before are numbered from 0 on, new
+        segment: its segment; None if it is given by ``codes``.
+        codes: per call the entry and the number of each storage: those that existed before are numbered from 0 on, new
             ones after them.
         patches: what differs in the calls' keys from the entries.
         live: for each storage that existed before: number in the segment, how its own number is found, and from what.
         dead: numbers, in the segment, of new storages that will have been dropped.
         numbers, payloads: the same every time; the first step of a graph gets its payloads with the graph.
-        describe: whether the results of the last call are wanted; ``wanted``: the calls before it of which they are.
+        describe: whether the results of the last call are described; ``described_calls``: those before it that are.
     """
 
     segment: Optional[int]
-    words: Tuple[int, ...]
+    codes: Tuple[int, ...]
     patches: Tuple[Patch, ...]
     live: Tuple[Tuple[int, int, int], ...]
     dead: Tuple[int, ...]
     numbers: bytes
     payloads: Tuple[bytes, ...]
     describe: bool
-    wanted: Tuple[int, ...] = ()
+    described_calls: Tuple[int, ...] = ()
 
     def live_at(self, base: int, start: int) -> List[Tuple[int, int]]:
         """(number in the segment, storage) when the step's first new storage is ``base``, the inference's ``start``."""
@@ -77,14 +77,14 @@ class TraceStep:
         values: Dict[Formula, int] = {}  # most formulas are those of others too
         for patch in self.patches:
             if patch.formula not in values:
-                values[patch.formula] = evaluate(patch.formula, since)
+                values[patch.formula] = evaluate_formula(patch.formula, since)
         return [values[patch.formula] for patch in self.patches]
 
     def to_wire(self) -> List[Any]:
-        """As msgpack takes it."""
-        words = packed_words(self.words)
-        return [self.segment, words, self.patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
-                self.wanted]  # fmt: skip
+        """Packs the step for msgpack."""
+        codes = pack_codes(self.codes)
+        return [self.segment, codes, self.patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
+                self.described_calls]  # fmt: skip
 
 
 def parse_step(data: Any) -> TraceStep:
@@ -98,15 +98,18 @@ def parse_step(data: Any) -> TraceStep:
             raise ValueError("a step has another number of fields")
         read = TraceStep(*data)
         node = TraceStep(
-            _count(read.segment) if read.segment is not None else None,
-            unpacked_words(_raw(read.words)),
-            tuple(Patch(_count(at), _count(offset), parse_formula(formula)) for at, offset, formula in read.patches),
-            tuple((_count(number), _count(how), _whole(value)) for number, how, value in read.live),
-            tuple(_count(number) for number in read.dead),
-            _raw(read.numbers),
-            tuple(_raw(payload) for payload in read.payloads),
+            _read_count(read.segment) if read.segment is not None else None,
+            unpack_codes(_read_bytes(read.codes)),
+            tuple(
+                Patch(_read_count(at), _read_count(offset), parse_formula(formula))
+                for at, offset, formula in read.patches
+            ),
+            tuple((_read_count(number), _read_count(how), _read_int64(value)) for number, how, value in read.live),
+            tuple(_read_count(number) for number in read.dead),
+            _read_bytes(read.numbers),
+            tuple(_read_bytes(payload) for payload in read.payloads),
             bool(read.describe),
-            tuple(_count(call) for call in read.wanted),
+            tuple(_read_count(call) for call in read.described_calls),
         )
         if any(how > FROM_START or abs(value) >= MOST_STORAGES for _, how, value in node.live):
             raise ValueError("a storage is named in no known way")
@@ -154,43 +157,46 @@ def parse_graph(data: Any) -> Tuple[TraceGraph, bool]:
     if count > MAX_NODES or len(read.since) > MAX_NODES:
         raise ValueError("a trace graph has too many steps")
     graph = TraceGraph(
-        [(_count(number), _edges(edges, count)) for number, edges in read.nodes] if read.nodes is not None else None,
-        _edges(read.first, count),
-        _count(read.base) if read.base is not None else None,
-        _count(read.start),
-        [tuple(_whole(value) for value in item) for item in read.since],
+        [(_read_count(number), _read_edges(edges, count)) for number, edges in read.nodes]
+        if read.nodes is not None
+        else None,
+        _read_edges(read.first, count),
+        _read_count(read.base) if read.base is not None else None,
+        _read_count(read.start),
+        [tuple(_read_int64(value) for value in item) for item in read.since],
     )
     return graph, bool(read.payloads)
 
 
-def follow(edges: Sequence[Edge], kind: BranchKey) -> Optional[int]:
+def following_step(edges: Sequence[Edge], kind: BranchKey) -> Optional[int]:
     """The index of the step after an outcome of ``kind``, or None."""
-    found = dict(edges)
-    return found.get(kind, found.get(None))
+    steps = dict(edges)
+    return steps.get(kind, steps.get(None))
 
 
-def _edges(data: Any, count: int) -> List[Edge]:
+def _read_edges(data: Any, count: int) -> List[Edge]:
     edges: List[Edge] = [
-        (tuple(_whole(value) for value in kind) if kind is not None else None, _count(node)) for kind, node in data
+        (tuple(_read_int64(value) for value in kind) if kind is not None else None, _read_count(node))
+        for kind, node in data
     ]
     if any(node >= count for _, node in edges):
         raise ValueError("an edge leads nowhere")
     return edges
 
 
-def _count(value: Any) -> int:
+def _read_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MOST_STORAGES:
         raise ValueError(f"{value!r} is not a number of things")
     return value
 
 
-def _whole(value: Any) -> int:
+def _read_int64(value: Any) -> int:
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{value!r} is not an integer of 64 bits")
     return value
 
 
-def _raw(value: Any) -> bytes:
+def _read_bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError("bytes were expected")
     return value

@@ -8,7 +8,7 @@ import torch
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.execute.engines.base import CPU, Built, facts
+from edge_offload.execute.engines.base import CPU, Built, engine_facts
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.entry import Scalar
 from edge_offload.models.letterbox import Letterbox, fit_image
@@ -66,7 +66,7 @@ class OnnxModule(PeopleModule):
         return (
             f"{self.name}: {recognition.describe_size(plan.size)}, {self.network.values} values, "
             f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {finds}"
-            f"{classes}; {facts(self.backend(CPU))}"
+            f"{classes}; {engine_facts(self.backend(CPU))}"
         )
 
 

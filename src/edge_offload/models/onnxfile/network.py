@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.engines.base import CPU, Built, Engine, facts, machine
-from edge_offload.execute.engines.cache import EngineCache, Entry, key_of
-from edge_offload.execute.engines.table import alone
+from edge_offload.execute.engines.base import CPU, Built, Engine, engine_facts, machine_facts
+from edge_offload.execute.engines.cache import EngineCache, EngineEntry, key_of
+from edge_offload.execute.engines.table import onnx_backend
 from edge_offload.models.onnxfile.reading import Graph, ImageInput, document_of
 from edge_offload.models.onnxfile.recognition import BYTE, IMAGENET, UNIT, GraphOutput
 
@@ -88,7 +88,7 @@ class OnnxNetwork(nn.Module):
         """
         if device not in self._backends:
             is_chosen = self._chosen is not None and device == self._chosen.device
-            self._backends[device] = self._chosen if is_chosen and self._chosen is not None else alone(device)
+            self._backends[device] = self._chosen if is_chosen and self._chosen is not None else onnx_backend(device)
         return self._backends[device]
 
     def use(self, backend: Optional[Built]) -> None:
@@ -110,7 +110,9 @@ class OnnxNetwork(nn.Module):
                 raise
             except Exception as error:  # engines may raise anything
                 reason = " ".join(str(error).split())[:300]
-                raise BadInput(f"{self.name} cannot be computed by {facts(self.backend(CPU))}: {reason}") from error
+                raise BadInput(
+                    f"{self.name} cannot be computed by {engine_facts(self.backend(CPU))}: {reason}"
+                ) from error
         shapes = [(tuple(one.shape), one.is_floating_point()) for one in outputs]
         return [GraphOutput(name, *shape) for name, shape in zip(self._names, shapes)]
 
@@ -139,7 +141,9 @@ class OnnxNetwork(nn.Module):
             return backend.load(backend.build(self._document, threads), threads)
         # such an engine selects kernels by timing, which takes minutes and may change the results' last bits
         document = hashlib.sha256(self._document).hexdigest()
-        facts_of = {"engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()}
+        facts_of = {"engine": str(engine_facts(backend)), "threads": threads, **machine_facts(), **backend.depends_on()}
         key = key_of({"document": document, **facts_of})
-        entry = EngineCache().get(key, lambda: Entry(backend.build(self._document, threads), document, True))
+        entry = EngineCache().get_or_build(
+            key, lambda: EngineEntry(backend.build(self._document, threads), document, True)
+        )
         return backend.load(entry.built, threads)

@@ -14,7 +14,7 @@ import rosgraph
 import rospy
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.execute.heap import keep_freed
+from edge_offload.execute.heap import retain_freed_memory
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.common.clock import ClockWatch
 from edge_offload.nodes.common.health import Health
@@ -194,7 +194,7 @@ def run_node(node_class: Type[Node]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if node_class.computes:
-        keep_freed()
+        retain_freed_memory()
     try:
         rospy.init_node(node_class.name)
     except rospy.exceptions.ROSInitException:

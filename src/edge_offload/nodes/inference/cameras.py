@@ -219,7 +219,7 @@ class SensorNode(OffloadedNode):
         inputs = self.warm_up()
         if inputs is not None:
             self.publish_forecast([inputs], Header(stamp=rospy.Time.now()))
-        self.collector.begin()
+        self.collector.start()
         # last: from now on frames come
         for view in views:
             view.subscribe(self.slot, keep_all)

@@ -11,7 +11,7 @@ import rospy
 from edge_offload.companion.process import choose_device
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.execute.engines.table import chosen
+from edge_offload.execute.engines.table import engine_for_model
 from edge_offload.execute.module import ByEngine
 from edge_offload.execute.threads import pin
 from edge_offload.link.estimate.estimator import LinkReading
@@ -105,7 +105,7 @@ class Network:
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
             self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._notified)
-        engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
+        engine = EAGER if params["exact"] else engine_for_model(params["engine"], self.name)
         device, companion = choose_device(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
             self.name,

@@ -169,7 +169,7 @@ class OffloadedNode(Node):
             if not worker.drain(self.drain_s):
                 self.health.warn("drain", f"{what}: a frame was still worked on {self.drain_s:g} s after the end")
         if hasattr(self, "collector"):
-            self.collector.end()
+            self.collector.stop()
         for attribute in ("_network", "_energy"):
             if hasattr(self, attribute):
                 getattr(self, attribute).close()
@@ -267,7 +267,7 @@ class OffloadedNode(Node):
 
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
-        self.collector.look()
+        self.collector.collect_new()
         counts = SlotCounts.total([carry.counts for carry in self.carries] or [slot.counts])
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))

@@ -236,7 +236,7 @@ class OffloadManagerNode(Node):
 
     def _on_battery(self, message: Any) -> None:
         self._battery_news.came()
-        fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
+        fields = (message.percentage, message.add_units, message.capacity, message.design_capacity, message.voltage)
         battery = self._battery.read(*map(float, fields))
         with self._lock:
             situations = [deciding.situation for deciding in self._tasks.values() if deciding.situation is not None]

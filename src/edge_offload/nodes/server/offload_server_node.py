@@ -108,7 +108,7 @@ class OffloadServerNode(Node):
         self.health.value("address", self._server.address)
         self.health.value("device", self._server.device)
         self._collector = Collector()
-        self._collector.begin()
+        self._collector.start()
         self._ticker = Ticker(1.0 / params["status_rate"], self._tick, self.fault)
         self._ticker.start()
         rospy.loginfo(f"listening on {self._server.address}, device {self._server.device}")
@@ -116,7 +116,7 @@ class OffloadServerNode(Node):
     def stop(self) -> None:
         if hasattr(self, "_ticker"):
             self._ticker.close()
-            self._collector.end()
+            self._collector.stop()
             self._status.publish(self._status_message(ServerStatus.STOPPING))
         if hasattr(self, "_server"):
             self._server.close()
@@ -124,7 +124,7 @@ class OffloadServerNode(Node):
             self._gpu.close()
 
     def _tick(self) -> None:
-        self._collector.look()
+        self._collector.collect_new()
         message = self._status_message(ServerStatus.READY)
         states = self._server.pool.engines()
         for model, (words, _) in states.items():

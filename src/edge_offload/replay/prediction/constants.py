@@ -49,24 +49,24 @@ class ConstantUploads:
     def __init__(self) -> None:
         self._steps: Dict[int, _Uploader] = {}
 
-    def expected(self, signature: int) -> bool:
-        """Whether a step of ``signature``, after a read, will probably upload what it has always uploaded."""
-        own = self._steps.get(signature)
-        if own is None or own.same < SAME_TIMES or own.begun < INFERENCES or own.streak >= 2 * own.longest:
+    def is_expected(self, signature: int) -> bool:
+        """True if a step of ``signature``, after a read, will probably upload what it has always uploaded."""
+        step = self._steps.get(signature)
+        if step is None or step.same < SAME_TIMES or step.begun < INFERENCES or step.streak >= 2 * step.longest:
             return False
-        other = self._steps.get(own.by) if own.by is not None else None
-        return other is not None and (other.same < SAME_TIMES or 2 * other.count <= own.count)
+        other = self._steps.get(step.by) if step.by is not None else None
+        return other is not None and (other.same < SAME_TIMES or 2 * other.count <= step.count)
 
-    def note(self, signature: int, uploads: Uploads) -> bool:
-        """A step of ``signature`` has uploaded this after a read; whether it is a constant."""
-        constant = self.expected(signature) and self._steps[signature].latest == uploads
+    def note_step(self, signature: int, uploads: Uploads) -> bool:
+        """Notes the uploads of a step after a read; returns True if they are constants."""
+        constant = self.is_expected(signature) and self._steps[signature].latest == uploads
         if len(self._steps) > MAX_STEPS:
             self._steps.clear()
-        own = self._steps.setdefault(signature, _Uploader())
-        own.same = own.same + 1 if own.latest == uploads and None not in uploads else 1
-        own.latest = uploads
-        own.count += 1
-        own.streak += 1
+        current = self._steps.setdefault(signature, _Uploader())
+        current.same = current.same + 1 if current.latest == uploads and None not in uploads else 1
+        current.latest = uploads
+        current.count += 1
+        current.streak += 1
         if not constant:
             for other, step in self._steps.items():
                 if other != signature and step.streak:

@@ -39,9 +39,9 @@ def find_cycle(log: Sequence[LoggedStep], min_repeats: int) -> Optional[Tuple[in
     best: Optional[Tuple[int, int]] = None
     for length in range(1, end + 1):
         first = log[end - length]
-        begins = first.uploads or length == end or log[end - length - 1].reads
+        is_start = first.uploads or length == end or log[end - length - 1].reads
         extent = length + (repeated[length] if length < end else 0)
-        if begins and opens[-1] >= end - length and extent >= min_repeats * length and (not best or extent > best[0]):
+        if is_start and opens[-1] >= end - length and extent >= min_repeats * length and (not best or extent > best[0]):
             best = extent, length
     if best is None:
         return None
@@ -55,13 +55,13 @@ def find_cycle(log: Sequence[LoggedStep], min_repeats: int) -> Optional[Tuple[in
 def z_function(symbols: Sequence[Hashable]) -> List[int]:
     """``z[i]``: length of the longest common prefix of ``symbols`` and ``symbols[i:]``; ``z[0] = len(symbols)``."""
     total = len(symbols)
-    found = [total] * total
-    left = right = 0
+    lengths = [total] * total
+    start = end = 0
     for index in range(1, total):
-        match = min(right - index, found[index - left]) if index < right else 0
+        match = min(end - index, lengths[index - start]) if index < end else 0
         while index + match < total and symbols[match] == symbols[index + match]:
             match += 1
-        if index + match > right:
-            left, right = index, index + match
-        found[index] = match
-    return found
+        if index + match > end:
+            start, end = index, index + match
+        lengths[index] = match
+    return lengths

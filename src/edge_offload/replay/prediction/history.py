@@ -24,8 +24,8 @@ Item = Tuple[int, BranchKey]
 Trail = Tuple[Item, ...]
 
 
-class Follower:
-    """What has followed a context.
+class ContextFollower:
+    """Statistics of the steps that have followed a context.
 
     Attributes:
         signature: of the step that did so most; None if none did.
@@ -40,21 +40,21 @@ class Follower:
         self.sure = 0
         self.varied = False
 
-    def note(self, signature: int) -> bool:
-        """``signature`` has followed now; says whether something else is to be expected than before.
+    def note_next(self, signature: int) -> bool:
+        """Notes that ``signature`` has followed; returns True if another step is expected than before.
 
         What has come once says less than what always comes after fewer steps.
         """
-        known, sure = (self.signature, self.sure) if self.signature is not None else (signature, 0)
-        if known == signature:
+        expected, sure = (self.signature, self.sure) if self.signature is not None else (signature, 0)
+        if expected == signature:
             self.signature, self.sure = signature, min(sure + 1, 2 * SURE)
         else:
-            self.signature, self.sure = (known, sure - 1) if sure > 1 else (signature, 1)
+            self.signature, self.sure = (expected, sure - 1) if sure > 1 else (signature, 1)
             self.varied = True
-        return self.signature != known or not sure or (self.sure >= SURE) != (sure >= SURE)
+        return self.signature != expected or not sure or (self.sure >= SURE) != (sure >= SURE)
 
 
-class Place:
+class TrailPlace:
     """The last few steps, and how many there were since the inference began.
 
     Its followers are looked up once: a program that does what it did before goes from place to place.
@@ -67,20 +67,20 @@ class Place:
 
     __slots__ = ("distinct", "followers", "next", "opened", "steps", "trail")
 
-    def __init__(self, trail: Trail, steps: int, followers: List[Follower]) -> None:
+    def __init__(self, trail: Trail, steps: int, followers: List[ContextFollower]) -> None:
         self.trail = trail
         self.steps = steps
         self.followers = followers
         self.distinct = list(dict.fromkeys(followers))
-        self.next: Dict[Item, Place] = {}
-        self.opened: Optional[Place] = None
+        self.next: Dict[Item, TrailPlace] = {}
+        self.opened: Optional[TrailPlace] = None
 
-    def note(self, signature: int) -> bool:
-        """``signature`` is the next step; says whether something else is to be expected than before."""
+    def note_next(self, signature: int) -> bool:
+        """Notes the next step; returns True if another step is expected than before."""
         fresh = False
         for follower in self.distinct:
             if follower.signature != signature or follower.sure < 2 * SURE:
-                fresh = follower.note(signature) or fresh
+                fresh = follower.note_next(signature) or fresh
         return fresh
 
 
@@ -95,39 +95,39 @@ class Contexts:
     def __init__(self, reason: Callable[[int], Optional[int]], max_steps: int) -> None:
         self._reason = reason
         self._max_steps = max_steps
-        self._followers: Dict[Trail, Follower] = {}
-        self._places: Dict[Tuple[Trail, int], Place] = {}
+        self._followers: Dict[Trail, ContextFollower] = {}
+        self._places: Dict[Tuple[Trail, int], TrailPlace] = {}
 
-    def first(self) -> Place:
-        """Where a program begins."""
+    def start_place(self) -> TrailPlace:
+        """Place at which a program begins."""
         return self._place((), 0)
 
-    def opened(self, place: Place) -> Place:
+    def place_at_start(self, place: TrailPlace) -> TrailPlace:
         """``place`` if an inference begins there."""
         if place.opened is None:
             place.opened = self._place(place.trail, 0)
         return place.opened
 
-    def after(self, place: Place, signature: int, kind: BranchKey) -> Place:
+    def place_after(self, place: TrailPlace, signature: int, kind: BranchKey) -> TrailPlace:
         """The place after a step of ``signature`` whose outcome is of ``kind``."""
         item = signature, kind
-        found = place.next.get(item)
-        if found is None:
+        following = place.next.get(item)
+        if following is None:
             if len(self._places) > MAX_PLACES or len(self._followers) > MAX_CONTEXTS:
                 if len(self._followers) > MAX_CONTEXTS:
                     self._followers.clear()
                 self._places.clear()
             trail = (*place.trail[-CONTEXTS[0] + 1 :], item)
-            found = place.next[item] = self._place(trail, min(place.steps + 1, self._max_steps))
-        return found
+            following = place.next[item] = self._place(trail, min(place.steps + 1, self._max_steps))
+        return following
 
-    def expected(self, trail: Trail, steps: int) -> Optional[int]:
+    def expected_after(self, trail: Trail, steps: int) -> Optional[int]:
         """The signature that will probably follow ``trail``, ``steps`` after the inference began."""
-        known = self._followers.get
-        return self.expected_of([known(context, _NOTHING) for context in self._of(trail, steps)])
+        follower_of = self._followers.get
+        return self.expected_of([follower_of(context, _NOTHING) for context in self._contexts_of(trail, steps)])
 
     @staticmethod
-    def expected_of(followers: Sequence[Follower]) -> Optional[int]:
+    def expected_of(followers: Sequence[ContextFollower]) -> Optional[int]:
         """The signature that is probably next; the contexts' ``followers`` in the order in which they are asked."""
         guess: Optional[int] = None
         for order, follower in enumerate(followers):
@@ -136,14 +136,16 @@ class Contexts:
             guess = follower.signature if guess is None else guess
         return guess
 
-    def _place(self, trail: Trail, steps: int) -> Place:
-        found = self._places.get((trail, steps))
-        if found is None:
-            followers = [self._followers.setdefault(context, Follower()) for context in self._of(trail, steps)]
-            found = self._places[trail, steps] = Place(trail, steps, followers)
-        return found
+    def _place(self, trail: Trail, steps: int) -> TrailPlace:
+        place = self._places.get((trail, steps))
+        if place is None:
+            followers = [
+                self._followers.setdefault(context, ContextFollower()) for context in self._contexts_of(trail, steps)
+            ]
+            place = self._places[trail, steps] = TrailPlace(trail, steps, followers)
+        return place
 
-    def _of(self, trail: Trail, steps: int) -> List[Trail]:
+    def _contexts_of(self, trail: Trail, steps: int) -> List[Trail]:
         """The last few steps, as they may tell what is next: with the kinds of their outcomes, and without.
 
         How many ``steps`` of the inference there were says when a loop over classes ends. The size of a result decides
@@ -151,11 +153,11 @@ class Contexts:
         """
         bare = tuple([(signature, ANY) for signature, _ in trail])
         counted = [((steps, COUNT), trail[-1]), trail[-1:], ((steps, COUNT), bare[-1])] if trail else []
-        found = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
+        recent = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
         plain = [bare[-length:] for length in CONTEXTS if len(trail) >= length]
-        if found and self._reason(trail[-1][0]) == READ:
-            return [*counted, *found[:-1], *plain[:-1], found[-1], plain[-1]]
-        return counted + found + plain
+        if recent and self._reason(trail[-1][0]) == READ:
+            return [*counted, *recent[:-1], *plain[:-1], recent[-1], plain[-1]]
+        return counted + recent + plain
 
 
-_NOTHING = Follower()
+_NOTHING = ContextFollower()

@@ -8,12 +8,12 @@ from collections import OrderedDict
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import ProtocolError
-from edge_offload.ir.trace.budget import Budget, Work
-from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate
+from edge_offload.ir.trace.budget import LearningBudget, Work
+from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate_formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.prediction.integer_formulas import IntegerFormulas
-from edge_offload.replay.signatures import Call, CompletedStep, Integers, SegmentInvocation, SignatureTable
+from edge_offload.replay.signatures import CompletedStep, Integers, SegmentInvocation, SignatureTable, TableCall
 
 _INTEGER = struct.Struct("<q")
 MAX_KINDS = 6
@@ -30,7 +30,7 @@ class StepPlan:
 
     def __init__(
         self, signature: int, slot: int, node: TraceStep, integers: Integers, places: Tuple[Tuple[int, int], ...],
-        dead: FrozenSet[int], result_meta: Optional[Dict[int, Call]] = None,
+        dead: FrozenSet[int], result_meta: Optional[Dict[int, TableCall]] = None,
         uploads: Tuple[Optional[bytes], ...] = (),
     ) -> None:  # fmt: skip
         self.signature = signature
@@ -55,7 +55,7 @@ class StepPlan:
         if not self._changes:
             return self._integers
         try:
-            values = [evaluate(formula, history) for formula in self._formulas]
+            values = [evaluate_formula(formula, history) for formula in self._formulas]
         except ProtocolError:
             return None
         calls = list(self._integers)
@@ -68,7 +68,7 @@ class StepPlan:
 
     def expected_results(
         self, integers: Integers, results: Dict[int, List[Any]]
-    ) -> List[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]:
+    ) -> List[Tuple[TableCall, bytes, Tuple[int, ...], List[Any]]]:
         """The calls whose ``results`` the server has said: one like each, its key and integers now, what it returns.
 
         They depend on nothing but the call's key, so they hold for every call that has it; what was said last of a call
@@ -78,7 +78,7 @@ class StepPlan:
             integers: those of each call's key.
             results: what the server has said, by position of the call.
         """
-        found = []
+        expected = []
         for number, described in results.items():
             like = self._result_meta.get(number)
             if like is None or self._reported.get(number) == integers[number]:
@@ -88,17 +88,17 @@ class StepPlan:
             for offset, old, new in zip(like.offsets, like.integers, integers[number]):
                 if old != new:
                     _INTEGER.pack_into(key, offset, new)
-            found.append((like, bytes(key), integers[number], described))
-        return found
+            expected.append((like, bytes(key), integers[number], described))
+        return expected
 
-    def _live(self, base: int, start: int) -> Tuple[int, ...]:
+    def _live_storages(self, base: int, start: int) -> Tuple[int, ...]:
         origins = (0, base, start)  # SAME, FROM_STEP, FROM_START
         return tuple([origins[how] + value for how, value in self._origins])
 
-    def begins_with(
+    def may_begin_with(
         self, signatures: SignatureTable, invocation: SegmentInvocation, start: int, history: OutcomeHistory
     ) -> bool:
-        """Whether ``invocation`` may be the beginning of the step, whose new storages begin with its own.
+        """True if ``invocation`` may begin the step: its new storages are the step's first.
 
         Args:
             signatures: where the calls of both are known.
@@ -107,20 +107,20 @@ class StepPlan:
             history: see :meth:`integers`.
         """
         integers = self.integers(history)
-        calls, references = signatures.beginning(invocation)
-        skeletons, own_references = signatures.calls(self.signature)
+        calls, references = signatures.beginning_of(invocation)
+        skeletons, plan_references = signatures.skeletons_of(self.signature)
         length, live = len(calls), tuple([number for _, number in invocation.live])
         return (
             integers is not None
             and tuple([call.skeleton for call in calls]) == skeletons[:length]
-            and references == own_references[:length]
+            and references == plan_references[:length]
             and tuple([call.integers for call in calls]) == integers[:length]
-            and self._live(invocation.base, start)[: len(live)] == live
+            and self._live_storages(invocation.base, start)[: len(live)] == live
             and self.node.numbers.startswith(invocation.numbers)
         )
 
     def same_as(self, done: CompletedStep, start: int, integers: Optional[Integers]) -> bool:
-        """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
+        """True if the node's outcome is that of ``done``, whose first new storages the node's are.
 
         What ``done`` freed may be more: a storage that was kept for nothing is freed later.
 
@@ -135,13 +135,13 @@ class StepPlan:
             and node.numbers == done.numbers
             and (not node.payloads or node.payloads == done.payloads)
             and self.dead <= done.dead
-            and self._live(done.base, start) == done.live
+            and self._live_storages(done.base, start) == done.live
             and ((node.segment is not None and node.segment == done.segment) or integers == done.signature.integers)
         )
 
 
 class StepModel:
-    """What is known of the steps of one signature, wherever they stand or at one site; learns from every one.
+    """Model of the steps of one signature, at one site or wherever they stand; learns from each.
 
     Args:
         signature: its number.
@@ -165,7 +165,7 @@ class StepModel:
         self._made_with = (0, 0)
         self._uploads: Tuple[Optional[bytes], ...] = ()
 
-    def learn(
+    def learn_step(
         self,
         done: CompletedStep,
         history: List[Tuple[int, ...]],
@@ -173,7 +173,7 @@ class StepModel:
         confirmed: bool,
         bases: Sequence[int] = (),
     ) -> bool:
-        """Take in a step; says whether anything is expected otherwise than before.
+        """Learns from a step; returns True if anything is expected otherwise than before.
 
         ``confirmed``: it came as expected, so that there is nothing new in it. ``bases``: first new storage of each
         step of the inference before it.
@@ -186,31 +186,31 @@ class StepModel:
         if confirmed and (self.last is None or self.last.opens == done.opens):
             return fresh_kind
         self._before, self.last = self.last, done
-        known = self._uploads, self._live
+        facts_before = self._uploads, self._live
         if self._before is None or len(self._uploads) != len(done.payloads):
             self._uploads = done.payloads
         else:  # one that has changed once is an input
             self._uploads = tuple(old if old == new else None for old, new in zip(self._uploads, done.payloads))
         options = [{(SAME, n), (FROM_STEP, n - done.base), (FROM_START, n - start)} for n in done.live]
         if len(self._live) == len(options):
-            self._live = [(known & new) or new for known, new in zip(self._live, options)]
+            self._live = [(facts_before & new) or new for facts_before, new in zip(self._live, options)]
         else:
             self._live = options
         made_in = [bisect.bisect_right(bases, n) - 1 for n in done.live]
         expected = self._plan.integers(history) if self._plan is not None else None
-        self.sizes.learn((tuple(history), done.signature.integers), made_in, expected)
+        self.sizes.add_sample((tuple(history), done.signature.integers), made_in, expected)
         if expected != done.signature.integers:
             self._plan = None
         self._stale = True
-        if known != (self._uploads, self._live):
+        if facts_before != (self._uploads, self._live):
             self.version += 1
         return True
 
-    def plan(
-        self, call: Callable[[int], Call], number: Callable[[Call], int], budget: Budget,
+    def next_plan(
+        self, call: Callable[[int], TableCall], number: Callable[[TableCall], int], budget: LearningBudget,
         general: Optional[StepModel] = None,
     ) -> Optional[StepPlan]:  # fmt: skip
-        """The node that the next step will probably be; None if it cannot be said, or not yet (see `unfinished`).
+        """Plans the next step; None if that is not possible, or not yet (see ``has_work``).
 
         Args:
             call: a native call's description, by its number.
@@ -222,15 +222,15 @@ class StepModel:
             version = (general.version, general.sizes.version) if general is not None else (0, 0)
             if self._job is None and (self._stale or version != self._made_with):
                 self._stale, self._made_with = False, version
-                self._job = self._remake(call, number, general)
+                self._job = self._replace_plan(call, number, general)
             if self._job is None:
                 return self._plan
-            if not budget.advance(self._job):
+            if not budget.advance_job(self._job):
                 return self._plan  # of what was known before
             self._job = None
 
-    def expects(self, done: CompletedStep, history: OutcomeHistory, start: int) -> bool:
-        """Whether ``done`` is what the latest plan says, so that there is nothing to be learnt from it.
+    def is_expected(self, done: CompletedStep, history: OutcomeHistory, start: int) -> bool:
+        """True if ``done`` is what the latest plan says, so that nothing can be learned from it.
 
         Args:
             done: what the program did.
@@ -244,22 +244,22 @@ class StepModel:
         return same and plan.same_as(done, start, plan.integers(history))
 
     @property
-    def unfinished(self) -> bool:
-        """Whether more of the budget would have said more of the next step."""
+    def has_work(self) -> bool:
+        """True if more of the budget would have improved the plan."""
         return self._job is not None
 
     @property
-    def uploads(self) -> bool:
-        """Whether something is uploaded in the step."""
+    def has_uploads(self) -> bool:
+        """True if something is uploaded in the step."""
         return self.last is not None and bool(self.last.payloads)
 
-    def _remake(self, *given: Any) -> Work[None]:
-        self._plan = yield from self._make(*given)
+    def _replace_plan(self, *given: Any) -> Work[None]:
+        self._plan = yield from self._make_plan(*given)
 
-    def _make(
-        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[StepModel]
+    def _make_plan(
+        self, call: Callable[[int], TableCall], number: Callable[[TableCall], int], general: Optional[StepModel]
     ) -> Work[Optional[StepPlan]]:
-        """Make the plan anew. Nothing but sizes is looked at after the first look at what is known."""
+        """Makes the plan again. Only sizes are looked at after the first look at the samples."""
         last, before = self.last, self._before
         if before is None and general is not None:  # it stood here once, and in other places before
             before = general.last if general.last is not last else general._before
@@ -267,68 +267,68 @@ class StepModel:
             return None
         if last.numbers != before.numbers:
             return None
-        operands, uploads = self._operands(general), self._uploads
+        operands, uploads = self._operand_origins(general), self._uploads
         if general is not None and len(general._uploads) == len(uploads):  # an input has changed elsewhere if not here
-            uploads = tuple([own if own == other else None for own, other in zip(uploads, general._uploads)])
+            uploads = tuple([ours if ours == other else None for ours, other in zip(uploads, general._uploads)])
         calls = [call(entry) for entry in last.signature.entries]
         yield 1 + len(calls) + len(operands)
-        formulas = yield from self.sizes.formulas(general.sizes if general is not None else None, calls)
+        formulas = yield from self.sizes.formulas_at(general.sizes if general is not None else None, calls)
         if formulas is None:
             return None
         yield 2 * (1 + len(calls) + len(operands) + len(formulas))
-        whole = last.segment is not None and not formulas
+        as_segment = last.segment is not None and not formulas
         older = len(last.live)
-        names = last.canonicals if whole else tuple(range(older))
+        names = last.canonicals if as_segment else tuple(range(older))
         dead = last.dead & before.dead
         patches: Tuple[Patch, ...] = ()
-        words: List[int] = []
-        wanted: Tuple[int, ...] = ()
-        result_meta: Dict[int, Call] = {}
-        if whole:
+        codes: List[int] = []
+        described_calls: Tuple[int, ...] = ()
+        result_meta: Dict[int, TableCall] = {}
+        if as_segment:
             called = _names_of_new(dead, last.canonicals)
         else:
             called = tuple(older + item for item in sorted(dead))
             for made, used in zip(calls, self._references):
-                words.append(number(made))
-                words += [older + storage if storage >= 0 else -1 - storage for storage in used]
+                codes.append(number(made))
+                codes += [older + storage if storage >= 0 else -1 - storage for storage in used]
             patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in formulas.items())
             changed = {i for i, _ in formulas}
             result_meta = {i: calls[i] for i in sorted(changed) if not calls[i].is_special and i < len(calls) - 1}
-            wanted = tuple(result_meta)
+            described_calls = tuple(result_meta)
         node = TraceStep(
-            last.segment if whole else None,
-            tuple(words),
+            last.segment if as_segment else None,
+            tuple(codes),
             patches,
             tuple((name, *option) for name, option in zip(names, operands)),
             called,
             last.numbers,
             tuple(item for item in last.payloads if item is not None) if _same_uploads(last, before) else (),
             last.reason == DYNAMIC,
-            wanted,
+            described_calls,
         )
         return StepPlan(
             self.signature, self._slot, node, last.signature.integers, tuple(formulas), dead, result_meta, uploads
         )
 
-    def _operands(self, general: Optional[StepModel]) -> List[Tuple[int, int]]:
-        """How the number of each storage is found that existed before; at a site reached once, as at others."""
-        found = []
+    def _operand_origins(self, general: Optional[StepModel]) -> List[Tuple[int, int]]:
+        """Origin of the number of each storage that existed before; at a site reached once, as at others."""
+        origins = []
         for position, options in enumerate(self._live):
             others = general._live[position] if general is not None and position < len(general._live) else set()
             likely = options & others or options
-            own = len(likely) > 1 and self._before is None
+            is_single = len(likely) > 1 and self._before is None
             made = max(likely)  # counted from the inference's beginning, if it was made in it
-            found.append(made if own and made[0] == FROM_START and made[1] >= 0 else min(likely))
-        return found
+            origins.append(made if is_single and made[0] == FROM_START and made[1] >= 0 else min(likely))
+        return origins
 
 
 def _same_uploads(last: CompletedStep, before: CompletedStep) -> bool:
-    """Whether what is uploaded in a step is the same every time; an inference begins with something new."""
+    """True if the uploads of a step are the same every time; an inference begins with something new."""
     return not last.opens and None not in last.payloads and last.payloads == before.payloads
 
 
 def _names_of_new(ordinals: FrozenSet[int], older: Tuple[int, ...]) -> Tuple[int, ...]:
-    """What the new storages with these ``ordinals`` are called in a segment whose ``older`` ones are called so."""
+    """Names of the new storages with these ``ordinals`` in a segment whose ``older`` storages have theirs."""
     names: List[int] = []
     number = ordinal = 0
     used = set(older)

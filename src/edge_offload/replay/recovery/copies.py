@@ -27,8 +27,8 @@ class UploadCopies:
         self._end = self._room = 0
         self._full = False
 
-    def keep(self, named: NamedBlobs, data: memoryview) -> bool:
-        """Keep ``data`` as ``named``; says whether it is kept."""
+    def store_upload(self, named: NamedBlobs, data: memoryview) -> bool:
+        """Stores ``data`` as ``named``; returns True if it is stored."""
         if named.names in self._places:
             return True
         if self._full:
@@ -41,9 +41,9 @@ class UploadCopies:
             if self._end + named.nbytes > self._room:
                 raise OSError(f"{named.nbytes / 1e6:.0f} MB more than half of what was free")
             os.lseek(self._file.fileno(), self._end, os.SEEK_SET)
-            left = data
-            while left:
-                left = left[os.write(self._file.fileno(), left) :]
+            remaining = data
+            while remaining:
+                remaining = remaining[os.write(self._file.fileno(), remaining) :]
         except OSError as error:
             self._full = True
             notify(
@@ -55,20 +55,20 @@ class UploadCopies:
         self._end += named.nbytes
         return True
 
-    def data(self, named: NamedBlobs) -> bytes:
-        """The bytes that were kept as ``named``.
+    def read_upload(self, named: NamedBlobs) -> bytes:
+        """Reads the bytes that were stored as ``named``.
 
         Raises:
             LinkLost: they cannot be read.
         """
         assert self._file is not None
-        place, pieces, left = self._places[named.names], [], named.nbytes
-        while left:
-            piece = os.pread(self._file.fileno(), left, place)
+        place, pieces, remaining = self._places[named.names], [], named.nbytes
+        while remaining:
+            piece = os.pread(self._file.fileno(), remaining, place)
             if not piece:
                 raise LinkLost("the copy of an upload on this machine's disk ends too early")
             pieces.append(piece)
-            place, left = place + len(piece), left - len(piece)
+            place, remaining = place + len(piece), remaining - len(piece)
         return b"".join(pieces)
 
     def close(self) -> None:

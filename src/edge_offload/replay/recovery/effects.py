@@ -1,4 +1,4 @@
-"""What a segment does to storages and to random generators."""
+"""Effects of segments on storages and on random generators."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.operators import Symbol
 from edge_offload.ir.trace.calls import ALLOC, NEW, RESTORE, SEED, STATE, UPLOAD, BoundOperator
-from edge_offload.replay.signatures import Call, Definition, SignatureTable
+from edge_offload.replay.signatures import Definition, SignatureTable, TableCall
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a call does: storages that it writes, random generators that it uses, payloads that it takes.
+    """Effects of a call: storages that it writes, random generators that it uses, payloads that it takes.
 
-    Storages are told by position. Of a call that is not known here it is assumed that it writes to all.
+    Storages are given by position. Of a call that is not known here it is assumed that it writes to all.
     """
 
     written: Tuple[int, ...] = ()
@@ -31,21 +31,21 @@ class Effects:
 
     def __init__(self, signatures: SignatureTable) -> None:
         self.signatures = signatures
-        self._known: Dict[int, Effect] = {}
+        self._cached: Dict[int, Effect] = {}
 
-    def of(self, call: Call) -> Effect:
-        """That of ``call``, one of ``signatures``."""
-        found = self._known.get(call.skeleton)
-        if found is None:
-            found = _effect(call)
-            if not found.generators:  # their numbers are integers, too
-                self._known[call.skeleton] = found
-        return found
+    def effect_of(self, call: TableCall) -> Effect:
+        """Effect of ``call``, one of ``signatures``."""
+        effect = self._cached.get(call.skeleton)
+        if effect is None:
+            effect = _work_out_effect(call)
+            if not effect.generators:  # their numbers are integers, too
+                self._cached[call.skeleton] = effect
+        return effect
 
 
 @dataclass(frozen=True)
-class Use:
-    """What a segment does to storages (by their canonical numbers) and to random generators.
+class SegmentUse:
+    """Effects of a segment on storages (by their canonical numbers) and on random generators.
 
     Attributes:
         made: those that it allocates, each with the key of the allocation.
@@ -63,16 +63,16 @@ class Use:
     generators: Dict[int, bool] = field(default_factory=dict)
 
     @staticmethod
-    def of(definition: Definition, effects: Effects) -> Use:
-        """That of a segment."""
-        use = Use(definition)
+    def of_definition(definition: Definition, effects: Effects) -> SegmentUse:
+        """Collects the effects of a segment's calls."""
+        use = SegmentUse(definition)
         following: Optional[int] = 0  # canonical number of the next new storage, as long as it is certain
         used: Set[int] = set()
         payload = 0
-        for call, references in definition.steps():
+        for call, references in definition.calls_with_storages():
             if following is not None:
                 following = max(following, max(references, default=-1) + 1)
-            effect = effects.of(call)
+            effect = effects.effect_of(call)
             if effect.unknown:
                 use.computed.update(references)
                 following = None
@@ -89,30 +89,30 @@ class Use:
                 use.made[following] = call.key
                 following += 1
             elif not call.is_special and following is not None:
-                following = following + _fresh(call) if call.claimed is not None else None
+                following = following + _count_new_storages(call) if call.claimed is not None else None
         return use
 
 
-def _effect(call: Call) -> Effect:
+def _work_out_effect(call: TableCall) -> Effect:
     try:
         entry = BoundOperator(call.name, call.key, torch.device("cpu"))
     except EdgeOffloadError:
         return Effect(generators=(0,), unknown=True)
     if entry.refused is not None:
         return Effect(generators=(0,), hosts=len(entry.hosts), unknown=True)
-    return Effect(tuple(entry.written), tuple(_generators(entry)), len(entry.hosts))
+    return Effect(tuple(entry.written), tuple(_generators_used(entry)), len(entry.hosts))
 
 
-def _generators(entry: BoundOperator) -> List[int]:
+def _generators_used(entry: BoundOperator) -> List[int]:
     if entry.name in (SEED, STATE, RESTORE):
         return [int(entry.operator.args[0])]  # type: ignore[arg-type]
     if not entry.random:
         return []
-    own = [int(leaf.name) for leaf in entry.operator.args if isinstance(leaf, Symbol) and leaf.kind == "generator"]
-    return own or [0]
+    numbers = [int(leaf.name) for leaf in entry.operator.args if isinstance(leaf, Symbol) and leaf.kind == "generator"]
+    return numbers or [0]
 
 
-def _fresh(call: Call) -> int:
-    """How many new storages a call makes whose results are known."""
+def _count_new_storages(call: TableCall) -> int:
+    """Counts the new storages of a call whose results are given."""
     outs = [out for kind, what in call.claimed or () for out in ([what] if kind == "t" else what)]
     return sum(out[0] == NEW for out in outs)

@@ -50,7 +50,7 @@ def label(device: str) -> str:
     from edge_offload.execute import devices
     from edge_offload.execute.fingerprint import device_name
 
-    where = devices.pick(device)
+    where = devices.pick_device(device)
     if where.type == "cpu":
         return CPU_LABEL
     words = [where.type, device_name(where), *(["tf32"] if devices.tf32_allowed() else [])]
@@ -61,13 +61,13 @@ def present(device: str) -> List[Accelerator]:
     """The devices that ``device`` names: all GPUs for ``cuda``, and for ``auto`` where there is one.
 
     Raises:
-        BadInput, Unsupported: no such device; as :func:`~edge_offload.execute.devices.pick`.
+        BadInput, Unsupported: no such device; as :func:`~edge_offload.execute.devices.pick_device`.
     """
     import torch
 
     from edge_offload.execute import devices
 
-    where = devices.pick(device)
+    where = devices.pick_device(device)
     if where.type == "cpu":
         return [Accelerator("cpu")]
     indices = range(torch.cuda.device_count()) if where.index is None else (where.index,)

@@ -9,7 +9,7 @@ import torch
 
 from edge_offload.execute import devices
 from edge_offload.execute.engines.base import Direct, Engine
-from edge_offload.execute.engines.cuda_graph import CudaGraph
+from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
 
 #: Graphs that one stage has at once: a graph is for one size of batch and one layout of its inputs.
 MOST_GRAPHS = 16
@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 def backend_on(device: torch.device) -> Optional[Direct]:
     """What captures graphs on ``device``; None: there are none."""
-    backend = CudaGraph()
-    return None if device.type != "cuda" or devices.Virtual.owner or backend.lacks() else backend
+    backend = CudaGraphBackend()
+    return None if device.type != "cuda" or devices.Virtual.owner or backend.missing_parts() else backend
 
 
 class GraphedStage:

@@ -25,17 +25,17 @@ REPEATS = 5
 class WallClock:
     """Of a CPU: what a request waits for, other processes included."""
 
-    def within(self) -> ContextManager[Any]:
+    def timed_stream(self) -> ContextManager[Any]:
         """See :class:`~edge_offload.execute.clocks.Clock`."""
         return contextlib.nullcontext()
 
-    def mark(self) -> float:
+    def record_mark(self) -> float:
         """See :class:`~edge_offload.execute.clocks.Clock`."""
         return time.perf_counter()
 
-    def seconds(self, began: float, ended: float) -> float:
+    def seconds_between(self, start: float, end: float) -> float:
         """See :class:`~edge_offload.execute.clocks.Clock`."""
-        return ended - began
+        return end - start
 
 
 def stage_clock(device: torch.device) -> Clock:
@@ -64,14 +64,14 @@ def operator_seconds(network: BatchedNetwork) -> Array:
     runner, clock = network.runner(1), stage_clock(network.device)
     count = len(runner.sequence)
     found = np.full((REPEATS, count), np.inf)
-    with clock.within():
+    with clock.timed_stream():
         for turn in range(REPEATS):
-            values = runner.begin(network.stack([[spec.zeros() for spec in network.inputs]]))
-            marks = [clock.mark()]
+            values = runner.start_inference(network.stack([[spec.zeros() for spec in network.inputs]]))
+            marks = [clock.record_mark()]
             for index in range(count):
                 runner.run_range(values, index, index + 1)
-                marks.append(clock.mark())
-            found[turn] = [clock.seconds(*pair) for pair in zip(marks, marks[1:])]
+                marks.append(clock.record_mark())
+            found[turn] = [clock.seconds_between(*pair) for pair in zip(marks, marks[1:])]
     least: Array = found.min(axis=0)
     return least
 
@@ -96,9 +96,9 @@ def stage_seconds(stages: Sequence[Stage], batch: int) -> List[float]:
     clock = stage_clock(stages[0].device)
     arrays = [packed(spec.zeros()) for spec in stages[0].network.inputs] * batch
     found = []
-    with clock.within():
+    with clock.timed_stream():
         for stage in stages:
-            began = clock.mark()
+            began = clock.record_mark()
             arrays = stage.run(batch, arrays)
-            found.append(clock.seconds(began, clock.mark()))
+            found.append(clock.seconds_between(began, clock.record_mark()))
     return found

@@ -106,10 +106,10 @@ class Member:
         """What decides the bits of its results, its device, and GPUs that it sees; empty: it is emulated."""
         if self._emulated:
             return {}
-        from edge_offload.execute.fingerprint import fingerprint
+        from edge_offload.execute.fingerprint import fingerprint_of
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
-        return {**fingerprint(self._network.device), "where": str(self._network.device), "visible": visible}
+        return {**fingerprint_of(self._network.device), "where": str(self._network.device), "visible": visible}
 
     def _build(self, model: Dict[str, Any], threads: int, batches: int, device: str) -> None:
         import torch
@@ -118,8 +118,8 @@ class Member:
         from edge_offload.models import registry
         from edge_offload.server.pool import stages
 
-        where = devices.settle(devices.pick(device))
-        devices.select(where)
+        where = devices.fix_kernel_choice(devices.pick_device(device))
+        devices.select_device(where)
         torch.set_num_threads(threads)
         module = registry.build_module(model["name"], **model["options"])
         if registry.state_hash(module) != model["state_hash"]:

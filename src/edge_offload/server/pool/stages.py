@@ -18,7 +18,7 @@ from torch import nn
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute import devices
-from edge_offload.execute.module import Divided, as_tensors, fetched
+from edge_offload.execute.module import Divided, as_tensors, fetch_outputs
 from edge_offload.execute.sequence_runner import SequenceRunner, laid_out
 from edge_offload.execute.tensors import Specs, TensorSpec
 from edge_offload.ir import OperatorSequence
@@ -108,7 +108,7 @@ class BatchedNetwork:
 
     def __init__(self, module: nn.Module, inputs: Specs, device: Union[str, torch.device] = "cpu") -> None:
         self.inputs = inputs
-        self.device = devices.settle(torch.device(device))
+        self.device = devices.fix_kernel_choice(torch.device(device))
         network: nn.Module = alias(module.eval())
         self._read_out: Callable[..., object] = lambda *outputs: outputs
         if isinstance(network, Divided):
@@ -132,7 +132,7 @@ class BatchedNetwork:
             self._read_out = alias(self._read_out).to(self.device)
         else:
             on_cpu = self._read_out
-            self._read_out = lambda *outputs: on_cpu(*fetched(outputs))
+            self._read_out = lambda *outputs: on_cpu(*fetch_outputs(outputs))
 
     def stack(self, frames: Sequence[Sequence[torch.Tensor]]) -> Tensors:
         """The inputs of frames as those of a batch."""
@@ -166,7 +166,7 @@ class BatchedNetwork:
             if not 1 <= batch <= MAX_BATCH:
                 raise BadInput(f"a batch of {batch}", remedy=f"1 to {MAX_BATCH} frames")
             program = self.program(batch)
-            with devices.failures():
+            with devices.gpu_failures():
                 self._place(program)
                 self._runners[batch] = SequenceRunner(program.sequence, self._constants, str(self.device))
         return self._runners[batch]
@@ -183,7 +183,7 @@ class BatchedNetwork:
         if any(len(tensor) != batch for tensor in outputs):
             raise Unsupported(f"the network does not keep its {batch} frames apart", remedy="batches of 1")
         parts = [tuple(tensor[at : at + 1] for tensor in outputs) for at in range(batch)]
-        return [fetched(as_tensors(self._read_out(*part))) for part in parts]
+        return [fetch_outputs(as_tensors(self._read_out(*part))) for part in parts]
 
 
 class Stage:
@@ -230,8 +230,8 @@ class Stage:
             BadInput: sizes that are none of this network's.
             OutOfMemory, DeviceLost: the GPU failed.
         """
-        with devices.failures():
-            devices.select(self.device)  # of this thread
+        with devices.gpu_failures():
+            devices.select_device(self.device)  # of this thread
             return self._run(batch, arrays)
 
     def _run(self, batch: int, arrays: Sequence[Parcel]) -> List[Parcel]:
@@ -259,7 +259,7 @@ class Stage:
         results = alive(sequence, end) if self.end < self.cuts.blocks else sequence.outputs
 
         def run(tensors: Sequence[torch.Tensor]) -> Tensors:
-            values = runner.resume(dict(zip(numbers, tensors)))
+            values = runner.resume_inference(dict(zip(numbers, tensors)))
             runner.run_range(values, first, end)
             return tuple(values.whole(number) for number in results)
 
@@ -283,7 +283,7 @@ def names_digest(sequence: OperatorSequence) -> str:
 def alive(sequence: OperatorSequence, at: int) -> Tuple[int, ...]:
     """Values, constants aside, that exist before operator ``at`` and are needed from there on; ascending."""
     last = last_use(sequence)
-    made = {number for operator in sequence.operators[:at] for number in operator.makes()} | set(sequence.inputs)
+    made = {number for operator in sequence.operators[:at] for number in operator.output_ids()} | set(sequence.inputs)
     return tuple(sorted(number for number in made if last[number] >= at))
 
 

@@ -36,7 +36,7 @@ def pointwise(site: Site) -> Optional[Local]:
     """All tensors among the arguments broadcast to the output's shape."""
     if any(position != 0 for position in site.used) or site.arg("train"):
         return None  # dropout while training is random
-    return broadcast(site, site.operator.reads())
+    return broadcast(site, site.operator.input_ids())
 
 
 @rule("aten.prelu")

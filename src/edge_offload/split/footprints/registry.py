@@ -22,9 +22,9 @@ import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.ir import Operator, OperatorSequence, Ref
-from edge_offload.ir.evaluate import flatten, mentions_tensor, resolve
+from edge_offload.ir.evaluate import flatten_outputs, mentions_tensor, resolve_argument
 from edge_offload.ir.operators import Arg
-from edge_offload.ir.schemas import overload
+from edge_offload.ir.schemas import find_overload
 
 Range = Tuple[int, int]
 Footprint = Callable[[int, int], Range]
@@ -132,7 +132,7 @@ class Site:
     @property
     def carried(self) -> Tuple[int, ...]:
         """Numbers of the arguments that have an axis."""
-        return tuple(number for number in self.operator.reads() if number in self.axes)
+        return tuple(number for number in self.operator.input_ids() if number in self.axes)
 
     def one_axis(self, axis: int) -> Tuple[Optional[int], ...]:
         """``axis`` for the first output, none for the others."""
@@ -149,13 +149,17 @@ class Site:
         keywords: Dict[str, Any] = {}
         for name, by_name, given, arg in slots:
             value = (
-                replaced[name] if given is _REPLACED else resolve(arg, reader.whole, place) if given is _READ else given
+                replaced[name]
+                if given is _REPLACED
+                else resolve_argument(arg, reader.whole, place)
+                if given is _READ
+                else given
             )
             if by_name:
                 keywords[name] = value
             else:
                 positional.append(value)
-        return flatten(overload(self.operator.name)(*positional, **keywords))
+        return flatten_outputs(find_overload(self.operator.name)(*positional, **keywords))
 
     def _arrange(self, replaced: Tuple[str, ...], reader: Rows, place: str) -> Tuple[Slot, ...]:
         """Where each argument goes and where it comes from: torch takes long to tell, and a runtime calls often."""
@@ -170,7 +174,7 @@ class Site:
                 gap = True
                 continue
             else:
-                given = _READ if mentions_tensor(arg) else resolve(arg, reader.whole, place)
+                given = _READ if mentions_tensor(arg) else resolve_argument(arg, reader.whole, place)
             slots.append((name, gap or argument.kwarg_only, given, arg))
         return tuple(slots)
 
@@ -255,7 +259,7 @@ def per_axis(value: Any, count: int, default: int) -> Tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _schema_arguments(name: str) -> Tuple[Any, ...]:
-    return tuple(overload(name)._schema.arguments)
+    return tuple(find_overload(name)._schema.arguments)
 
 
 def bind(operator: Operator) -> Dict[str, Arg]:

@@ -22,7 +22,7 @@ from torch import nn
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, Refused, RemoteError, Unsupported
-from edge_offload.execute.tensors import pack
+from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir import sequence_hash, wire
 from edge_offload.models.entry import Scalar
 from edge_offload.protocol.channel import Channel
@@ -246,7 +246,7 @@ class _Process:
             LinkLost: it has ended, or did not answer in time.
             Unsupported, RemoteError: what it said.
         """
-        descriptors, buffers = pack(tensors, "raw")
+        descriptors, buffers = pack_tensors(tensors, "raw")
         until_s = time.monotonic() + self._left_s
         try:
             self._socket.settimeout(max(self._left_s, LEAST_S))

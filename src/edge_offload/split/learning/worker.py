@@ -94,7 +94,7 @@ class Learner:
 def serve(channel: Any) -> None:
     """Answer one question after the other, until the other end is gone."""
     from edge_offload.errors import EdgeOffloadError, LinkLost
-    from edge_offload.execute.tensors import unpack
+    from edge_offload.execute.tensors import unpack_tensors
 
     questions: queue.Queue[Any] = queue.Queue()
 
@@ -123,7 +123,7 @@ def serve(channel: Any) -> None:
     while True:
         header, buffers = questions.get()
         try:
-            tensors = unpack(header["tensors"], buffers)
+            tensors = unpack_tensors(header["tensors"], buffers)
             facts, found = answers[header["what"]](tensors, **header["facts"])
         except LinkLost:
             return
@@ -144,7 +144,7 @@ def main(arguments: List[str]) -> int:
     from edge_offload.execute import heap
     from edge_offload.protocol.channel import Channel
 
-    heap.keep_freed()
+    heap.retain_freed_memory()
     torch.set_num_threads(int(arguments[1]))
     serve(Channel(socket.socket(fileno=int(arguments[0]))))
     return 0

@@ -42,7 +42,7 @@ def check(plan: Plan, located: LocalityMap, expected_hash: Optional[str] = None)
         _check_steps(plan, located, side)
     _check_placement(plan, located)
     held = _replay(plan, located)
-    for number in located.sequence.kept():
+    for number in located.sequence.retained_ids():
         if number not in located.free and not covers(held[Side.ROBOT].get(number, []), (0, located.length(number))):
             raise BadPlan(f"not all rows of output {number} end on the robot")
     return plan
@@ -117,7 +117,7 @@ def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
             steps = plan.steps(side)
             while done[side] < len(steps) and _missing(located, held[side], steps[done[side]]) is None:
                 step = steps[done[side]]
-                for number in located.sequence.operators[step.operator].makes():
+                for number in located.sequence.operators[step.operator].output_ids():
                     if located.operators[step.operator].local is None or number in located.axes:
                         add(held[side], number, (step.low, step.high))
                 done[side] += 1

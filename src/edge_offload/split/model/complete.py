@@ -49,7 +49,7 @@ def backward(located: LocalityMap, decide: Decide) -> Tuple[Dict[int, Range], Di
     """Ranges of both sides, decided from the outputs to the inputs, so that nothing is computed for nobody."""
     need: Dict[Side, Dict[int, Range]] = {Side.ROBOT: {}, Side.SERVER: {}}
     ranges: Dict[Side, Dict[int, Range]] = {Side.ROBOT: {}, Side.SERVER: {}}
-    for number in located.sequence.kept():
+    for number in located.sequence.retained_ids():
         if number not in located.free:
             need[Side.ROBOT][number] = (0, located.length(number))
     for index in range(len(located.operators) - 1, -1, -1):
@@ -92,7 +92,7 @@ def complete(
         wanted = needed_rows(located, ranges[side])
         first_use = _first_use(located, ranges[side])
         if side is Side.ROBOT:
-            for number in located.sequence.kept():
+            for number in located.sequence.retained_ids():
                 if number not in located.free:
                     wanted[number] = [(0, located.length(number))]
                     first_use.setdefault(number, len(located.operators))

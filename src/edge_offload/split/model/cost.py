@@ -190,12 +190,14 @@ class CostModel:
             return 0.0, 0.0
         located, copies = self.located, self.copies[Side.ROBOT]
         operators = [located.sequence.operators[step.operator] for step in steps]
-        read = {number for operator in operators for number in operator.reads()}
-        made = {number for operator in operators for number in operator.makes()}
+        read = {number for operator in operators for number in operator.input_ids()}
+        made = {number for operator in operators for number in operator.output_ids()}
         there = sum(
             copies.there.seconds(located.nbytes(number)) for number in located.sequence.inputs if number in read
         )
-        back = sum(copies.back.seconds(located.nbytes(number)) for number in located.sequence.kept() if number in made)
+        back = sum(
+            copies.back.seconds(located.nbytes(number)) for number in located.sequence.retained_ids() if number in made
+        )
         return there, back
 
     def pieces(self, number: int, rows: int, sender: Side) -> int:

@@ -11,7 +11,7 @@ import torch
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir import Operator, OperatorSequence
 from edge_offload.ir.evaluate import Kernels
-from edge_offload.ir.schemas import overload
+from edge_offload.ir.schemas import find_overload
 from edge_offload.split.footprints import element as footprint_element
 from edge_offload.split.footprints import rows as footprint_rows
 from edge_offload.split.footprints import shape as footprint_shape
@@ -67,8 +67,8 @@ class LocalityMap:
     _elsewhere: Dict[str, Kernels] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
-        object.__setattr__(self, "producer", self.sequence.producer())
+        object.__setattr__(self, "made_by", tuple(operator.output_ids() for operator in self.sequence.operators))
+        object.__setattr__(self, "producer", self.sequence.producer_indices())
         object.__setattr__(self, "kernels", Kernels(self.sequence.operators))
         stored = [
             tuple(number if found.local is None or number in self.axes else None for number in operator.outputs)
@@ -111,7 +111,7 @@ class LocalityMap:
             return known
         found = self.operators[index]
         needs: Dict[int, Range] = {}
-        for number in self.sequence.operators[index].reads():
+        for number in self.sequence.operators[index].input_ids():
             if number in self.free:
                 continue
             if found.local is not None and number in found.local.needs:
@@ -137,7 +137,7 @@ class LocalityMap:
     def needed(self) -> Dict[int, Range]:
         """Rows of every value that some kept output depends on, in the unsplit network (hull)."""
         hull: Dict[int, Range] = {}
-        for number in self.sequence.kept():
+        for number in self.sequence.retained_ids():
             if number not in self.free:
                 hull[number] = (0, self.length(number))
         for index in range(len(self.sequence.operators) - 1, -1, -1):
@@ -174,13 +174,13 @@ def analyse(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> Locali
         if number not in sequence.inputs or not 0 <= axis < len(shape) or shape[axis] < 2:
             raise BadInput(f"value {number} of shape {list(shape)} cannot be split along axis {axis}")
         axes[number] = axis
-    consumers = sequence.consumers()
-    kept = set(sequence.kept())
+    consumers = sequence.consumer_indices()
+    kept = set(sequence.retained_ids())
     free = set(sequence.constants)
     found: List[OperatorLocality] = []
     for operator in sequence.operators:
-        if all(number in free for number in operator.reads()) and not _is_random(operator):
-            free.update(operator.makes())
+        if all(number in free for number in operator.input_ids()) and not _is_random(operator):
+            free.update(operator.output_ids())
             found.append(OperatorLocality(Locality.FREE, 1, None))
             continue
         used = [position for position, number in enumerate(operator.outputs)
@@ -223,9 +223,9 @@ def _look_up(site: Site) -> Optional[Local]:
     """The rule's answer, or ``None`` where a rule, or what the operator is used for, makes it global."""
     function = find_rule(site.operator)
     values = site.sequence.values
-    if function is None or not site.carried or not site.operator.makes() or _is_random(site.operator):
+    if function is None or not site.carried or not site.operator.output_ids() or _is_random(site.operator):
         return None
-    if any(not values[number].is_static for number in (*site.operator.reads(), *site.operator.makes())):
+    if any(not values[number].is_static for number in (*site.operator.input_ids(), *site.operator.output_ids())):
         return None
     local = function(site)
     if local is None or local.length < 2:
@@ -243,7 +243,7 @@ def _is_random(operator: Operator) -> bool:
     Operators with built-in dropout are tagged as random by torch even where the dropout is off.
     """
     try:
-        found = overload(operator.name)
+        found = find_overload(operator.name)
     except Unsupported:
         return True
     if torch.Tag.nondeterministic_seeded not in found.tags:

@@ -36,7 +36,7 @@ class Half(Values):
         self.shared = shared
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
 
-    def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
+    def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """Own ``tensor`` as the rows of a value from ``low`` on."""
         self.pieces.setdefault(number, []).append((low, tensor))
 
@@ -89,11 +89,11 @@ class Half(Values):
             position = max(position, start + int(piece.shape[axis]))
         return position >= high
 
-    def forget(self, number: int) -> None:
+    def free_value(self, number: int) -> None:
         """Free a value."""
         self.pieces.pop(number, None)
 
-    def results(self, index: int, low: int, high: int) -> List[Any]:
+    def compute_rows(self, index: int, low: int, high: int) -> List[Any]:
         """See :class:`Values`; computed from what is here."""
         local = self.located.operators[index].local
         if local is None:
@@ -143,8 +143,8 @@ def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -
     with torch.no_grad():
         for index, entry in enumerate(located.operators):
             if entry.kind is Locality.FREE:
-                shared.compute(index)
-    return shared.held
+                shared.run_operator(index)
+    return shared.tensors
 
 
 def on_device(values: Mapping[int, torch.Tensor], device: torch.device) -> Dict[int, torch.Tensor]:

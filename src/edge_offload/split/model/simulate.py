@@ -153,7 +153,7 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
     for transfer, (last, brought) in zip(plan.transfers, raw_after):
         after.append((block_of[transfer.sender][last] + 1 if last >= 0 else 0, brought))
     results: List[int] = []
-    for number in model.located.sequence.kept():
+    for number in model.located.sequence.retained_ids():
         if number not in model.located.free:
             results += sources(Side.ROBOT, number, (0, model.located.length(number)), 1 << 60)[1]
     found = (

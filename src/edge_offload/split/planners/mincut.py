@@ -53,8 +53,8 @@ def _cut(space: Space, bandwidth_index: int, objective: Objective) -> Tuple[Dict
         rows = located.operators[index].length
         edges.append((0, vertex[index], price(model.operator_s(Side.SERVER, index, rows), power.standby)))
         edges.append((vertex[index], 1, price(model.operator_s(Side.ROBOT, index, rows), power.inference)))
-    producer, consumers = located.sequence.producer(), located.sequence.consumers()
-    kept = set(located.sequence.kept())
+    producer, consumers = located.sequence.producer_indices(), located.sequence.consumer_indices()
+    kept = set(located.sequence.retained_ids())
     count = 2 + len(placed)
     infinite = 1e18
     for number in located.sequence.values:

@@ -48,14 +48,14 @@ class Halos(enum.Enum):
 
 def one_input(located: LocalityMap) -> bool:
     """Whether a single input is used, which waists begin at."""
-    consumers = located.sequence.consumers()
+    consumers = located.sequence.consumer_indices()
     return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
 
 
 def waists(located: LocalityMap) -> List[Waist]:
     """All waists in program order, the network's one input first, without the end."""
     count = len(located.operators)
-    consumers, kept = located.sequence.consumers(), set(located.sequence.kept())
+    consumers, kept = located.sequence.consumer_indices(), set(located.sequence.retained_ids())
     crossing: List[Set[int]] = [set() for _ in range(count)]
     for number in located.sequence.values:
         if number in located.free:

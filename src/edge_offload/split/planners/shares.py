@@ -37,7 +37,7 @@ def server_rows(space: Space, scored: Scored) -> Tuple[Tuple[int, ...], bool]:
 
 def ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
     """What each side computes where the server's rows are limited so."""
-    operators, kept = space.located.operators, set(space.located.sequence.kept())
+    operators, kept = space.located.operators, set(space.located.sequence.retained_ids())
 
     def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
         count, length = rows[index], operators[index].length

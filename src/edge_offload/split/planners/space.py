@@ -226,10 +226,10 @@ class Space:
 
     def _last_consumers(self) -> Dict[int, int]:
         reach = dict.fromkeys(self.located.sequence.values, -1)
-        for number, users in self.located.sequence.consumers().items():
+        for number, users in self.located.sequence.consumer_indices().items():
             if users:
                 reach[number] = users[-1]
-        for number in self.located.sequence.kept():
+        for number in self.located.sequence.retained_ids():
             reach[number] = len(self.located.operators)
         return reach
 

@@ -6,8 +6,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 import torch
 
-from edge_offload.execute.devices import failures
-from edge_offload.execute.lanes import Lanes
+from edge_offload.execute.devices import gpu_failures
+from edge_offload.execute.lanes import CopyStreams
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.runtime.half import PieceHalf
@@ -24,7 +24,11 @@ class DeviceHalf(PieceHalf):
     """
 
     def __init__(
-        self, located: LocalityMap, shared: Mapping[int, torch.Tensor], gathered: Mapping[int, Range], lanes: Lanes
+        self,
+        located: LocalityMap,
+        shared: Mapping[int, torch.Tensor],
+        gathered: Mapping[int, Range],
+        lanes: CopyStreams,
     ) -> None:
         super().__init__(located, shared, gathered, lanes.device)
         self._lanes = lanes
@@ -36,47 +40,47 @@ class DeviceHalf(PieceHalf):
 
     def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """See :class:`PieceHalf`: they are on their way to the device."""
-        with failures():
+        with gpu_failures():
             if number in self._gathered:
                 start, buffer = self._buffer(number, tensor)
                 axis = self.located.axes[number]
                 to = buffer.narrow(axis, low - start, tensor.shape[axis])
             else:
-                to, _ = self._lanes.room(tensor.shape, tensor.dtype)
-            event = self._lanes.send(tensor, to)
+                to, _ = self._lanes.allocate_rows(tensor.shape, tensor.dtype)
+            event = self._lanes.send_rows(tensor, to)
         with self._lock:
             self._behind.append(event)
             self._came.setdefault(number, []).append(event)
         if number in self._gathered:
             self._note(number, low, tensor)
         else:
-            super().put(number, low, to)
+            super().store_rows(number, low, to)
 
-    def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
+    def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """See :class:`PieceHalf`; called while a block is computed."""
         if number in self._gathered:
             self._buffer(number, tensor)
-            with self._lanes.computing([self._writable[number]]):
-                super().put(number, low, tensor)
+            with self._lanes.compute_after([self._writable[number]]):
+                super().store_rows(number, low, tensor)
         else:
-            super().put(number, low, tensor)
+            super().store_rows(number, low, tensor)
 
     def _room(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        made, self._writable[number] = self._lanes.room(shape, dtype)
+        made, self._writable[number] = self._lanes.allocate_rows(shape, dtype)
         return made
 
     def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
         """See :class:`PieceHalf`: returns before it is done."""
         with self._lock:
             behind, self._behind = self._behind, []
-        with failures(), self._lanes.computing(behind):
-            began = self._lanes.mark()
+        with gpu_failures(), self._lanes.compute_after(behind):
+            began = self._lanes.record_mark()
             self.run(steps, unused)
-            self._blocks.append((began, self._lanes.mark()))
+            self._blocks.append((began, self._lanes.record_mark()))
 
     def catch_up(self) -> None:
         """See :class:`PieceHalf`."""
-        with failures():
+        with gpu_failures():
             self._blocks[-1][1].synchronize()
         self._known = len(self._blocks)
 
@@ -90,8 +94,8 @@ class DeviceHalf(PieceHalf):
             behind = list(self._came.get(number, ()))
         if blocks:
             behind.append(self._blocks[blocks - 1][1])
-        with failures():
-            found = self._lanes.fetch(rows, behind)
+        with gpu_failures():
+            found = self._lanes.fetch_rows(rows, behind)
         self._known = max(self._known, blocks)
         return found
 

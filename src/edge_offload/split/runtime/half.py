@@ -39,11 +39,11 @@ class PieceHalf(Half):
         self._here: Dict[int, List[Range]] = {}
         self._lock = threading.Lock()
 
-    def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
+    def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """See :class:`Half`."""
         hull = self._gathered.get(number)
         if hull is None:
-            super().put(number, low, tensor)
+            super().store_rows(number, low, tensor)
             return
         start, buffer = self._buffer(number, tensor)
         axis = self.located.axes[number]
@@ -52,7 +52,7 @@ class PieceHalf(Half):
 
     def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """Own rows that come from elsewhere, on the host."""
-        self.put(number, low, tensor)
+        self.store_rows(number, low, tensor)
 
     def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
         """Compute the next block of steps; arguments as :meth:`run`."""
@@ -97,7 +97,7 @@ class PieceHalf(Half):
         """See :class:`Half`."""
         return (number in self._here and covers(self._here[number], (low, high))) or super().has(number, low, high)
 
-    def forget(self, number: int) -> None:
+    def free_value(self, number: int) -> None:
         """See :class:`Half`."""
         self.pieces.pop(number, None)
         self._buffers.pop(number, None)

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 
 from edge_offload.errors import ProtocolError
-from edge_offload.execute.tensors import TensorSpec, pack, unpack
+from edge_offload.execute.tensors import TensorSpec, pack_tensors, unpack_tensors
 from edge_offload.ir import DYNAMIC
 from edge_offload.link import codecs
 from edge_offload.split.footprints.registry import Range
@@ -34,9 +34,9 @@ def cut(located: LocalityMap, transfer: Transfer, piece_bytes: int = PIECE_BYTES
 def encode_piece(tensor: torch.Tensor, codec: str) -> Tuple[List[Dict[str, Any]], List[Any]]:
     """Descriptor and buffers; what the plan's codec does not suit goes raw."""
     try:
-        return pack([tensor], codec)
+        return pack_tensors([tensor], codec)
     except codecs.NotApplicable:
-        return pack([tensor], "raw")
+        return pack_tensors([tensor], "raw")
 
 
 def decode_piece(progress: Progress, body: Dict[str, Any], buffers: List[memoryview]) -> Tuple[int, int, torch.Tensor]:
@@ -50,11 +50,11 @@ def decode_piece(progress: Progress, body: Dict[str, Any], buffers: List[memoryv
         raise ProtocolError("a piece says its transfer and rows as whole numbers")
     dtype, shape = progress.expect(index, low, high)
     if DYNAMIC in shape:
-        (tensor,) = unpack(body.get("tensors"), buffers, max_bytes=MAX_DYNAMIC_BYTES)
+        (tensor,) = unpack_tensors(body.get("tensors"), buffers, max_bytes=MAX_DYNAMIC_BYTES)
         found = TensorSpec.of(tensor)
         if found.dtype != dtype or len(found.shape) != len(shape):
             raise ProtocolError(f"transfer {index} is {dtype} of {len(shape)} dimensions, and came as {found}")
         return index, low, tensor
     spec = TensorSpec(dtype, shape)
-    (tensor,) = unpack(body.get("tensors"), buffers, [spec], max(spec.nbytes, 1))
+    (tensor,) = unpack_tensors(body.get("tensors"), buffers, [spec], max(spec.nbytes, 1))
     return index, low, tensor

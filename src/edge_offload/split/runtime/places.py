@@ -7,8 +7,8 @@ from typing import Callable, Mapping
 
 import torch
 
-from edge_offload.execute.devices import failures
-from edge_offload.execute.lanes import Lanes
+from edge_offload.execute.devices import gpu_failures
+from edge_offload.execute.lanes import CopyStreams
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
@@ -35,7 +35,7 @@ class Place:
         Raises:
             OutOfMemory, DeviceLost: the GPU failed.
         """
-        with failures():
+        with gpu_failures():
             return on_device(shared_values(network.located, network.program.constants), self.device)
 
     def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
@@ -52,7 +52,7 @@ class GpuPlace(Place):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._lanes = Lanes(device)
+        self._lanes = CopyStreams(device)
 
     def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
         """See :class:`Place`; with what copies take."""
@@ -60,14 +60,14 @@ class GpuPlace(Place):
 
     def take(self, rows: torch.Tensor) -> None:
         """Copy rows of the host there, and wait."""
-        with failures():
-            to, _ = self._lanes.room(rows.shape, rows.dtype)
-            self._lanes.send(rows, to).synchronize()
+        with gpu_failures():
+            to, _ = self._lanes.allocate_rows(rows.shape, rows.dtype)
+            self._lanes.send_rows(rows, to).synchronize()
 
     def give(self, nbytes: int) -> torch.Tensor:
         """So many bytes from there."""
-        with failures():
-            return self._lanes.fetch(lambda: self._lanes.room((nbytes,), torch.uint8)[0], ())
+        with gpu_failures():
+            return self._lanes.fetch_rows(lambda: self._lanes.allocate_rows((nbytes,), torch.uint8)[0], ())
 
     def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
         """See :class:`Place`."""

@@ -21,10 +21,10 @@ import torch
 from edge_offload import background, records
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.clocks import Clock, busy_clock, clock_of
-from edge_offload.execute.devices import failures
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.devices import gpu_failures
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.sequence_runner import Values
-from edge_offload.execute.tensors import pack, unpack
+from edge_offload.execute.tensors import pack_tensors, unpack_tensors
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.liveness import free_after
 from edge_offload.power.states import StatePowers
@@ -179,10 +179,10 @@ class _Values(Values):
         super().__init__(network.located.kernels_on(device), shared)
         self.located = network.located
         self.place = str(device)
-        self.held.update(zip(network.program.sequence.inputs, network.inputs))
+        self.tensors.update(zip(network.program.sequence.inputs, network.inputs))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
-        return self.held[number].narrow(self.located.axes[number], low, high - low)
+        return self.tensors[number].narrow(self.located.axes[number], low, high - low)
 
 
 @torch.no_grad()
@@ -207,10 +207,10 @@ def measure(
     Raises:
         OutOfMemory, DeviceLost: the GPU failed.
     """
-    with failures():
+    with gpu_failures():
         network = network.on(device)
         clock = clock_of(device)
-        with clock.within():
+        with clock.timed_stream():
             return _measure(network, repeats, codecs, tell, device, clock)
 
 
@@ -233,7 +233,7 @@ def _measure(
         if entry.kind is Locality.FREE:
             measured.append(())
             continue
-        values.compute(index)
+        values.run_operator(index)
         whole_s = statistics.median(seconds[index] for seconds in in_place)
         measured.append(_points(values, index, repeats, whole_s, clock))
         if codecs:
@@ -243,12 +243,12 @@ def _measure(
             for position, number in enumerate(operator.outputs):
                 if number is not None:
                     known = coded.get(sources.get(position, -1))
-                    coded[number] = codec_speeds(values.held[number].cpu()) if known is None else known
+                    coded[number] = codec_speeds(values.tensors[number].cpu()) if known is None else known
         for number in dead[index]:
-            values.forget(number)
+            values.free_value(number)
     axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
     whole_s = statistics.median(sum(seconds) for seconds in in_place)
-    return Profile(network.name, sequence_hash(sequence), axes, fingerprint(device), tuple(measured),
+    return Profile(network.name, sequence_hash(sequence), axes, fingerprint_of(device), tuple(measured),
                    {number: found for number, found in coded.items() if found}, whole_s, alone_s)  # fmt: skip
 
 
@@ -293,15 +293,15 @@ class _Passes:
         network, clock = self._network, self._clock
         values = _Values(network, self._shared, self._device)
         self._pause()
-        began = clock.mark()
+        began = clock.record_mark()
         if network.module is not None:
             network.module(*network.inputs)
-            return clock.seconds(began, clock.mark())
+            return clock.seconds_between(began, clock.record_mark())
         for index, entry in enumerate(network.located.operators):
             background.check()
             if entry.kind is not Locality.FREE:
                 values.run([(index, 0, entry.length)], [self._dead[index]])
-        return clock.seconds(began, clock.mark())
+        return clock.seconds_between(began, clock.record_mark())
 
     def _operators(self) -> List[float]:
         """Seconds of every operator, whole, in one pass over the network; 0 for free operators.
@@ -312,19 +312,19 @@ class _Passes:
         network, clock = self._network, self._clock
         half = PieceHalf(network.located, self._shared, {}, self._device)
         for number, tensor in zip(network.program.sequence.inputs, network.inputs):
-            half.put(number, 0, tensor)
+            half.store_rows(number, 0, tensor)
         self._pause()
         marks: List[Any] = []
         for index, entry in enumerate(network.located.operators):
             background.check()
             if entry.kind is Locality.FREE:
                 continue
-            marks.append((index, clock.mark()))
+            marks.append((index, clock.record_mark()))
             half.run([(index, 0, entry.length)], [self._dead[index]])
-            marks.append((index, clock.mark()))
+            marks.append((index, clock.record_mark()))
         seconds = [0.0] * len(network.located.operators)
         for (index, began), (_, ended) in zip(marks[::2], marks[1::2]):
-            seconds[index] = clock.seconds(began, ended)
+            seconds[index] = clock.seconds_between(began, ended)
         return seconds
 
 
@@ -343,13 +343,13 @@ def _points(values: _Values, index: int, repeats: int, in_place_s: float, clock:
         low = (entry.length - size) // 2
         seconds = []
         for _ in range(1 if slow else repeats + 1):
-            began, mark = busy_clock(), clock.mark()
+            began, mark = busy_clock(), clock.record_mark()
             if size == entry.length:
                 values.kernels[index](values.whole)
             else:
                 local.run(low, low + size, values)
             busy_s = busy_clock() - began
-            seconds.append(busy_s if on_host else clock.seconds(mark, clock.mark()))
+            seconds.append(busy_s if on_host else clock.seconds_between(mark, clock.record_mark()))
         found.append((size, seconds[0] if slow else statistics.median(seconds[1:])))
     scale = in_place_s / max(found[-1][1], 1e-9)
     return tuple((size, repeated_s * scale) for size, repeated_s in found)
@@ -393,12 +393,12 @@ def codec_speeds(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
         try:
             for piece in pieces:
                 began = busy_clock()
-                descriptors, buffers = pack([torch.from_numpy(piece)], name)
+                descriptors, buffers = pack_tensors([torch.from_numpy(piece)], name)
                 coded_at = busy_clock()
                 sizes.append(sum(memoryview(buffer).nbytes for buffer in buffers))
                 if sizes[0] > 0.95 * array.nbytes:
                     break
-                unpack(descriptors, buffers)
+                unpack_tensors(descriptors, buffers)
                 seconds.append((coded_at - began, busy_clock() - coded_at))
         except (codecs.NotApplicable, BadInput):
             continue

@@ -85,7 +85,7 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
                 made[transfer.value].append((transfer.low, transfer.low))  # more than one piece may come
     kept: Set[int] = {transfer.value for transfer in plan.transfers if transfer.sender is side}
     if side is Side.ROBOT:
-        kept.update(located.sequence.kept())
+        kept.update(located.sequence.retained_ids())
         kept.update(located.sequence.inputs)
     dead: List[List[int]] = [[] for _ in steps]
     for number, place in last_use.items():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import BadInput
-from edge_offload.execute.tensors import MAX_TENSORS, pack, unpack
+from edge_offload.execute.tensors import MAX_TENSORS, pack_tensors, unpack_tensors
 from edge_offload.ir import OperatorSequence, opaque, sequence_hash, wire
 from edge_offload.ir.build import TracedProgram, tensor_digest
 
@@ -56,7 +56,7 @@ def write(program: TracedProgram, module: nn.Module) -> Optional[WrittenTrace]:
     if many or not all(tensor.is_contiguous() for tensor in extras):
         return None
     try:
-        descriptors, buffers = pack(extras, "raw")
+        descriptors, buffers = pack_tensors(extras, "raw")
     except BadInput:
         return None  # a dtype that is not written
     return WrittenTrace(wire.encode(program.sequence), descriptors, buffers)
@@ -69,7 +69,7 @@ def read(written: WrittenTrace, sequence: str, module: nn.Module) -> BoundTrace:
         EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError: it is another one, or of other weights.
     """
     found = wire.decode(written.sequence)
-    extras = unpack(written.descriptors, written.buffers, max_bytes=MAX_EXTRA_BYTES)
+    extras = unpack_tensors(written.descriptors, written.buffers, max_bytes=MAX_EXTRA_BYTES)
     known = {tensor_digest(tensor): tensor for tensor in extras}
     known.update((tensor_digest(tensor), tensor.detach()) for tensor in _state(module).values())
     readout = _readout(found, module)
@@ -97,6 +97,6 @@ def _readout(sequence: OperatorSequence, module: nn.Module) -> Optional[nn.Modul
     if not tokens:
         return None
     readout = getattr(module, "readout", None)
-    if not isinstance(readout, nn.Module) or tokens != {opaque.register(readout)}:
+    if not isinstance(readout, nn.Module) or tokens != {opaque.register_module(readout)}:
         raise ValueError("its read-out is another one")
     return readout

@@ -40,7 +40,7 @@ def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Op
                 raise
             program = from_module(network, inputs)
             with torch.no_grad():
-                program = opaque.append(program, readout, readout(*network(*inputs)))
+                program = opaque.append_module(program, readout, readout(*network(*inputs)))
     if program.sequence.rebinds:
         raise Unsupported(f"{name} changes its own buffers in an inference", remedy="use another mode")
     return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout, timed)

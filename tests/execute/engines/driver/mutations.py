@@ -19,7 +19,7 @@ from typing import Any, Dict, List
 import torch
 
 from edge_offload.execute.engines import buffers, export, tensor_rt
-from edge_offload.execute.engines.base import CLOSE, TOLERANCE, mismatch
+from edge_offload.execute.engines.base import CLOSE, TOLERANCE, find_mismatch
 from edge_offload.execute.threads import pin
 from tests.execute.engines.driver import prepare
 from tests.execute.engines.driver.small import Small, picture
@@ -63,7 +63,7 @@ def scenario(kind: Any, bindings: Any, plan: bytes, library: Any, faults: List[s
         for number in range(3):
             with torch.inference_mode():
                 want = Small().eval()(picture(number))
-            check(mismatch(want, engine.run([picture(number)]), TOLERANCE[CLOSE]) == "", "wrong results")
+            check(find_mismatch(want, engine.run([picture(number)]), TOLERANCE[CLOSE]) == "", "wrong results")
             check(no_context(), "a context stays in the thread")
         engine.close()
         check(held(library) == before, f"the device holds {held(library)} and held {before}")
@@ -89,7 +89,7 @@ def main() -> None:
 
     bindings = Bindings(tensorrt_rtx_bindings, DriverMemory(str(prepare.library())))
     made = tensor_rt.TensorRT(buffers="pycuda", bindings=lambda: bindings)
-    plan = made.build(export.export(Small().eval(), [picture(0)]), 1)
+    plan = made.build(export.export_onnx(Small().eval(), [picture(0)]), 1)
     found: Dict[str, str] = {}
     for line in (WHOLE, *LINES):
         reading, writing = os.pipe()

@@ -29,7 +29,7 @@ def dense(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_as_the_product_exports_it(name, trt):
     network, inputs = dense(name)
-    onnx = export.export(network, inputs)
+    onnx = export.export_onnx(network, inputs)
     assert len(TensorRT(bindings=lambda: trt).build(onnx, 1)) > len(onnx) / 2, "the weights are in it"
 
 
@@ -39,5 +39,5 @@ def test_by_the_exporter_of_later_releases_of_torch(name, trt, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(prepare.folder() / "site")])
     pytest.importorskip("onnxscript", reason="torch's later exporter needs it")
     network, inputs = dense(name)
-    onnx = export.export(network, inputs, dynamo=True)
+    onnx = export.export_onnx(network, inputs, dynamo=True)
     assert len(TensorRT(bindings=lambda: trt).build(onnx, 1)) > len(onnx) / 2

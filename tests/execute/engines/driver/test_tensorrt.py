@@ -17,7 +17,7 @@ import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines import base, buffers, export, seat, table, tensor_rt
-from edge_offload.execute.engines.base import CLOSE, REDUCED, TOLERANCE, mismatch
+from edge_offload.execute.engines.base import CLOSE, REDUCED, TOLERANCE, find_mismatch
 from edge_offload.execute.engines.tensor_rt import TensorRTEngine
 from edge_offload.execute.module import ModuleExecutor
 from tests.execute.engines.driver import execution, mutations, prepare
@@ -61,7 +61,7 @@ def test_it_computes_what_torch_does_and_gives_everything_back(backend, held):
     for number in range(10):
         want, found = plain.run([picture(number)]), in_a_thread(lambda n=number: executor.run([picture(n)]))
         assert re.match(rf"tensorrt {prepare.TENSORRT} fp32 plan [0-9a-f]{{12}}$", found.engine)
-        assert mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) == ""
+        assert find_mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) == ""
     assert held() == running, "a run keeps nothing"
     executor.close()
     ends = time.monotonic() + 10
@@ -71,7 +71,7 @@ def test_it_computes_what_torch_does_and_gives_everything_back(backend, held):
 
 
 def test_weights_off_by_a_thousandth_never_take_over(backend, monkeypatch):
-    real = seat.export
+    real = seat.export_onnx
 
     def off(given, inputs, *typed):
         other = Small()
@@ -80,7 +80,7 @@ def test_weights_off_by_a_thousandth_never_take_over(backend, monkeypatch):
                 one.mul_(1.001)
         return real(other, inputs, *typed)
 
-    monkeypatch.setattr(seat, "export", off)
+    monkeypatch.setattr(seat, "export_onnx", off)
     executor = ModuleExecutor(Small(), engine="tensorrt")
     executor.run([picture(0)])
     assert executor.engine_ready(120)
@@ -135,7 +135,7 @@ def test_without_one_push_synchronize_or_free_something_is_wrong(line, without_a
 
 @pytest.fixture
 def plan(backend):
-    return backend.build(export.export(Small().eval(), [picture(0)]), 1)
+    return backend.build(export.export_onnx(Small().eval(), [picture(0)]), 1)
 
 
 def test_a_plan_that_is_not_taken_is_forgotten_and_torch_goes_on(backend, bindings, cache, monkeypatch):
@@ -149,14 +149,14 @@ def test_a_plan_that_is_not_taken_is_forgotten_and_torch_goes_on(backend, bindin
 
 
 def test_a_device_that_is_full_is_given_back_what_was_taken(backend, bindings, plan, held, cuda, monkeypatch):
-    before, allocate = held(), buffers.PycudaBuffers.allocate
+    before, allocate = held(), buffers.PycudaBuffers.allocate_buffer
 
     def full(self, name, shape, dtype):
         if self._device:
             raise cuda.MemoryError("out of memory")
         return allocate(self, name, shape, dtype)
 
-    monkeypatch.setattr(buffers.PycudaBuffers, "allocate", full)
+    monkeypatch.setattr(buffers.PycudaBuffers, "allocate_buffer", full)
     with pytest.raises(cuda.MemoryError):
         in_a_thread(lambda: TensorRTEngine(bindings, plan, buffers.PycudaBuffers()))
     assert held() == before
@@ -202,37 +202,37 @@ def test_ten_bits_of_mantissa_are_not_taken_for_fp32(bindings):
             return super().build_serialized_network(network, config)
 
     bindings.Builder = Watched
-    driven(bindings).build(export.export(Small().eval(), [picture(0)]), 1)
+    driven(bindings).build(export.export_onnx(Small().eval(), [picture(0)]), 1)
     assert flags == [False]
 
 
 def test_half_precision_is_a_flag_up_to_10_and_the_networks_own_type_after(bindings, trt, monkeypatch):
     flagged = types.SimpleNamespace(__version__="10.3.0", BuilderFlag=types.SimpleNamespace(FP16=0))
-    assert driven(flagged, "fp16").typed() is None
-    assert driven(bindings, "fp16").typed() is torch.float16
+    assert driven(flagged, "fp16").export_dtype() is None
+    assert driven(bindings, "fp16").export_dtype() is torch.float16
     monkeypatch.setattr(table, "BACKENDS", (driven(bindings, "fp16"),))
-    assert table.pick("auto", "cuda") is None, "nobody gets fewer bits unasked"
+    assert table.pick_backend("auto", "cuda") is None, "nobody gets fewer bits unasked"
     executor = taken_over(ModuleExecutor(Small(), engine="tensorrt:fp16"))
     want, found = ModuleExecutor(Small()).run([picture(3)]), executor.run([picture(3)])
     assert found.outputs[0].dtype is torch.float32
-    assert mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) != ""
-    assert mismatch(want.outputs, found.outputs, TOLERANCE[REDUCED]) == ""
+    assert find_mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) != ""
+    assert find_mismatch(want.outputs, found.outputs, TOLERANCE[REDUCED]) == ""
     executor.close()
 
 
 def test_an_image_of_bytes_is_taken_into_a_cast_and_nothing_else(bindings, trt, monkeypatch):
-    driven(bindings).build(export.export(Small().eval(), [picture(0)]), 1)
+    driven(bindings).build(export.export_onnx(Small().eval(), [picture(0)]), 1)
     monkeypatch.setattr(export, "_CastFirst", lambda network, typed: network)
     with pytest.raises(Unsupported, match=r"TensorRT cannot (parse|build) it"):
-        driven(bindings).build(export.export(Small().eval(), [picture(0)]), 1)
+        driven(bindings).build(export.export_onnx(Small().eval(), [picture(0)]), 1)
 
 
 @pytest.mark.parametrize("part", ["gpu", "capability", "cuda", "driver"])
 def test_another_gpu_or_driver_is_another_entry(backend, cache, monkeypatch, part):
     taken_over(ModuleExecutor(Small(), engine="tensorrt")).close()
-    here = buffers.gpu("pycuda")
+    here = buffers.gpu_facts("pycuda")
     assert (here["gpu"], here["capability"], here["cuda"]) == ("no GPU (stand-in for the driver)", "8.9", "12090")
-    monkeypatch.setattr(buffers, "gpu", lambda _: {**here, part: "another"})
+    monkeypatch.setattr(buffers, "gpu_facts", lambda _: {**here, part: "another"})
     taken_over(ModuleExecutor(Small(), engine="tensorrt")).close()
     assert len(list(cache.glob("*.engine"))) == 2
 
@@ -258,12 +258,12 @@ def test_buffers_may_be_torchs(trt, bindings, monkeypatch):
     assert all(hasattr(torch.cuda, name) for name in vars(cuda))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: calls.append("record_stream"))
     own, module = execution.Bindings(trt, execution.HostMemory()), Small().eval()
-    plan = driven(own).build(export.export(module, [picture(0)]), 1)
+    plan = driven(own).build(export.export_onnx(module, [picture(0)]), 1)
     engine = TensorRTEngine(own, plan, buffers.TorchBuffers(cuda, "cpu"))
     for number in range(3):
         with torch.inference_mode():
             want = module(picture(number))
         calls.clear()
-        assert mismatch(want, engine.run([picture(number)]), TOLERANCE[CLOSE]) == ""
+        assert find_mismatch(want, engine.run([picture(number)]), TOLERANCE[CLOSE]) == ""
         assert calls == ["wait_stream", "synchronize", "record_stream", "record_stream"]
     engine.close()

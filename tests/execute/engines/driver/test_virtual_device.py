@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edge_offload.execute.heap import of_executor
+from edge_offload.execute.heap import executor_environment
 from tests.execute.engines.driver import prepare
 
 
@@ -57,10 +57,10 @@ def test_whoever_makes_no_context_is_left_alone(environment):
 
 def test_the_executor_of_such_a_program_may_use_the_gpu(environment):
     own = (
-        "import os, subprocess, sys; from edge_offload.execute.heap import of_executor; "
+        "import os, subprocess, sys; from edge_offload.execute.heap import executor_environment; "
         "code = 'import pycuda.autoinit; print(pycuda.autoinit.context.get_device().name())'; "
-        "sys.exit(subprocess.run([sys.executable, '-c', code], env=of_executor(os.environ)).returncode)"
+        "sys.exit(subprocess.run([sys.executable, '-c', code], env=executor_environment(os.environ)).returncode)"
     )
     done = run(own, environment, *EXEC)
     assert (done.returncode, done.stdout.strip()) == (0, "no GPU (stand-in for the driver)"), done.stderr
-    assert of_executor({"EDGE_OFFLOAD_EXEC_MODE": "local"}).get("EDGE_OFFLOAD_EXEC_MODE") is None
+    assert executor_environment({"EDGE_OFFLOAD_EXEC_MODE": "local"}).get("EDGE_OFFLOAD_EXEC_MODE") is None

@@ -22,8 +22,8 @@ from torch import nn
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError, Unsupported
-from edge_offload.execute.heap import keep_freed
-from edge_offload.execute.tensors import Specs, pack, specs_of
+from edge_offload.execute.heap import retain_freed_memory
+from edge_offload.execute.tensors import Specs, pack_tensors, specs_of
 from edge_offload.ir import sequence_hash
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import Reply
@@ -123,7 +123,7 @@ class ModelSource:
     ) -> Future[Any]:
         """See :class:`Source`."""
         del progress
-        descriptors, buffers = pack(examples)
+        descriptors, buffers = pack_tensors(examples)
         body = {
             "name": self.name,
             "options": dict(self.options),
@@ -274,7 +274,7 @@ class SplitOpener:
         specs = specs_of(examples)
         with self._learning:
             if specs not in self._known:
-                keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
+                retain_freed_memory()  # page faults come and go with the heap's state; no profile would foretell them
 
                 def between(doing: str) -> None:
                     background.give_way()

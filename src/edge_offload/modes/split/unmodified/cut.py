@@ -69,7 +69,7 @@ class Uses:
         values: Dict[int, torch.Tensor] = {}
         for number, canonical, entry, value in items:
             if canonical not in found:
-                (view,) = forms.call(entry).operator.args
+                (view,) = forms.call_of(entry).operator.args
                 assert isinstance(view, View)
                 found[canonical] = Use(number - piece.base, canonical, entry, view.layout)
             if value is not None:
@@ -90,9 +90,9 @@ class Cut(NamedTuple):
 
 def with_reads(definition: Definition, uses: Sequence[Use], forms: SignatureTable) -> Definition:
     """``definition`` with a read of each of ``uses`` at its end."""
-    reads = tuple(forms.call(use.entry) for use in uses)
+    reads = tuple(forms.call_of(use.entry) for use in uses)
     words = tuple(word for use in uses for word in (use.entry, use.canonical))
-    return Definition(definition.words + words, definition.calls + reads)
+    return Definition(definition.codes + words, definition.calls + reads)
 
 
 def put(
@@ -105,10 +105,10 @@ def put(
             made = torch.empty_strided(use.layout.sizes, use.layout.strides, dtype=DTYPES[use.layout.dtype])
             if not use.empty:
                 made.copy_(next(results).reshape(use.layout.sizes))
-        session.keep(piece.base + use.place, StorageBuffer(made.untyped_storage()), None)
+        session.store_buffer(piece.base + use.place, StorageBuffer(made.untyped_storage()), None)
     return replace(piece, dead=piece.dead | {use.canonical for use in uses.known})
 
 
 def held(session: DeviceSession, piece: SegmentInvocation, uses: Uses) -> List[torch.Tensor]:
     """The same results as the device has computed them."""
-    return [session.slot(piece.base + use.place).view(use.layout) for use in uses.read]
+    return [session.slot_of(piece.base + use.place).view(use.layout) for use in uses.read]

@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.modes.split.unmodified.inferences import FollowUpRead, Inference, Inferences, SplitCounters
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ, FlushedSegment
@@ -139,7 +139,7 @@ class DeferredSteps:
         elif pending.step in self._steps and not pending.step.alive:
             self._drop(pending.step)
 
-    def next_read(self, invocation: SegmentInvocation) -> Optional[Outcome]:
+    def next_read(self, invocation: SegmentInvocation) -> Optional[StepOutcome]:
         """The result of the next read, if that is of a deferred step: the device does not compute it either."""
         pending = self.pending
         if pending is None or pending.step is None:
@@ -151,7 +151,7 @@ class DeferredSteps:
         tensor = pending.take()
         if pending.over:
             self.stop_reading()
-        return Outcome(tensor)
+        return StepOutcome(tensor)
 
     # -- steps
 

@@ -16,9 +16,9 @@ import torch
 
 from edge_offload.device.remote import InProcessRemote
 from edge_offload.errors import LinkLost
-from edge_offload.execute.devices import facts
-from edge_offload.execute.heap import keep_freed
-from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.devices import device_facts
+from edge_offload.execute.heap import retain_freed_memory
+from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.modes.split.unmodified.cut import Cut
@@ -45,23 +45,23 @@ class InProcessSession(DeviceSession):
     """Runs segments on the memory of the native device of this process."""
 
     def __init__(self) -> None:
-        super().__init__("cpu", Limits(storage_bytes=1 << 62))
+        super().__init__("cpu", SessionLimits(storage_bytes=1 << 62))
         self.native: Any = None
 
-    def slot(self, number: int) -> StorageBuffer:
+    def slot_of(self, number: int) -> StorageBuffer:
         """See :class:`DeviceSession`; what the device computed is taken over where it lies."""
         if number not in self.slots:
             memory = self.native.memory(number)
             if memory is not None:
-                self.keep(number, StorageBuffer(memory.untyped_storage()), None)
-        return super().slot(number)
+                self.store_buffer(number, StorageBuffer(memory.untyped_storage()), None)
+        return super().slot_of(number)
 
 
 def in_process(session: InProcessSession) -> InProcessRemote:
     """What an :class:`InProcessHandler` has segments run by."""
-    keep_freed()  # as the executor process does that would compute otherwise
+    retain_freed_memory()  # as the executor process does that would compute otherwise
     remote = InProcessRemote(session)
-    remote.facts = facts(torch.device("cpu"))
+    remote.facts = device_facts(torch.device("cpu"))
     return remote
 
 

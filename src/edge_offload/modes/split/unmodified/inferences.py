@@ -148,7 +148,7 @@ class Inferences:
         """Storages that lived before and that a segment writes to."""
         written = self._written.get(segment)
         if written is None:
-            written = frozenset(self.calls.read(self._definitions.signatures.definition(segment)).written)
+            written = frozenset(self.calls.read(self._definitions.signatures.definition_of(segment)).written)
             self._written[segment] = written
         return {storage for number, storage in live if number in written}
 

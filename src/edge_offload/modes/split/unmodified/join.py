@@ -61,7 +61,7 @@ def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition])
         older = dict(piece.live)
         mine: Dict[int, int] = {}
         storage = piece.base
-        named = [number for _, numbers in definition.steps() for number in numbers]
+        named = [number for _, numbers in definition.calls_with_storages() for number in numbers]
         for number in range(max([*older, *named], default=-1) + 1):
             at = older.get(number)
             if at is None:
@@ -77,7 +77,7 @@ def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition])
             places[unused] = values
             values += 1
         names.append(mine)
-        for call, references in definition.steps():
+        for call, references in definition.calls_with_storages():
             words += [call.entry, *(mine[number] for number in references)]
     calls = tuple(call for definition in definitions for call in definition.calls)
     return Joined(

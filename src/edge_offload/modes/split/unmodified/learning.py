@@ -118,7 +118,7 @@ class Learner:
     ) -> None:
         """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
         signatures = self._dispatcher.definitions.signatures
-        definitions = [signatures.definition(invocation.segment) for invocation in invocations]
+        definitions = [signatures.definition_of(invocation.segment) for invocation in invocations]
         read = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, signatures)]
         joined = join(invocations, read)
         recorded = self._inferences.calls.read(joined.definition)
@@ -135,7 +135,7 @@ class Learner:
         inference.definition, inference.examples = definitions[0], list(invocations[0].payloads)
         inference.later = tuple(replace(item, definition=made) for item, made in zip(inference.later, definitions[1:]))
         inference.reads = frozenset(storage for _, storage in joined.live)
-        fetched = self._dispatcher.exchange.submit(DeviceMessage(fetch=sorted(inference.reads)))
+        fetched = self._dispatcher.exchange.submit_message(DeviceMessage(fetch=sorted(inference.reads)))
         work = (inference, recorded, joined, invocations[0], [item.clone() for item in expected], fetched)
         background.start("edge_offload-split-learn", self._open, *work)
 

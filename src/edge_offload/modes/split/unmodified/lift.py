@@ -24,13 +24,13 @@ from edge_offload.ir.build import TracedProgram, from_graph_module
 from edge_offload.ir.operators import HostNumber, HostTensor, Layout, StorageRef, View
 from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, host_number
 from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES
-from edge_offload.ir.trace.segments import Outcome, Segment, Step
+from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome
 from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.passes.expansions import encoder_layer
-from edge_offload.passes.folding import Folded, fold
+from edge_offload.passes.folding import Folded, fold_constants
 from edge_offload.passes.views import is_dense, laid_out, view_as
 from edge_offload.protocol.messages import tensor_bytes
-from edge_offload.replay.signatures import Call, Definition
+from edge_offload.replay.signatures import Definition, TableCall
 
 MAX_CALLS = 20_000
 BASE = 1 << 60
@@ -66,9 +66,11 @@ class Calls:
         Raises:
             EdgeOffloadError: one of them is malformed.
         """
-        return Segment.of((self._operator(call), references) for call, references in definition.steps())
+        return Segment.from_calls(
+            (self._operator(call), references) for call, references in definition.calls_with_storages()
+        )
 
-    def _operator(self, call: Call) -> BoundOperator:
+    def _operator(self, call: TableCall) -> BoundOperator:
         found = self._operators.get((call.name, call.key))
         if found is None:
             found = self._operators[call.name, call.key] = BoundOperator(call.name, call.key, torch.device("cpu"))
@@ -180,7 +182,7 @@ def _run(
         count += entry.name == ALLOC
         made.append(tuple(range(following, following + count)))
         following += count
-    folded = fold(segment, made, older)
+    folded = fold_constants(segment, made, older)
     if not folded.storages:
         return tuple(made), folded, {}
     session, _ = _play(segment, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
@@ -191,12 +193,12 @@ def _run(
 def _play(
     segment: Segment, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], dead: FrozenSet[int],
-) -> Tuple[DeviceSession, Outcome]:  # fmt: skip
+) -> Tuple[DeviceSession, StepOutcome]:  # fmt: skip
     """Run a segment in a session of its own; of what it makes, ``dead`` is dropped after its last use."""
     session = DeviceSession("cpu")
     for _, storage in live:
         session.slots[storage] = StorageBuffer(storages[storage])
-    step = Step(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
+    step = SegmentStep(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
     return session, session.run(step, segment=segment)
 
 

@@ -44,7 +44,7 @@ def from_environment() -> installation.Installed:
     Raises:
         BadInput: no server is named, or its key is not known.
     """
-    settings = connect.Settings.from_environment(os.environ)
+    settings = connect.ExecSettings.from_environment(os.environ)
     if not settings.server:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
     libraries = installation.built_libraries()
@@ -84,7 +84,7 @@ def from_environment() -> installation.Installed:
         recorder = Recorder(native, remote, mode, strategy_of)
         return recorder if session is None else InProcessHandler(recorder, session, settings.slowdown), recorder
 
-    made = installation.install(libraries, remote, Mode.SPLIT, make)
+    made = installation.install_device(libraries, remote, Mode.SPLIT, make)
     strategy: SplitStrategy = made.recorder.strategy
 
     def end() -> None:
@@ -107,4 +107,4 @@ def _add(path: str, facts: Dict[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):  # where nothing could be written, the figures were told
         with open(path, encoding="utf-8") as stream:
             found = json.load(stream)
-        installation.keep_tally(path, {**found, **facts})
+        installation.write_tally_file(path, {**found, **facts})

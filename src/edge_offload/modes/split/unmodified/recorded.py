@@ -9,7 +9,7 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import Unsupported
-from edge_offload.execute.tensors import pack
+from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir import wire
 from edge_offload.ir.build import TracedProgram
 from edge_offload.link.transport.client import Client
@@ -57,7 +57,7 @@ class RecordedSource:
         del sequence
         program = self._network.program
         names = self._send_constants(client, program, progress)
-        descriptors, buffers = pack(examples)
+        descriptors, buffers = pack_tensors(examples)
         body = {"constants": names, "inputs": descriptors}
         encoded = wire.encode(program.sequence)
         return client.request("split_open", body, [encoded, *buffers], timeout_s=OPEN_TIMEOUT_S)

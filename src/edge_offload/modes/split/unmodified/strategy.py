@@ -16,7 +16,7 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.segments import StepOutcome
 from edge_offload.manager.lateness import Lateness
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.runner import SplitRunner
@@ -84,7 +84,7 @@ class SplitStrategy(Strategy):
         self.learner.interrupt()
         self.inferences.forget()
 
-    def before(self, flushed: FlushedSegment) -> List[int]:
+    def freed_before(self, flushed: FlushedSegment) -> List[int]:
         """See :class:`Strategy`."""
         return self.deferred.before(flushed)
 
@@ -92,13 +92,13 @@ class SplitStrategy(Strategy):
         """See :class:`Strategy`."""
         self.deferred.materialize_all()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """See :class:`Strategy`."""
-        super().forget()
+        super().reset()
         self.deferred.forget()
         self.close()
 
-    def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
+    def run(self, invocation: SegmentInvocation, freed: List[int]) -> StepOutcome:
         """See :class:`Strategy`."""
         outcome = self.deferred.next_read(invocation)
         if outcome is not None:
@@ -124,7 +124,9 @@ class SplitStrategy(Strategy):
             self._check_cut(invocation, unchecked)
         return outcome
 
-    def _together(self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation) -> Optional[Outcome]:
+    def _together(
+        self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation
+    ) -> Optional[StepOutcome]:
         """The result of a step by robot and server together; None if the device is to compute it."""
         attempt = self._attempt(inference, runner, invocation)
         if attempt is None:
@@ -137,7 +139,7 @@ class SplitStrategy(Strategy):
             assert self._session is not None
             self._count(runner, invocation, attempt)
             self.deferred.defer(inference, put(self._session, invocation, inference.uses, tensors), False)
-            return Outcome()
+            return StepOutcome()
         if not inference.checked and inference.later:
             self.deferred.keep_reads(PendingReads(inference, invocation.base, tensors, None, place=0))
             return None
@@ -149,7 +151,7 @@ class SplitStrategy(Strategy):
         step = self.deferred.defer(inference, invocation, bool(inference.later))
         if inference.later:
             self.deferred.keep_reads(PendingReads(inference, invocation.base, tensors, step))
-        return Outcome(tensors[0])
+        return StepOutcome(tensors[0])
 
     def _attempt(self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation) -> Optional[Attempt]:
         """What robot and server computed together, if they did."""

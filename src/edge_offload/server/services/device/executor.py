@@ -10,7 +10,7 @@ import sys
 from typing import Optional, Sequence
 
 from edge_offload.execute import heap
-from edge_offload.execute.session.note import Note, Process
+from edge_offload.execute.session.note import CrashNote, Process
 from edge_offload.protocol.channel import Channel
 from edge_offload.server.services.device.forking import fork_server
 
@@ -32,7 +32,7 @@ class Executor:
         self.channel: Optional[Channel] = None
         self._options = options
         self._process: Optional[Process] = None
-        self._note: Optional[Note] = None
+        self._note: Optional[CrashNote] = None
 
     def start(self) -> Channel:
         """Start the process; it is not ready yet.
@@ -41,19 +41,19 @@ class Executor:
             OSError: it cannot be started.
         """
         ours, theirs = socket.socketpair()
-        note = Note()
+        note = CrashNote()
         try:
             descriptors = [theirs.fileno(), note.descriptor]
             self._process = self._launch(descriptors) if heap.LAUNCHER else self._fork(descriptors)
             self._note = note
         finally:
-            note.shared()
+            note.close_descriptor()
             theirs.close()
         self.channel = Channel(ours)
         return self.channel
 
     def _fork(self, descriptors: Sequence[int]) -> Process:
-        environment = heap.of_executor(os.environ)
+        environment = heap.executor_environment(os.environ)
         try:
             return fork_server(environment).start(self._options, descriptors, environment)
         except BrokenPipeError:
@@ -64,7 +64,7 @@ class Executor:
         """Start the process behind a command of tests, which a fork cannot have."""
         own, note = map(str, descriptors)
         worker = [sys.executable, "-m", "edge_offload.execute.session.worker", own, *self._options, "--note", note]
-        environment = heap.of_executor(os.environ)
+        environment = heap.executor_environment(os.environ)
         return subprocess.Popen(
             [*heap.LAUNCHER, *worker], pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL
         )
@@ -81,9 +81,9 @@ class Executor:
 
     def running(self) -> str:
         """The operator that it is running, in words; empty if that is not known."""
-        return self._note.running() if self._note is not None else ""
+        return self._note.running_operator() if self._note is not None else ""
 
     def epitaph(self) -> str:
         """Why the process ended, in words; empty if it was never started."""
         process, note = self._process, self._note
-        return note.epitaph(process) if process is not None and note is not None else ""
+        return note.describe_end(process) if process is not None and note is not None else ""

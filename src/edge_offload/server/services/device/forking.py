@@ -178,7 +178,7 @@ def prepare() -> None:
     """Start the fork server ahead of the first executor, which reports it if that is not possible."""
     if not heap.LAUNCHER:
         with contextlib.suppress(OSError):
-            fork_server(heap.of_executor(os.environ))
+            fork_server(heap.executor_environment(os.environ))
 
 
 class _ForkLoop:
@@ -247,7 +247,7 @@ class _ForkLoop:
 def main() -> int:
     """Import, and fork until the server hangs up; each executor serves its session."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker.prepare()
+    worker.prepare_imports()
     loop = _ForkLoop(socket.socket(fileno=int(sys.argv[1])))
     forked = loop.run()
     if forked is None:

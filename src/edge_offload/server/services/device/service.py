@@ -169,13 +169,13 @@ class DeviceService:
 def _packed_schemas() -> bytes:
     from edge_offload.ir.trace import checksums
 
-    return checksums.pack(checksums.table())
+    return checksums.pack_table(checksums.checksum_table())
 
 
 def _packed_prefixes(older: object) -> bytes:
     from edge_offload.ir.trace import checksums
 
-    return checksums.pack(checksums.prefixes(older))
+    return checksums.pack_table(checksums.prefix_checksums(older))
 
 
 def _key(request: Request) -> Tuple[str, bytes]:

@@ -66,7 +66,7 @@ class Batches:
             self.run = executor.run_batch
         else:
             batched = BatchExecutor(executor)
-            self.run, self._judge, self._prepare = batched.run, batched.judge, batched.prepare
+            self.run, self._judge, self._prepare = batched.run, batched.compare_batch, batched.prepare_batch
 
     def table(self, give_way: Callable[[], None], folder: Optional[pathlib.Path] = None) -> Table:
         """What they take: as kept on disk, or measured now, which takes seconds.

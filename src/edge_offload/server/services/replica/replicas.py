@@ -14,7 +14,7 @@ from torch import nn
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
 from edge_offload.execute.emulated import EmulatedExecutor, Emulation
 from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT
-from edge_offload.execute.engines.table import chosen
+from edge_offload.execute.engines.table import engine_for_model
 from edge_offload.execute.module import ModuleExecutor, state_versions
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.models import registry
@@ -88,7 +88,7 @@ class ReplicaPool:
         allow: models of the user's own that peers may ask for by name: factories (``package.module:factory``) and
             TorchScript files, for which a robot asks by the file's name alone.
         overrides: options that replace what a peer says, by model name (paths of this machine, say).
-        engine: what computes them, as :func:`edge_offload.execute.engines.table.chosen` takes it.
+        engine: what computes them, as :func:`edge_offload.execute.engines.table.engine_for_model` takes it.
         max_replicas: replicas kept; the one that was used longest ago makes room when no robot has it open.
         emulated: they only take its time, in place of what ``engine`` says.
     """
@@ -103,7 +103,7 @@ class ReplicaPool:
         emulated: Optional[Emulation] = None,
     ) -> None:
         self.device, self._engine, self._emulated = device, engine, emulated
-        chosen(engine, "")  # it can be read
+        engine_for_model(engine, "")  # it can be read
         #: What builds each, by the name that a robot asks for.
         self._allow: Dict[str, str] = {}
         for name in sorted(set(allow)):
@@ -132,7 +132,7 @@ class ReplicaPool:
 
     def engine_of(self, model: str) -> str:
         """The engine that is to compute a model of this name."""
-        return chosen(self._engine, model, FASTEST_EXACT)
+        return engine_for_model(self._engine, model, FASTEST_EXACT)
 
     def key(self, name: Any, options: Any) -> Key:
         """:attr:`Replica.key` of what :meth:`acquire` would return.

@@ -12,7 +12,7 @@ import torch
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, RemoteError
 from edge_offload.execute.engines.base import EAGER, ENGINE
 from edge_offload.execute.module import Execution
-from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
+from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack_tensors, unpack_tensors
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.mode import Mode
 from edge_offload.server.results import FrameResult, ResultFeed
@@ -92,7 +92,9 @@ class Inference:
         waited_s = self._taken_s - self.request.received_s
         if self.wait_s is not None and waited_s > self.wait_s:
             raise Refused(f"full: the request waited {waited_s:.3f} s, longer than the robot does")
-        inputs = unpack(self.request.body["inputs"], self.request.buffers, self.opened.specs, self._max_input_bytes)
+        inputs = unpack_tensors(
+            self.request.body["inputs"], self.request.buffers, self.opened.specs, self._max_input_bytes
+        )
         self._decoded_s = time.monotonic()
         return inputs
 
@@ -101,7 +103,7 @@ class Inference:
         request, name = self.request, self.opened.replica.name
         self._book.computed(name, execution.compute_s / shared_by)
         encoding_s = time.monotonic()
-        descriptors, buffers = pack(execution.outputs, request.body.get("codec", "auto"), self._downlink)
+        descriptors, buffers = pack_tensors(execution.outputs, request.body.get("codec", "auto"), self._downlink)
         answer: Dict[str, Any] = {
             "outputs": descriptors,
             "queue_s": self._taken_s - request.received_s,

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import Refused
-from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.build import TracedProgram
@@ -169,7 +169,7 @@ class SplitModels:
     def profile(self, traced: TracedModel, give_way: Callable[[], None] = lambda: None) -> None:
         """Measure it on this thread, unless this machine has, and keep it; ``give_way`` is called between timings."""
         try:
-            if traced.earlier is not None and traced.earlier.machine == fingerprint(self._place.device):
+            if traced.earlier is not None and traced.earlier.machine == fingerprint_of(self._place.device):
                 traced.profile = traced.earlier
             else:
                 traced.profile = self._place.measure(traced.network, PROFILE_REPEATS, lambda _: give_way())

@@ -17,9 +17,9 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refus
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import OperatorSequence, wire
 from edge_offload.ir.build import TracedProgram, tensor_digest
-from edge_offload.ir.evaluate import kernel
+from edge_offload.ir.evaluate import make_kernel
 from edge_offload.ir.operators import Operator
-from edge_offload.ir.schemas import enumerated, overload
+from edge_offload.ir.schemas import enumerated_arguments, find_overload
 from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
 from edge_offload.ir.values import DYNAMIC, Value, contiguous_strides
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES
@@ -131,13 +131,13 @@ def _check_name(operator: Operator) -> None:
     known = find_rule(operator) is not None or operator.base_name in ALSO_ACCEPTED
     if namespace not in NAMESPACES or name in REFUSED or not known:
         raise Unsupported(f"operator {operator.name!r} is not one that this server splits for robots")
-    overload(operator.name)
+    find_overload(operator.name)
 
 
 def _check_numbers(operator: Operator) -> None:
     """Dtypes, layouts and memory formats come by name."""
     named = dict(operator.kwargs)
-    for position, name, _ in enumerated(overload(operator.name)):
+    for position, name, _ in enumerated_arguments(find_overload(operator.name)):
         given = operator.args[position] if position < len(operator.args) else named.get(name)
         if isinstance(given, int):
             raise ProtocolError(f"operator {operator.name!r}: {name} is a number, not a name")
@@ -164,7 +164,7 @@ def _propagate(sequence: OperatorSequence) -> None:
     for index, operator in enumerate(sequence.operators):
         try:
             with torch.no_grad(), without_data:
-                results = kernel(operator)(found.__getitem__)
+                results = make_kernel(operator)(found.__getitem__)
         except EdgeOffloadError:
             raise
         except Exception as error:  # torch says in many ways that arguments do not fit

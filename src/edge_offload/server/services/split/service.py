@@ -7,7 +7,7 @@ from typing import Callable, Dict, Sequence
 
 from edge_offload import background
 from edge_offload.errors import ProtocolError, Refused
-from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack
+from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack_tensors
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server import blobs
 from edge_offload.server.blobs import BlobStore
@@ -144,7 +144,7 @@ class SplitService(Service):
         if "constants" in body:
             traced = self._recorded(request, specs)
         else:
-            examples = unpack(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
+            examples = unpack_tensors(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
             known = body.get("sequence")
             traced = self._models.trace(
                 body.get("name"), body.get("options", {}), body.get("state_hash"), examples, known
@@ -166,7 +166,7 @@ class SplitService(Service):
         if held + recorded.constant_bytes(sequence) > recorded.MAX_CONSTANT_BYTES:
             raise Refused(f"the splits of this robot hold {held >> 20} MiB of constants already", remedy="close one")
         program = recorded.with_constants(sequence, request.body["constants"], self._store)
-        examples = unpack(request.body.get("inputs"), request.buffers[1:], specs, MAX_INPUT_BYTES)
+        examples = unpack_tensors(request.body.get("inputs"), request.buffers[1:], specs, MAX_INPUT_BYTES)
         return self._models.recorded(program, examples)
 
     def _profile(self, request: Request, traced: TracedModel) -> None:
