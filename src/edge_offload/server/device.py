@@ -35,7 +35,7 @@ class ComputeDevice:
 
     def __init__(self, compute: Compute) -> None:
         kind, _, path = compute.device.partition(":")
-        self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).of) if kind == EMULATED else None
+        self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).seconds) if kind == EMULATED else None
         self.placed = devices.pick("cpu" if self.emulated else compute.device)
         self.name = self.emulated.name if self.emulated else str(self.placed)
         self._compute = compute

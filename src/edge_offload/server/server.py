@@ -31,7 +31,7 @@ from edge_offload.server.status import ServerStatus, StatusBook
 from edge_offload.server.worker import FairQueue, Job, Worker
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.settings import Settings
+    from edge_offload.server.pool.settings import PoolSettings
 
 Handler = Callable[[Request], None]
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class OffloadServer:
         keys: Optional[KeyStore] = None,
         blobs: Optional[BlobStore] = None,
         promises: bool = False,
-        gpus: Optional[Settings] = None,
+        gpus: Optional[PoolSettings] = None,
     ) -> None:
         if promises and gpus is not None:
             raise BadInput("a pool and promises are two ways to share a GPU", remedy="choose one")

@@ -41,7 +41,7 @@ class Ages:
         for (_, frame, begin, then, _), (_, _, following, _, _) in zip(results, results[1:]):
             count = max(0, following - begin)
             frames += count
-            total += then.lost(begin - frame, count) - count * then.reference(latencies)
+            total += then.total_loss(begin - frame, count) - count * then.reference_loss(latencies)
         return max(0.0, total / frames) if frames else math.nan
 
     def interval(self, now: float) -> float:

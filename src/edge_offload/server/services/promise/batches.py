@@ -151,7 +151,7 @@ def _noise(spec: TensorSpec, seed: int) -> torch.Tensor:
 def _load(path: pathlib.Path) -> Optional[Table]:
     try:
         raw = json.loads(path.read_text("utf-8"))
-        median, p95 = (Latencies.parse(raw[key]).of for key in ("median_s", "p95_s"))
+        median, p95 = (Latencies.parse(raw[key]).seconds for key in ("median_s", "p95_s"))
         equal, reason = raw["equal"], raw["reason"]
         if len(p95) != len(median) or type(equal) is not int or not 1 <= equal <= len(median):
             raise BadInput("not as it was written")

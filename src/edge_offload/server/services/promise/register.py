@@ -144,21 +144,21 @@ class Register:
                 self.subject, self.board = subject, Board(subject.latencies)
             self.check(subject.opened)
             wish = _wish(ask, ask.bound, ask.frame_interval, largest)
-            self.board.join(now, name, wish, ask.frame, received - ask.age)
+            self.board.admit_robot(now, name, wish, ask.frame, received - ask.age)
             self._robots[name] = Promised(peer, subject.opened, largest, now)
 
     def end(self, name: str) -> None:
         """The promise of a robot ends, if it has one."""
         with self.lock:
             self._robots.pop(name, None)
-            self.board.leave(name)
+            self.board.remove_robot(name)
 
     def status(self) -> List[PromiseStatus]:
         """How each robot with a promise is served."""
         with self.lock:
             now, found = self.clock(), []
             for name, robot in self._robots.items():
-                wish = self.board.wish(name)
+                wish = self.board.wish_of(name)
                 if wish is not None:
                     ages = robot.ages
                     found.append(
@@ -184,9 +184,9 @@ class Register:
                     ended.append((robot.peer, f"none of its frames came for {silent:.1f} s"))
                     self.end(name)
             self.board.other = other
-            ended += [(self._robots.pop(name).peer, why) for name, why in self.board.replan(now)]
+            ended += [(self._robots.pop(name).peer, why) for name, why in self.board.update_plan(now)]
             return ended, [
-                (robot.peer, [(frame, start - now) for frame, start in self.board.turns(name)])
+                (robot.peer, [(frame, start - now) for frame, start in self.board.slots_of(name)])
                 for name, robot in self._robots.items()
             ]
 
@@ -194,32 +194,32 @@ class Register:
         """A frame has come with what its robot says of itself; whether it has a turn."""
         name = str(inference.request.peer.key)
         with self.lock:
-            robot, wish = self.of(inference.request.peer), self.board.wish(name)
+            robot, wish = self.of(inference.request.peer), self.board.wish_of(name)
             if robot is None or wish is None or _what(robot.opened) != _what(inference.opened):
                 return False
             robot.heard, robot.missed = self.clock(), 0
-            self.board.told(name, robot.believed(report, wish))
-            self.board.arrived(name, report.frame, robot.heard)  # from then on a batch can have it
-            return any(frame == report.frame for frame, _ in self.board.turns(name))
+            self.board.update_wish(name, robot.believed(report, wish))
+            self.board.record_arrival(name, report.frame, robot.heard)  # from then on a batch can have it
+            return any(frame == report.frame for frame, _ in self.board.slots_of(name))
 
     def begin(self, batch: PlannedBatch, there: Sequence[bool]) -> None:
         """A batch begins now, without the members that are not there."""
         with self.lock:
             now = self.clock()
-            for turn, came in zip(batch.turns, there):
+            for turn, came in zip(batch.slots, there):
                 robot = self._robots[turn.robot]
                 robot.ages.turn(now, late=not came)
                 robot.missed += not came
-            self.board.take(now, sum(there))
+            self.board.start_next_batch(now, sum(there))
 
     def computed(self, name: str, frame: int, batch: int) -> None:
         """The result for a robot's frame is to be sent now, which so many frames were computed for."""
         with self.lock:
-            robot, wish = self._robots.get(name), self.board.wish(name)
-            captured = self.board.captured(name, frame)
+            robot, wish = self._robots.get(name), self.board.wish_of(name)
+            captured = self.board.capture_time(name, frame)
             if robot is not None and wish is not None and captured is not None:
                 robot.ages.result(self.clock(), frame, captured, wish, batch)
-                self.board.done(name, frame, self.clock())
+                self.board.record_result(name, frame, self.clock())
 
     def judge(self, name: str, frame: int, outputs: Sequence[torch.Tensor]) -> None:
         """What a robot says of itself is held against its results."""

@@ -134,21 +134,21 @@ class Promises(Scheduler):
     def due_s(self) -> Optional[float]:
         """See :class:`~..replica.service.Scheduler`: at once when all frames of the next batch have come."""
         with self.register.lock:
-            batch = self.register.board.due()
+            batch = self.register.board.next_batch()
             if batch is None:
                 return None
-            there = all((turn.robot, turn.frame) in self._waiting for turn in batch.turns)
+            there = all((turn.robot, turn.frame) in self._waiting for turn in batch.slots)
             return 0.0 if there else batch.latest
 
     def run(self) -> None:
         """See :class:`~..replica.service.Scheduler`."""
         with self.register.lock:
-            due, batch, subject = self.due_s(), self.register.board.due(), self.register.subject
+            due, batch, subject = self.due_s(), self.register.board.next_batch(), self.register.subject
             if due is None or batch is None or due > self.register.clock() or subject is None:
                 return
-            found = [self._waiting.pop((turn.robot, turn.frame), None) for turn in batch.turns]
+            found = [self._waiting.pop((turn.robot, turn.frame), None) for turn in batch.slots]
             self.register.begin(batch, [inference is not None for inference in found])
-            members = [(turn.robot, turn.frame, one) for turn, one in zip(batch.turns, found) if one is not None]
+            members = [(turn.robot, turn.frame, one) for turn, one in zip(batch.slots, found) if one is not None]
             if members:
                 self._batches += 1
         self._release()
@@ -184,7 +184,7 @@ class Promises(Scheduler):
     def _release(self) -> None:
         """What waits for a batch that there is not any more is computed with all others."""
         with self.register.lock:
-            planned = {(turn.robot, turn.frame) for batch in self.register.board.planned() for turn in batch.turns}
+            planned = {(turn.robot, turn.frame) for batch in self.register.board.list_batches() for turn in batch.slots}
             left = [self._waiting.pop(key) for key in list(self._waiting) if key not in planned]
         for inference in left:
             try:

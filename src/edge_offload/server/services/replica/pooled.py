@@ -37,7 +37,7 @@ from edge_offload.server.services.replica.replicas import Replica
 from edge_offload.server.services.replica.service import Inference, Scheduler
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.settings import Settings
+    from edge_offload.server.pool.settings import PoolSettings
 
 #: Seconds between two drivers, and from a driver's last word to its end.
 AGAIN_S, MOST_AGAIN_S, SILENT_S = 0.2, 3.0, 15.0
@@ -59,7 +59,9 @@ class Pooled(Scheduler):
         fail: answers a request with an error.
     """
 
-    def __init__(self, settings: Settings, others: Scheduler, fail: Callable[[Request, BaseException], None]) -> None:
+    def __init__(
+        self, settings: PoolSettings, others: Scheduler, fail: Callable[[Request, BaseException], None]
+    ) -> None:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="edge-offload-pool-"))
         self._settings = replace(settings, endpoint=f"ipc://{self._folder}/driver")
         self._others, self._fail = others, fail
