@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def default_directory() -> pathlib.Path:
-    """Where blobs are unless said otherwise (:func:`edge_offload.places.blobs_folder`)."""
+    """Return the default directory of blobs (:func:`edge_offload.places.blobs_folder`)."""
     return places.blobs_folder()
 
 
@@ -40,7 +40,7 @@ class BlobStore:
         self._stored: Optional[int] = None
 
     def get(self, name: bytes) -> Optional[bytes]:
-        """The blob, or None if it is not here (any more). A file that was damaged is not here."""
+        """Return the blob, or None if it is not here (any more), or damaged."""
         path = self._path(name)
         try:
             data = path.read_bytes()

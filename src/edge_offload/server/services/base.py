@@ -65,19 +65,19 @@ class OpenHandles(Generic[Item]):
         request.reply({})
 
     def forget(self, peer: Peer) -> None:
-        """The connection has gone, and what was open on it."""
+        """Release all items of a closed connection."""
         with self._lock:
             items = self._open.pop(peer, {})
         for item in items.values():
             self._release(item)
 
     def of_connection(self, peer: Peer) -> List[Item]:
-        """What is open on one connection."""
+        """Return the open items of one connection."""
         with self._lock:
             return list(self._open.get(peer, {}).values())
 
     def of_robot(self, peer: Peer) -> List[Item]:
-        """What the robot has open, on this connection and its others."""
+        """Return the open items of a robot over all of its connections."""
         with self._lock:
             return [item for other, items in self._open.items() if other.key == peer.key for item in items.values()]
 

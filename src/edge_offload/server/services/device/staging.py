@@ -56,7 +56,7 @@ class Staging:
         return staged
 
     def clear(self) -> None:
-        """Nothing will be forwarded any more."""
+        """Remove all buffers: no message will be forwarded any more."""
         self._waiting.clear()
 
     def _reserve(self, number: int, name: Any, size: int) -> bytearray:

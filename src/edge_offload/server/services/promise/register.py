@@ -53,7 +53,7 @@ class Promised:
     evidence: Evidence = field(default_factory=Evidence)
 
     def believed(self, report: Report, promised: Wish) -> Wish:
-        """What to plan with after it has said this of itself."""
+        """Return the declaration to plan with after a report."""
         before = self.evidence.note
         wish = _wish(report, promised.bound, promised.frame_interval, self.largest)
         believed = self.evidence.believed(wish)
@@ -99,7 +99,7 @@ class Register:
         self._robots: Dict[str, Promised] = {}
 
     def of(self, peer: Peer) -> Optional[Promised]:
-        """The promise of the robot at this connection; None: it has none, or on another one."""
+        """Return the promise of the robot at this connection; None: it has none, or on another one."""
         found = self._robots.get(str(peer.key))
         return found if found is not None and found.peer is peer else None
 
@@ -148,13 +148,13 @@ class Register:
             self._robots[name] = Promised(peer, subject.opened, largest, now)
 
     def end(self, name: str) -> None:
-        """The promise of a robot ends, if it has one."""
+        """End the promise of a robot, if it has one."""
         with self.lock:
             self._robots.pop(name, None)
             self.board.remove_robot(name)
 
     def status(self) -> List[PromiseStatus]:
-        """How each robot with a promise is served."""
+        """Return the service of each robot with a promise."""
         with self.lock:
             now, found = self.clock(), []
             for name, robot in self._robots.items():
@@ -191,7 +191,7 @@ class Register:
             ]
 
     def came(self, inference: Inference, report: Report) -> bool:
-        """A frame has come with what its robot says of itself; whether it has a turn."""
+        """Record a frame with its robot's report; return True if it has a slot."""
         name = str(inference.request.peer.key)
         with self.lock:
             robot, wish = self.of(inference.request.peer), self.board.wish_of(name)
@@ -203,7 +203,7 @@ class Register:
             return any(frame == report.frame for frame, _ in self.board.slots_of(name))
 
     def begin(self, batch: PlannedBatch, there: Sequence[bool]) -> None:
-        """A batch begins now, without the members that are not there."""
+        """Start a batch without its absent members."""
         with self.lock:
             now = self.clock()
             for turn, came in zip(batch.slots, there):
@@ -213,7 +213,7 @@ class Register:
             self.board.start_next_batch(now, sum(there))
 
     def computed(self, name: str, frame: int, batch: int) -> None:
-        """The result for a robot's frame is to be sent now, which so many frames were computed for."""
+        """Record that the result of a frame is sent now, computed in a batch of this size."""
         with self.lock:
             robot, wish = self._robots.get(name), self.board.wish_of(name)
             captured = self.board.capture_time(name, frame)
@@ -222,7 +222,7 @@ class Register:
                 self.board.record_result(name, frame, self.clock())
 
     def judge(self, name: str, frame: int, outputs: Sequence[torch.Tensor]) -> None:
-        """What a robot says of itself is held against its results."""
+        """Record a result as evidence for its robot's declarations."""
         with self.lock:
             robot = self._robots.get(name)
             if robot is not None:
@@ -230,7 +230,7 @@ class Register:
 
 
 def _wish(told: Union[Ask, Report], bound: float, frame_interval: float, batch: int) -> Wish:
-    """What to plan with."""
+    """Return the declaration to plan with."""
     slope = told.slope + SIGMAS * told.slope_error
     return Wish(
         bound,

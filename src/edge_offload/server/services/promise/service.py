@@ -41,7 +41,7 @@ class PromiseService(Service):
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
-        """What it answers, by the request's kind."""
+        """Handlers by the request's kind."""
         return {"promise": self.promise, "give_back": self.give_back}
 
     def promise(self, request: Request) -> None:
@@ -59,7 +59,7 @@ class PromiseService(Service):
         request.reply({"had": self._promises.leave(request.peer)})
 
     def _promise(self, request: Request, ask: Ask, opened: Opened) -> None:
-        """On the device's thread: batches that are not known yet are measured first."""
+        """Make the promise on the device's thread; batches without a table are measured first."""
         self._promises.register.check(opened)  # before seconds of the device's time are spent
         batches, table = self._table(opened)
         largest = len(table.median_s) if ask.batched else table.equal

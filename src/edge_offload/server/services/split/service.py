@@ -59,7 +59,7 @@ class SplitService(Service):
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
-        """What it answers, by the request's kind."""
+        """Handlers by the request's kind."""
         return {
             "split_open": self.open,
             "split_table": self.table,
@@ -78,13 +78,13 @@ class SplitService(Service):
         self._learner.start()
 
     def close(self) -> None:
-        """Stop them; what is being learnt is given up."""
+        """Stop its threads and the current learning."""
         self._models.close()
         self._learner.close()
         self._runs.close()
 
     def forget(self, peer: Peer) -> None:
-        """The peer has gone: what it had open ends."""
+        """Close all splits of a peer that has disconnected."""
         self._runs.drop(peer)
         self._open.forget(peer)
 
@@ -135,7 +135,7 @@ class SplitService(Service):
     # -- opening
 
     def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
-        """On the learner's thread: build, trace and profile; what frames compute elsewhere, on the device's thread."""
+        """Build, trace and profile on the learner's thread; frames elsewhere go first."""
         with background.yielding():
             self._trace(request, specs)
 
@@ -159,7 +159,7 @@ class SplitService(Service):
             raise
 
     def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
-        """On the learner's thread: an inference that came as a sequence, within what one robot may hold."""
+        """Read a received sequence on the learner's thread, within the limits of one robot."""
         sequence = recorded.read(bytes(request.buffers[0]), specs)
         opened = [split.traced for split in self._open.of_connection(request.peer)]
         held = sum(recorded.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
@@ -170,7 +170,7 @@ class SplitService(Service):
         return self._models.recorded(program, examples)
 
     def _profile(self, request: Request, traced: TracedModel) -> None:
-        """On the device's thread, if that is still to be done; frames that come meanwhile go first."""
+        """Profile on the device's thread, if necessary; frames that arrive meanwhile go first."""
         self._models.profile(traced, self._device.give_way)
         self._opened(request, traced)
 
@@ -182,7 +182,7 @@ class SplitService(Service):
             request.reply({"handle": handle, "sequence": traced.profile.sequence}, [record])
 
     def _take_table(self, request: Request, split: OpenSplit) -> None:
-        """On the loader's thread: every plan is checked before it may run."""
+        """Check every plan on the loader's thread before it may run."""
         try:
             texts = json.loads(bytes(request.buffers[0]).decode())
         except (ValueError, RecursionError) as error:
