@@ -52,13 +52,13 @@ class Locality(str, enum.Enum):
 
 
 class Rows(Protocol):
-    """What a rule's ``run`` may read: exactly the rows that its footprint named, and whole values."""
+    """Reader of the rows that a rule's footprint named, and of whole values."""
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
-        """Rows [low, high) of a value that has an axis; none for an empty range."""
+        """Return rows [low, high) of a value that has an axis; none for an empty range."""
 
     def whole(self, number: int) -> torch.Tensor:
-        """All of a value."""
+        """Return all of a value."""
 
 
 Run = Callable[[int, int, Rows], List[Any]]
@@ -158,7 +158,7 @@ class Site:
         return flatten(overload(self.operator.name)(*positional, **keywords))
 
     def _arrange(self, replaced: Tuple[str, ...], reader: Rows, place: str) -> Tuple[Slot, ...]:
-        """Where each argument goes and where it comes from: torch takes long to tell, and a runtime calls often."""
+        """Arrange the sources of all arguments once: torch's schemas are slow, and a runtime calls often."""
         slots: List[Slot] = []
         gap = False  # behind an argument left at its default, the rest goes by name
         for argument in _schema_arguments(self.operator.name):
@@ -198,17 +198,17 @@ def find_rule(operator: Operator) -> Optional[Rule]:
 
 
 def covered_names() -> Tuple[str, ...]:
-    """Every name that has a rule, sorted."""
+    """Return every name that has a rule, sorted."""
     return tuple(sorted(_RULES))
 
 
 def same_rows(low: int, high: int) -> Range:
-    """Footprint of element-wise and row-wise operators."""
+    """Return the footprint of element-wise and row-wise operators."""
     return low, high
 
 
 def all_rows(length: int) -> Footprint:
-    """Footprint of an operand that is needed whole although its producer is split."""
+    """Return the footprint of an operand that is needed whole although its producer is split."""
     return lambda low, high: (0, length)
 
 
@@ -243,7 +243,7 @@ def window(low: int, high: int, size: int, kernel: int, stride: int, padding: in
 
 
 def per_axis(value: Any, count: int, default: int) -> Tuple[int, ...]:
-    """An int-list argument as one number per spatial axis (torch accepts one number, one-element and empty lists)."""
+    """Expand an int-list argument to one number per spatial axis (torch accepts one number and short lists)."""
     if value is None or value == ():
         return (default,) * count
     if isinstance(value, int):
@@ -259,7 +259,7 @@ def _schema_arguments(name: str) -> Tuple[Any, ...]:
 
 
 def bind(operator: Operator) -> Dict[str, Arg]:
-    """Arguments by the schema's names, as far as they were given; empty if torch has no such overload."""
+    """Return given arguments by the schema's names; empty if torch has no such overload."""
     try:
         arguments = _schema_arguments(operator.name)
     except Unsupported:

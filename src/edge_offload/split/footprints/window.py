@@ -30,7 +30,7 @@ def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> Tuple[Tuple
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
 def convolution(site: Site) -> Optional[Local]:
-    """Direct and transposed convolution with whole weights."""
+    """Split direct and transposed convolution with whole weights."""
     name = "input" if site.number("input") >= 0 else "self"
     source, weight = site.number(name), site.number("weight")
     if site.axis(weight) is not None or site.axis(site.number("bias")) is not None:
@@ -83,7 +83,7 @@ def _direct(site: Site, reader: Rows, rows: torch.Tensor, padding: Any, stride: 
 
 @rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
 def transposed(site: Site) -> Optional[Local]:
-    """An output row j takes input rows i with j = i * stride - padding + dilation * k."""
+    """Map an output row j to input rows i with j = i * stride - padding + dilation * k."""
     name = "input" if site.number("input") >= 0 else "self"
     source, weight, bias = site.number(name), site.number("weight"), site.number("bias")
     rank = len(site.shape(weight)) - 2
@@ -137,7 +137,7 @@ def _with_bias(site: Site, reader: Rows, rows: torch.Tensor, rank: int) -> torch
 @rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d",
       "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")  # fmt: skip
 def max_pool(site: Site) -> Optional[Local]:
-    """Padding counts as minus infinity. Indices point into the whole tensor, so whoever reads them makes it global."""
+    """Split with padding of minus infinity. Indices point into the whole tensor, so reading them makes it global."""
     rank = _rank(site)
     if any(position != 0 for position in site.used):
         return None
@@ -146,7 +146,7 @@ def max_pool(site: Site) -> Optional[Local]:
 
 @rule("aten.avg_pool2d", "aten.avg_pool3d")
 def average_pool(site: Site) -> Optional[Local]:
-    """Sums of windows over the number of elements that torch counts for each (padding, overhang, override)."""
+    """Divide sums of windows by the counts that torch uses for each (padding, overhang, override)."""
     rank = _rank(site)
     pool = functional.avg_pool2d if rank == 2 else functional.avg_pool3d
     source = site.number("self")
@@ -284,7 +284,7 @@ def interpolation(site: Site) -> Optional[Local]:
 
 
 def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype: Any) -> Optional[torch.Tensor]:
-    """[output rows, input rows] matrix of the interpolation along one spatial axis."""
+    """Return the [output rows, input rows] matrix of the interpolation along one spatial axis."""
     shape = [1, size] + [1] * rank
     shape[2 + place] = size
     probe = torch.eye(size, dtype=dtype).reshape(shape)
@@ -325,7 +325,7 @@ _SCALE_NAMES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "sc
 
 
 def _beside(rows: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
-    """A small tensor of the host where the rows are."""
+    """Copy a small tensor of the host to the device of the rows."""
     return small.to(rows.device, non_blocking=True)
 
 
@@ -361,7 +361,7 @@ def _flat(sides: Sequence[Tuple[int, int]]) -> List[int]:
 
 
 def _pad(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> Tuple[torch.Tensor, List[int]]:
-    """Pad explicitly what is lop-sided or negative; leave what is symmetric to the kernel."""
+    """Pad asymmetric or negative sides explicitly; the kernel pads symmetric ones."""
     explicit = [(0, 0) if low == high and low >= 0 else (low, high) for low, high in sides]
     rest = [low if low == high and low >= 0 else 0 for low, high in sides]
     if any(pair != (0, 0) for pair in explicit):

@@ -92,7 +92,7 @@ class Learner:
 
 
 def serve(channel: Any) -> None:
-    """Answer one question after the other, until the other end is gone."""
+    """Answer requests one by one, until the other end is gone."""
     from edge_offload.errors import EdgeOffloadError, LinkLost
     from edge_offload.execute.tensors import unpack
 
@@ -136,7 +136,7 @@ def serve(channel: Any) -> None:
 
 
 def main(arguments: List[str]) -> int:
-    """Answer over the socket of that number, with so many of torch's threads."""
+    """Answer over the socket of that number, with that number of torch's threads."""
     lower_priority()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides when it ends
     import torch

@@ -63,7 +63,7 @@ def _check_axes(plan: Plan, located: LocalityMap) -> None:
 
 
 def _check_steps(plan: Plan, located: LocalityMap, side: Side) -> None:
-    """Every step exists, and each operator's steps on one side are disjoint and make one stretch."""
+    """Require existing steps, and for each operator disjoint steps on one side in one stretch."""
     ranges: Dict[int, List[Range]] = {}
     for step in plan.steps(side):
         if not 0 <= step.operator < len(located.operators):
@@ -82,7 +82,7 @@ def _check_steps(plan: Plan, located: LocalityMap, side: Side) -> None:
 
 
 def _check_placement(plan: Plan, located: LocalityMap) -> None:
-    """Coverage by both sides together; a global operator on exactly one."""
+    """Require coverage by both sides together, and a global operator on exactly one."""
     computed: Dict[int, List[Range]] = {}
     sides: Dict[int, List[Side]] = {}
     for side in Side:
@@ -178,5 +178,5 @@ def _name(located: LocalityMap, index: int) -> str:
 
 
 def rows_computed(plan: Plan) -> Mapping[Side, int]:
-    """Output rows that each side computes, summed over operators."""
+    """Return output rows that each side computes, summed over operators."""
     return {side: sum(step.high - step.low for step in plan.steps(side)) for side in Side}

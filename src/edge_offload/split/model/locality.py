@@ -77,7 +77,7 @@ class LocalityMap:
         object.__setattr__(self, "stored", tuple(stored))
 
     def kernels_on(self, device: torch.device) -> Kernels:
-        """:attr:`kernels` on this device."""
+        """Return :attr:`kernels` on this device."""
         if device.type == "cpu":
             return self.kernels
         found = self._elsewhere.get(str(device))
@@ -86,12 +86,12 @@ class LocalityMap:
         return found
 
     def length(self, number: int) -> int:
-        """Rows of a value; 1 if it exists only whole."""
+        """Return the rows of a value; 1 if it exists only whole."""
         axis = self.axes.get(number)
         return 1 if axis is None else self.sequence.values[number].shape[axis]
 
     def nbytes(self, number: int) -> int:
-        """Bytes of a value; of one whose sizes depend on the data, what a read-out of so many rows takes."""
+        """Return bytes of a value; of one with dynamic sizes, those of a usual read-out."""
         value = self.sequence.values[number]
         return value.nbytes if value.is_static else UNKNOWN_BYTES
 
@@ -130,12 +130,12 @@ class LocalityMap:
         return {**{kind.value: counted[kind.value] for kind in Locality}, "local": local}
 
     def undivided(self) -> Counter[str]:
-        """Operators that run in one piece, by name."""
+        """Count operators that run in one piece, by name."""
         pairs = zip(self.operators, self.sequence.operators)
         return Counter(operator.name for found, operator in pairs if found.kind is Locality.GLOBAL)
 
     def needed(self) -> Dict[int, Range]:
-        """Rows of every value that some kept output depends on, in the unsplit network (hull)."""
+        """Return rows of every value that the network's outputs depend on, unsplit (hull)."""
         hull: Dict[int, Range] = {}
         for number in self.sequence.kept():
             if number not in self.free:
@@ -197,7 +197,7 @@ def analyse(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> Locali
 
 
 def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
-    """Ways to split the inputs, best first: those under which most operators are local.
+    """Return ways to split the inputs, best first: those under which most operators are local.
 
     Only the largest input is split; for an image the choices are its height and its width.
     """
@@ -211,7 +211,7 @@ def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
 
 
 def union(one: Range, other: Range) -> Range:
-    """Smallest range that holds both; an empty range holds nothing."""
+    """Return the smallest range that contains both; an empty range contains no rows."""
     if one[0] >= one[1]:
         return other
     if other[0] >= other[1]:

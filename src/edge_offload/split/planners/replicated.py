@@ -47,13 +47,13 @@ class Halos(enum.Enum):
 
 
 def one_input(located: LocalityMap) -> bool:
-    """Whether a single input is used, which waists begin at."""
+    """True if a single input is used, at which waists begin."""
     consumers = located.sequence.consumers()
     return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
 
 
 def waists(located: LocalityMap) -> List[Waist]:
-    """All waists in program order, the network's one input first, without the end."""
+    """Return all waists in program order, the network's one input first, without the end."""
     count = len(located.operators)
     consumers, kept = located.sequence.consumers(), set(located.sequence.kept())
     crossing: List[Set[int]] = [set() for _ in range(count)]
@@ -198,7 +198,7 @@ class Search:
 
     def _cost(self, robot: Any, server: Any, prefix: float, rest: float, up_first: Any, up_last: Any,
               at_input: bool) -> Array:  # fmt: skip
-        """Cost of chains of work that cannot overlap: robot and last upload, first upload and server, both uploads."""
+        """Return the cost of chains of work that cannot overlap."""
         link, power = self.space.model.link, self.space.model.power
         request = self.space.model.request_s if at_input else 0.0
         delay = 2 * (link.latency_s + link.message_s)
@@ -232,7 +232,7 @@ class Search:
         return self._cost(robot[:, None], server[:, None], prefix, rest, up_first, up_last, first.after < 0)
 
     def _wire_s(self, number: int) -> Array:
-        """Seconds on the wire for a whole value at every bandwidth, with the codec that shrinks it most."""
+        """Return seconds on the wire for a whole value at every bandwidth, with the strongest codec."""
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
         nbytes = self.space.located.nbytes(number) / max(option.ratio for option in options)
         return np.asarray(nbytes / self.space.bandwidths)

@@ -70,7 +70,7 @@ def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
 
 
 def _with_own_buffers(module: nn.Module) -> nn.Module:
-    """The module, which from now on can be run without changing what others know of it."""
+    """Clone the buffers, so that runs of the module do not change those of others."""
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.clone())
