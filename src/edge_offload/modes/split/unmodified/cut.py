@@ -35,7 +35,7 @@ class Use(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it that could be read."""
+        """True if it has no elements."""
         return 0 in self.layout.sizes
 
 
@@ -55,7 +55,7 @@ class Uses:
 
     @property
     def read(self) -> Tuple[Use, ...]:
-        """The results of the divided part."""
+        """Results of the divided part."""
         return tuple(use for use in self.known if not use.empty)
 
     def add(
@@ -110,5 +110,5 @@ def put(
 
 
 def held(session: DeviceSession, piece: SegmentInvocation, uses: Uses) -> List[torch.Tensor]:
-    """The same results as the device has computed them."""
+    """Return the same results as computed by the device."""
     return [session.slot(piece.base + use.place).view(use.layout) for use in uses.read]
