@@ -112,7 +112,7 @@ def checksums(names: Any, most: int = MAX_NAMES) -> List[bytes]:
 
 
 def look_up(store: BlobStore, request: Request) -> Tuple[List[int], Dict[bytes, bytes]]:
-    """``{names}``: positions of the blobs that are not here, and those that are; reads files."""
+    """Return positions of the missing blobs of ``{names}``, and the present ones; reads files."""
     names = checksums(request.body.get("names"))
     found = {name: data for name in names for data in [store.get(name)] if data is not None}
     return [position for position, name in enumerate(names) if name not in found], found

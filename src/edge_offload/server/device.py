@@ -49,7 +49,7 @@ class ComputeDevice:
             self.engine, self._stated = EAGER if backend is None else str(facts(backend)), stated(backend)
 
     def prepare(self, storage_bytes: int) -> None:
-        """Pin this thread and look at the device; ``storage_bytes``: what one virtual device may hold."""
+        """Pin this thread and read the device's facts; ``storage_bytes``: limit of one virtual device."""
         pin(self._compute.threads, self._compute.cores)
         self.fingerprint = fingerprint(devices.settle(self.placed))
         engine = self.emulated.name if self.emulated else self._stated

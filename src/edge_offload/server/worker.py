@@ -80,7 +80,9 @@ class FairQueue(Generic[Item]):
     def get(
         self, timeout_s: Optional[float] = None, room_s: float = math.inf, patience_s: float = math.inf
     ) -> Optional[Tuple[Item, float]]:
-        """The next item and its cost, each robot in turn; None after ``timeout_s``, a nudge, or when it is closed.
+        """Return the next item and its cost, each robot in turn.
+
+        None after ``timeout_s``, a nudge, or when it is closed.
 
         Args:
             timeout_s: seconds to wait for one; None: as long as it takes.
@@ -131,7 +133,7 @@ class FairQueue(Generic[Item]):
             self._serving = None
 
     def drop(self, peer: Hashable) -> List[Item]:
-        """Take out everything that waits for ``peer`` (it left) and return it."""
+        """Remove all items of ``peer``, which has disconnected, and return them."""
         with self._changed:
             robot = self._robot_of(peer)
             mine = self._waiting.get(robot, deque())
@@ -158,7 +160,7 @@ class FairQueue(Generic[Item]):
         return self._count
 
     def ahead_s(self, peer: Hashable) -> float:
-        """How long an item that ``peer`` would put now waits for others (seconds, by their announced costs)."""
+        """Return the wait of an item that ``peer`` would add now (seconds, by the announced costs)."""
         with self._changed:
             robot = self._robot_of(peer)
             turn = len(self._waiting.get(robot, ()))
@@ -243,7 +245,7 @@ class Worker:
             self._do_next(0.0)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Drop what waits, let the running job end; False if it has not within ``timeout_s``."""
+        """Drop waiting jobs, let the running job end; False if it has not within ``timeout_s``."""
         self.queue.close()
         if self._thread.ident is None:
             return True
@@ -276,7 +278,7 @@ class Worker:
         return None
 
     def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:
-        """Do the job that waits, if one comes within ``timeout_s`` that takes no longer than ``room_s``."""
+        """Do the next job if it arrives within ``timeout_s`` and takes no longer than ``room_s``."""
         taken = self.queue.get(timeout_s, room_s, PATIENCE_S)
         if taken is None:
             return

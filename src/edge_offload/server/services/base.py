@@ -32,7 +32,7 @@ class OpenHandles(Generic[Item]):
         self._lock = threading.Lock()
 
     def add(self, request: Request, item: Item) -> int:
-        """A handle for ``item``; 0, and it is released, if the robot has gone meanwhile."""
+        """Return a handle for ``item``; 0, and the item is released, if the robot has disconnected meanwhile."""
         handle = next(self._numbers)
         with self._lock:
             if not request.peer.gone:
@@ -101,7 +101,7 @@ class Service:
         worker.submit(request.peer, lambda: self.answer(request, work), cost_s)
 
     def answer(self, request: Request, work: Callable[[], None]) -> None:
-        """Do ``work``, which answers ``request``; so does whatever it raises."""
+        """Do ``work``, which answers ``request``; so does any exception."""
         try:
             work()
         except Exception as error:

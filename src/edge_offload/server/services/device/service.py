@@ -82,7 +82,7 @@ class DeviceService:
         request.reply({"known": found is not None})
 
     def end(self, request: Request) -> None:
-        """``{session}`` → ``{}``: the program has ended."""
+        """Answer ``{session}`` with ``{}``: the program has ended."""
         with self._lock:
             found = self._sessions.pop(_key(request), None)
         if found is not None:

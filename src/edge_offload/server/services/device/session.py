@@ -100,7 +100,7 @@ class Session:
             request.part(*part)
 
     def stage(self, request: Request) -> None:
-        """``{number, index, offset, total}`` and a piece of a large buffer, ahead of its message."""
+        """Stage ``{number, index, offset, total}``: a piece of a large buffer, ahead of its message."""
         number, index = _count(request, "number"), _count(request, "index")
         offset, total = _count(request, "offset"), _count(request, "total")
         piece = b"".join(request.buffers)
@@ -111,13 +111,13 @@ class Session:
         return request.reply({})
 
     def have(self, request: Request) -> None:
-        """``{number, names}`` → ``{missing}``: positions of the blobs that are not here."""
+        """Answer ``{number, names}`` with ``{missing}``: positions of the blobs that are not here."""
         blobs.checksums(request.body.get("names"))
         _count(request, "number")
         self._inbox.put(("have", request))
 
     def put(self, request: Request) -> None:
-        """``{number, name}`` and the blob → ``{}``."""
+        """Store the blob of ``{number, name}``; the answer is ``{}``."""
         blobs.checksums([request.body.get("name")])
         _count(request, "number")
         self._inbox.put(("put", request))

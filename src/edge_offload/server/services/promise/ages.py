@@ -23,7 +23,7 @@ class Ages:
         self.turns = 0
 
     def result(self, done: float, frame: int, captured: float, wish: Wish, batch: int) -> None:
-        """A result was sent at ``done``; all times on one clock, in seconds."""
+        """Record a result that was sent at ``done``; all times on one clock, in seconds."""
         age = max(1, math.ceil((done + wish.down - captured) / wish.frame_interval - _NEAR))
         self._results.append((done, frame, frame + age, wish, batch))
 

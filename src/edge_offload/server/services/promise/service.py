@@ -45,7 +45,7 @@ class PromiseService(Service):
         return {"promise": self.promise, "give_back": self.give_back}
 
     def promise(self, request: Request) -> None:
-        """:class:`~edge_offload.protocol.promises.Ask` → ``{bound, batch, note}``.
+        """Answer :class:`~edge_offload.protocol.promises.Ask` with ``{bound, batch, note}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, no such handle, a promise already, or no room for another.
@@ -55,7 +55,7 @@ class PromiseService(Service):
         self.submit(self._device, request, lambda: self._promise(request, ask, opened))
 
     def give_back(self, request: Request) -> None:
-        """``{}`` → ``{had}``: whether there was a promise to give back."""
+        """Answer ``{}`` with ``{had}``: True if there was a promise to end."""
         request.reply({"had": self._promises.leave(request.peer)})
 
     def _promise(self, request: Request, ask: Ask, opened: Opened) -> None:

@@ -143,7 +143,7 @@ class ReplicaPool:
         return _key(name, self._options(name, options))
 
     def acquire(self, name: Any, options: Any, expected_hash: Optional[str]) -> Replica:
-        """The replica of model ``name``, built if there is none; give it back with :meth:`release`.
+        """Return the replica of model ``name``, built if there is none; return it with :meth:`release`.
 
         Args:
             name: of the registry, as the robot sent it.

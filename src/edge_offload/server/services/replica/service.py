@@ -96,7 +96,7 @@ class Inference:
         return inputs
 
     def answer(self, execution: Execution, shared_by: int = 1) -> None:
-        """Send the result of a computation that so many inferences shared."""
+        """Send the result of a computation shared by ``shared_by`` inferences."""
         request, name = self.request, self.opened.replica.name
         self._book.computed(name, execution.compute_s / shared_by)
         encoding_s = time.monotonic()
@@ -115,7 +115,7 @@ class Inference:
         self._feed.computed(FrameResult(request.peer.name, name, Mode.SERVER, meta, execution.outputs))
 
     def failed(self, error: Exception) -> EdgeOffloadError:
-        """What the robot is told if the model raised ``error``."""
+        """Return the error for the robot if the model raised ``error``."""
         if isinstance(error, EdgeOffloadError):
             return error
         opened = self.opened
@@ -258,7 +258,7 @@ class ReplicaService(Service):
         return {"open_model": self.open_model, "close_model": self._opened.close, "infer": self.infer}
 
     def open_model(self, request: Request) -> None:
-        """``{name, options, state_hash, inputs: [spec…]}`` → ``{handle, state_hash, warm_up_s, engine}``.
+        """Answer ``{name, options, state_hash, inputs: [spec…]}`` with ``{handle, state_hash, warm_up_s, engine}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, or too much is open.

@@ -167,7 +167,7 @@ class SplitModels:
             self._pool.release(traced.replica)
 
     def profile(self, traced: TracedModel, give_way: Callable[[], None] = lambda: None) -> None:
-        """Measure it on this thread, unless this machine has, and keep it; ``give_way`` is called between timings."""
+        """Measure and cache a model on this thread, unless this machine has; ``give_way`` is called between timings."""
         try:
             if traced.earlier is not None and traced.earlier.machine == fingerprint(self._place.device):
                 traced.profile = traced.earlier

@@ -96,7 +96,7 @@ class SplitRuns:
         self._advance(request.peer, split, inference)
 
     def take(self, request: Request, split: OpenSplit) -> None:
-        """``{handle, run, transfer}``: the reply carries that transfer."""
+        """Reply to ``{handle, run, transfer}`` with that transfer, once it is computed."""
         inference = self._inference(request, split)
         index = request.body.get("transfer")
         if inference is None:

@@ -107,18 +107,18 @@ class SplitService(Service):
         self.submit(self._learner, request, lambda: self._load(request, specs))
 
     def table(self, request: Request) -> None:
-        """``{handle}`` and a JSON list of plans as the one buffer → ``{plans}``: how many are in force now."""
+        """Answer ``{handle}`` and a JSON list of plans with ``{plans}``: the number of plans in force."""
         split = self._open.find(request)
         if len(request.buffers) != 1 or request.buffers[0].nbytes > MAX_TABLE_BYTES:
             raise ProtocolError(f"a table of plans is one buffer of at most {MAX_TABLE_BYTES} bytes")
         self.submit(self._loader, request, lambda: self._take_table(request, split))
 
     def have(self, request: Request) -> None:
-        """``{names}`` → ``{missing}``: positions of the blobs of constants that are not here."""
+        """Answer ``{names}`` with ``{missing}``: positions of the blobs of constants that are not here."""
         self.submit(self._loader, request, lambda: request.reply({"missing": blobs.look_up(self._store, request)[0]}))
 
     def put(self, request: Request) -> None:
-        """``{name}`` and a blob → ``{}``."""
+        """Store the blob of ``{name}``; the answer is ``{}``."""
 
         def keep() -> None:
             blobs.keep(self._store, request)
@@ -127,7 +127,7 @@ class SplitService(Service):
         self.submit(self._loader, request, keep)
 
     def echo(self, request: Request) -> None:
-        """``{}`` → ``{}``, by way of every thread that rows go through: a robot learns what a request costs here."""
+        """Answer ``{}`` by way of every thread that rows pass: a robot measures the cost of a request."""
         through, device, back = self._runs.decoder, self._device, self._runs.encoder
         answer = lambda: self.submit(back, request, lambda: request.reply({}))  # noqa: E731
         self.submit(through, request, lambda: self.submit(device, request, answer))

@@ -74,7 +74,7 @@ class TraceCache:
             return None
 
     def find(self, sequence: str, module: nn.Module) -> Optional[CachedTrace]:
-        """The trace of the sequence of that hash, bound to the weights of ``module``; None if it cannot be used."""
+        """Return the trace of that hash, bound to the weights of ``module``; None if it cannot be used."""
         document = self._read(sequence)
         if document is None or not document.get("sequence"):
             return None
