@@ -41,7 +41,7 @@ def pointwise(site: Site) -> Optional[Local]:
 
 @rule("aten.prelu")
 def prelu(site: Site) -> Optional[Local]:
-    """The slope is one number, or one per channel along axis 1 whatever the rank; programs record ``_prelu_kernel``."""
+    """Slope: one number, or one per channel along axis 1 whatever the rank; programs record ``_prelu_kernel``."""
     source, weight = site.number("self"), site.number("weight")
     if site.axis(weight) is not None:
         return None

@@ -106,11 +106,11 @@ class Site:
         self.bound = bind(self.operator)
 
     def arg(self, name: str, default: Arg = None) -> Any:
-        """Argument ``name``, positional or keyword, or the schema's default."""
+        """Return argument ``name``, positional or keyword, or the default."""
         return self.bound.get(name, default)
 
     def number(self, name: str) -> int:
-        """Number of the tensor given as ``name``; -1 if none was."""
+        """Return the number of the tensor given as ``name``; -1 if there is none."""
         arg = self.bound.get(name)
         return arg.id if isinstance(arg, Ref) else -1
 
@@ -119,7 +119,7 @@ class Site:
         return self.sequence.values[number].shape
 
     def axis(self, number: int) -> Optional[int]:
-        """Axis of a value, or ``None`` if it is only there as a whole."""
+        """Return the axis of a value, or ``None`` if it exists only as a whole."""
         return self.axes.get(number)
 
     @property
@@ -135,7 +135,7 @@ class Site:
         return tuple(number for number in self.operator.reads() if number in self.axes)
 
     def one_axis(self, axis: int) -> Tuple[Optional[int], ...]:
-        """``axis`` for the first output, none for the others."""
+        """Return ``axis`` for the first output, none for the others."""
         return (axis,) + (None,) * (len(self.operator.outputs) - 1)
 
     def call(self, reader: Rows, /, **replaced: Any) -> List[Any]:
@@ -193,7 +193,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def find_rule(operator: Operator) -> Optional[Rule]:
-    """The rule for this overload, or ``None`` (the operator is global)."""
+    """Return the rule for this overload, or ``None`` (the operator is global)."""
     return _RULES.get(operator.name) or _RULES.get(operator.base_name)
 
 
@@ -213,7 +213,7 @@ def all_rows(length: int) -> Footprint:
 
 
 def normal(axis: int, rank: int) -> int:
-    """``axis`` counted from the front."""
+    """Return ``axis`` counted from the front."""
     return axis + rank if axis < 0 else axis
 
 

@@ -20,7 +20,7 @@ from edge_offload.split.footprints.registry import (
 
 
 def _rowwise(site: Site, name: str, axis: int, outputs: Optional[int] = None) -> Local:
-    """Output rows on ``axis`` need the same rows of argument ``name``, and everything else whole."""
+    """Return locality where output rows on ``axis`` need equal rows of argument ``name``, and the rest whole."""
     source = site.number(name)
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
@@ -31,7 +31,7 @@ def _rowwise(site: Site, name: str, axis: int, outputs: Optional[int] = None) ->
 
 
 def _with_whole(site: Site, needs: Dict[int, Footprint]) -> Dict[int, Footprint]:
-    """``needs`` plus: every other operand that has an axis is needed in full."""
+    """Add every other operand that has an axis to ``needs``, in full."""
     for number in site.carried:
         if number not in needs:
             axis = site.axis(number)
@@ -115,7 +115,7 @@ def _cut_addend(site: Site, found: Local, left_name: str, right_name: str, adden
 @rule("aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten.cumsum", "aten.cumprod",
       "aten.glu", "aten.flip", "aten.roll")  # fmt: skip
 def along_another_axis(site: Site) -> Optional[Local]:
-    """Works along ``dim`` (``dims``): local along every other axis."""
+    """Split operators along ``dim`` (``dims``) on every other axis."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.shape(source))
     given = site.arg("dims") if "dims" in site.bound else site.arg("dim", -1)
@@ -125,7 +125,7 @@ def along_another_axis(site: Site) -> Optional[Local]:
 
 @rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.kthvalue")
 def order_along_another_axis(site: Site) -> Optional[Local]:
-    """Two outputs, values and positions along ``dim``; positions do not depend on the split axis."""
+    """Split the outputs, values and positions along ``dim``; positions do not depend on the split axis."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.shape(source))
     dim = normal(int(site.arg("dim", -1)), rank)

@@ -23,7 +23,7 @@ from edge_offload.split.footprints.registry import (
 
 
 def _moved(site: Site, axis: int) -> Local:
-    """The first argument's rows become the output's, on ``axis``; arguments do not mention sizes."""
+    """Move the first argument's rows to ``axis`` of the output; arguments do not mention sizes."""
     source = site.number("self")
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
@@ -43,7 +43,7 @@ def permute(site: Site) -> Optional[Local]:
 
 @rule("aten.transpose.int", "aten.t", "aten.numpy_T", "aten.movedim.int")
 def transpose(site: Site) -> Optional[Local]:
-    """Exchange of two axes (``movedim`` moves one)."""
+    """Exchange two axes (``movedim`` moves one)."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.output_shape)
     if axis is None or rank < 2:
@@ -283,7 +283,7 @@ def pixel_shuffle(site: Site) -> Optional[Local]:
 
 @rule("aten.pixel_unshuffle")
 def pixel_unshuffle(site: Site) -> Optional[Local]:
-    """Output row j takes ``factor`` input rows."""
+    """Map output row j to ``factor`` input rows."""
     source = site.number("self")
     axis, factor = site.axis(source), int(site.arg("downscale_factor"))
     if axis is None or axis < len(site.shape(source)) - 2:
@@ -346,7 +346,7 @@ def pad(site: Site) -> Optional[Local]:
 
 
 def _origin(row: int, size: int, mode: str) -> Optional[int]:
-    """Input row that output row ``row`` (counted from the first real one) copies."""
+    """Return the input row that output row ``row`` (counted from the first real one) copies."""
     if 0 <= row < size:
         return row
     if mode == "constant":
@@ -359,7 +359,7 @@ def _origin(row: int, size: int, mode: str) -> Optional[int]:
 
 
 def _without_trailing_zeros(amounts: List[int]) -> List[int]:
-    """``functional.pad`` wants pairs for as many axes as the mode pads, and no zeros on the batch axes."""
+    """Return pairs for ``functional.pad``: as many axes as the mode pads, without zeros on batch axes."""
     kept = list(amounts)
     while len(kept) > 4 and kept[-2:] == [0, 0]:
         kept = kept[:-2]

@@ -15,7 +15,7 @@ from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range
 
 
 def _spatial(site: Site, number: int, rank: int) -> Optional[int]:
-    """Which spatial axis (0 = first after channels) the value is split along, or ``None``."""
+    """Return the spatial axis (0 = first after channels) along which the value is split, or ``None``."""
     axis = site.axis(number)
     if axis is None:
         return None
@@ -294,7 +294,7 @@ def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype
 
 
 def _resize(site: Site, name: str, value: torch.Tensor, sizes: List[int], keep: int) -> Optional[torch.Tensor]:
-    """The operator on ``value`` with output ``sizes``; the scales of axes other than ``keep`` are dropped."""
+    """Run the operator on ``value`` with output ``sizes``, without the scales of axes other than ``keep``."""
 
     class Nothing:
         def rows(self, number: int, low: int, high: int) -> torch.Tensor:
@@ -330,7 +330,7 @@ def _beside(rows: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
-    """Output rows as the weighted sums that ``band`` says; plain selection where every weight is one."""
+    """Weight input rows by ``band``; plain selection if every weight is one."""
     if bool(((band == 1).sum(dim=1) == 1).all()) and bool(((band != 0).sum(dim=1) == 1).all()):
         return rows.index_select(axis, _beside(rows, (band == 1).to(torch.int8).argmax(dim=1)))
     mixed: torch.Tensor = torch.tensordot(rows, _beside(rows, band), dims=([axis], [1])).movedim(-1, axis)
@@ -338,7 +338,7 @@ def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _rank(site: Site) -> int:
-    """Number of spatial axes, from the operator's name: ``avg_pool2d`` has 2."""
+    """Return the number of spatial axes, from the operator's name: ``avg_pool2d`` has 2."""
     return int(site.operator.base_name.split("pool")[1][0])
 
 
@@ -356,7 +356,7 @@ def _missing(low: int, high: int, first: int, last: int, kernel: int, stride: in
 
 
 def _flat(sides: Sequence[Tuple[int, int]]) -> List[int]:
-    """Padding per axis, as ``functional.pad`` wants it: last axis first."""
+    """Return padding per axis for ``functional.pad``: last axis first."""
     return [amount for pair in reversed(list(sides)) for amount in pair]
 
 
@@ -370,7 +370,7 @@ def _pad(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> 
 
 
 def _fit(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> torch.Tensor:
-    """Grow with ``value`` or crop the last axes; windows that lie in padding alone see nothing but ``value``."""
+    """Pad with ``value`` or crop the last axes; windows that lie in padding alone read only ``value``."""
     sizes = list(rows.shape)
     outside = False
     for k, (before, after) in enumerate(sides):

@@ -81,7 +81,7 @@ class Plans:
 
 
 def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSettings) -> Plans:
-    """Plans for ``bandwidths`` (bytes per second, ascending), the equal ones once.
+    """Make plans for ``bandwidths`` (bytes per second, ascending), equal ones once.
 
     Raises:
         BadInput: no such planner.

@@ -106,7 +106,7 @@ class Learning:
             process.close()
 
     def trace(self, module: nn.Module, examples: Sequence[torch.Tensor], tell: Tell = lambda doing: None) -> Network:
-        """``module``, which the name builds, traced; see :func:`edge_offload.split.runtime.tracing.trace`."""
+        """Trace ``module``, which the name builds; see :func:`edge_offload.split.runtime.tracing.trace`."""
         if self._name:
             with self._turn, self.at_work():
                 asked = {"name": self._name, "built_from": self._built_from, "options": self._options}

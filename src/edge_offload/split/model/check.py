@@ -150,7 +150,7 @@ def _missing(located: LocalityMap, held: Held, step: Step) -> Optional[Tuple[int
 
 
 def add(held: Held, number: int, rows: Range) -> None:
-    """Note that a side has ``rows`` of a value; stretches that touch become one."""
+    """Add ``rows`` of a value to a side; stretches that touch become one."""
     merged = rows
     apart: List[Range] = []
     for low, high in held.get(number, []):
@@ -162,7 +162,7 @@ def add(held: Held, number: int, rows: Range) -> None:
 
 
 def covers(ranges: Sequence[Range], rows: Range) -> bool:
-    """Whether ``ranges`` together hold all of ``rows``."""
+    """True if ``ranges`` together cover all of ``rows``."""
     position = rows[0]
     for low, high in sorted(ranges):
         if low > position:

@@ -115,7 +115,7 @@ def complete(
 
 
 def minus(rows: Range, own: Range) -> List[Range]:
-    """The stretches of ``rows`` that are not in ``own``; at most two."""
+    """Return the stretches of ``rows`` that are not in ``own``; at most two."""
     if rows[0] >= rows[1]:
         return []
     if own[0] >= own[1] or own[1] <= rows[0] or rows[1] <= own[0]:

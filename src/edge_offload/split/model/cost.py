@@ -171,7 +171,7 @@ class CostModel:
         raise BadInput(f"no cost is known of codec {name!r} for value {number}")
 
     def payload(self, number: int, rows: int, sender: Side, name: str) -> Payload:
-        """What it takes to move ``rows`` rows of a value with a codec."""
+        """Return the costs of moving ``rows`` rows of a value with a codec."""
         option = self.codec(number, name)
         raw = rows * self.located.row_bytes(number)
         pieces = self.pieces(number, rows, sender)
@@ -205,7 +205,7 @@ class CostModel:
         return max(1, min(int(rows * self.located.row_bytes(number) // PIECE_BYTES), MAX_PIECES, rows))
 
     def best_codec(self, number: int, rows: int, sender: Side, bandwidth: float) -> str:
-        """The codec with which the rows arrive first, at ``bandwidth`` bytes per second."""
+        """Return the codec with which the rows arrive first, at ``bandwidth`` bytes per second."""
         options = (RAW, *self.codecs.get(number, ()))
         if len(options) == 1:
             return RAW.name

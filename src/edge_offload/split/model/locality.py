@@ -100,7 +100,7 @@ class LocalityMap:
         return self.nbytes(number) / self.length(number)
 
     def footprint(self, index: int, low: int, high: int) -> Dict[int, Range]:
-        """Rows of every non-free argument that output rows [low, high) of operator ``index`` need.
+        """Return rows of every non-free argument that output rows [low, high) of operator ``index`` need.
 
         A value without axis appears as (0, 1): all of it. Free values and constants do not appear.
         """
@@ -124,7 +124,7 @@ class LocalityMap:
         return needs
 
     def counts(self) -> Dict[str, int]:
-        """Operators per kind, with ``local`` as the sum of the three local ones."""
+        """Count operators per kind, with ``local`` as the sum of the three local ones."""
         counted = Counter(entry.kind.value for entry in self.operators)
         local = sum(counted[kind.value] for kind in (Locality.ELEMENT, Locality.BLOCK, Locality.ROW))
         return {**{kind.value: counted[kind.value] for kind in Locality}, "local": local}
@@ -147,7 +147,7 @@ class LocalityMap:
         return hull
 
     def made(self, index: int, hull: Mapping[int, Range]) -> Range:
-        """Rows of operator ``index`` that ``hull`` asks for, over all its outputs."""
+        """Return rows of operator ``index`` that are in ``hull``, over all its outputs."""
         rows = EMPTY
         for number in self.made_by[index]:
             found = hull.get(number)

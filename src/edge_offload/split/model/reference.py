@@ -39,7 +39,7 @@ class Half(Values):
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
 
     def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """Own ``tensor`` as the rows of a value from ``low`` on."""
+        """Add ``tensor`` as the rows of a value from ``low`` on."""
         self.pieces.setdefault(number, []).append((low, tensor))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:

@@ -177,12 +177,12 @@ class Search:
         return self._cones[key]
 
     def _rows(self, last: Waist, rows: Range, number: int) -> int:
-        """How many rows of a value ``rows`` of ``last`` need."""
+        """Return the number of rows of a value that ``rows`` of ``last`` need."""
         low, high = self._cone(last, Side.ROBOT, rows)[1].get(number, EMPTY)
         return high - low
 
     def _left(self, last: Waist, mine: Range) -> Array:
-        """The server's seconds from each operator up to ``last`` for what the robot does not make for ``mine``."""
+        """Return the server's seconds from each operator up to ``last`` without the robot's rows for ``mine``."""
         if mine in self._lefts:
             return self._lefts[mine]
         located = self.space.located

@@ -55,7 +55,7 @@ def ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
 
 
 def even(space: Space, share: float, until: int) -> Tuple[int, ...]:
-    """Rows of the server that leave the robot such a share of every operator before ``until``, and nothing behind."""
+    """Return limits that give the robot this share of every operator before ``until``, and no rows behind."""
     lengths = [entry.length for entry in space.located.operators]
     return tuple(length - int(share * length + 1e-9) * (index < until) for index, length in enumerate(lengths))
 

@@ -175,7 +175,7 @@ class Space:
         return backward(self.located, decide)
 
     def kept(self, index: int, fraction: float, flipped: bool, rows: Range) -> Range:
-        """Of ``rows`` of an operator, those of the server's share where the robot has ``fraction`` of them all."""
+        """Return those of ``rows`` in the server's share, if the robot has ``fraction`` of all rows."""
         length = self.located.operators[index].length
         cut = int(fraction * length + 1e-9)
         low, high = (rows[0], min(rows[1], length - cut)) if flipped else (max(rows[0], cut), rows[1])
@@ -273,7 +273,7 @@ class Space:
 
 
 def remainder(rows: Range, other: Range) -> Range:
-    """``rows`` that ``other`` does not cover; all of them where two stretches would be left."""
+    """Return ``rows`` that ``other`` does not cover; all of them if two stretches would remain."""
     low = other[1] if other[0] <= rows[0] < other[1] else rows[0]
     high = other[0] if other[0] < rows[1] <= other[1] else rows[1]
     return (low, high) if low < high else EMPTY
@@ -286,12 +286,12 @@ def best_of(scored: Sequence[Scored], objective: Objective, bin_index: int) -> S
 
 
 def insert(recuts: Recuts, recut: Recut) -> Recuts:
-    """``recuts`` with one more, replacing any at the same position."""
+    """Return ``recuts`` with one more, replacing any at the same position."""
     return tuple(sorted([*(r for r in recuts if r.position != recut.position), recut]))
 
 
 def without(recuts: Recuts, index: int) -> Recuts:
-    """``recuts`` without the one at ``index``."""
+    """Return ``recuts`` except the one at ``index``."""
     return recuts[:index] + recuts[index + 1 :]
 
 

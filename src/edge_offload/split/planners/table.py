@@ -116,7 +116,7 @@ class Planner:
     codecs: bool = True
 
     def table(self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None) -> PlanTable:
-        """A plan for every bandwidth (bytes per second, ascending); ``model`` holds sequence, profile and link."""
+        """Return a plan for every bandwidth (bytes per second, ascending); ``model`` has sequence, profile and link."""
         return plan_table(Space(model, bandwidths, self.codecs), self.name, objective, self.effort)
 
     def plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> Planned:
@@ -317,7 +317,7 @@ def _moved(space: Space, recuts: Recuts, positions: Sequence[int], chooser: rand
 
 
 def _keep(best: Choice, scored: Scored, objective: Objective) -> bool:
-    """Put ``scored`` wherever it is better; whether it was anywhere."""
+    """Store ``scored`` at every bandwidth where it is better; return True if there was one."""
     improved = False
     for index, known in enumerate(best):
         if _cost(objective, scored, index) < _cost(objective, known, index) - 1e-12:
@@ -369,7 +369,7 @@ UNDIVIDED = "dsccs"
 
 def plan_table(space: Space, planner: str = DEFAULT, objective: Optional[Objective] = None,
                effort: Optional[Effort] = None) -> PlanTable:  # fmt: skip
-    """One checked plan per bandwidth of ``space``.
+    """Return one checked plan per bandwidth of ``space``.
 
     Raises:
         BadInput: no planner of that name.

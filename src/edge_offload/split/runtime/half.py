@@ -62,7 +62,10 @@ class PieceHalf(Half):
         """Wait for all blocks."""
 
     def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
-        """Rows [low, high) of a value, or all of one without rows, on the host; the first ``blocks`` make them."""
+        """Return rows [low, high) of a value, or all of one without rows, on the host.
+
+        The first ``blocks`` make them.
+        """
         return self.rows(number, low, high) if number in self.located.axes else self.whole(number)
 
     def seconds(self) -> Optional[float]:

@@ -65,7 +65,7 @@ class GpuPlace(Place):
             self._lanes.send(rows, to).synchronize()
 
     def give(self, nbytes: int) -> torch.Tensor:
-        """So many bytes from there."""
+        """Copy ``nbytes`` from the GPU, and wait."""
         with failures():
             return self._lanes.fetch(lambda: self._lanes.room((nbytes,), torch.uint8)[0], ())
 

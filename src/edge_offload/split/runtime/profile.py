@@ -98,7 +98,7 @@ class Profile:
     copies: Tuple[Points, ...] = ()
 
     def costs(self, factor: float = 1.0) -> Tuple[OperatorCost, ...]:
-        """Launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
+        """Fit launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
         fitted = []
         for points in self.points:
             cost = fit([p[0] for p in points], [p[1] for p in points]) if points else OperatorCost(0.0, 0.0)
@@ -111,7 +111,7 @@ class Profile:
         return Copies(there, back)
 
     def to_record(self) -> Dict[str, Any]:
-        """JSON record of kind ``split_profile``."""
+        """Return a JSON record of kind ``split_profile``."""
         return {
             "model": self.model,
             "sequence": self.sequence,
@@ -173,7 +173,7 @@ class Profile:
 
 
 class _Values(Values):
-    """Whole values of one run, as a rule's ``run`` reads them."""
+    """Whole values of one run, for a rule's ``run``."""
 
     def __init__(self, network: Network, shared: Mapping[int, torch.Tensor], device: torch.device) -> None:
         super().__init__(network.located.kernels_on(device), shared)

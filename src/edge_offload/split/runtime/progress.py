@@ -87,7 +87,7 @@ class Progress:
             self.half.take(number, 0, tensor)
 
     def arrive(self, index: int, low: int, tensor: torch.Tensor) -> None:
-        """Rows of an incoming transfer are here (from ``low`` on)."""
+        """Add received rows of an incoming transfer, from ``low`` on."""
         transfer = self.transfer(index)
         axis = self.located.axes.get(transfer.value)
         high = low + (1 if axis is None else tensor.shape[axis])
@@ -186,7 +186,7 @@ class Progress:
         return self._failure
 
     def wait(self, until_s: float, enough: Callable[[], bool]) -> bool:
-        """Wait until ``enough``, or something failed (then raise it); False when it is ``until_s`` (monotonic)."""
+        """Wait until ``enough``, or a failure, which is raised; False at ``until_s`` (monotonic)."""
         with self._changed:
             while self._failure is None and not enough():
                 left_s = until_s - time.monotonic()

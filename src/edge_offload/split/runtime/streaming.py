@@ -108,7 +108,7 @@ def best_stream(
     waves: Sequence[int] = WAVES,
     depths: Sequence[int] = DEPTHS,
 ) -> Plan:
-    """The variant of ``plan`` that the simulation expects to be fastest on average; ``plan`` itself for little gain.
+    """Return the variant of ``plan`` with the best simulated mean; ``plan`` itself for little gain.
 
     Args:
         plan: checked.

@@ -58,7 +58,10 @@ def bound_network(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], 
 
 
 def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
-    """The locality along ``axis`` of the input, or along the axis with most local operators; errors as `trace`."""
+    """Return the locality along ``axis`` of the input, or along the axis with most local operators.
+
+    Errors as `trace`.
+    """
     choices = axis_choices(sequence)
     if not choices:
         raise Unsupported(f"no operator of {name} is local along any axis of its input", remedy="use another mode")
