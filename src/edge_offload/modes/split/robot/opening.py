@@ -78,7 +78,7 @@ class Source(Protocol):
     def ask_to_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
-        """Ask the server to trace and time it; ``sequence``: hash of the trace, where that is known already."""
+        """Request that the server traces and times it; ``sequence``: hash of the trace, if known."""
 
     def run_here(self, inputs: Sequence[torch.Tensor]) -> Attempt:
         """Run a whole inference on the robot, for plans that use no link."""

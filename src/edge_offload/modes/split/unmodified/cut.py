@@ -64,7 +64,7 @@ class Uses:
         items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]],
         forms: SignatureTable,
     ) -> None:
-        """Note what was used of ``piece``: (storage, its number in it, entry of the read, contents)."""
+        """Record the uses of ``piece``: (storage, its number in it, entry of the read, contents)."""
         found: Dict[int, Use] = {use.canonical: use for use in self.known}
         values: Dict[int, torch.Tensor] = {}
         for number, canonical, entry, value in items:
@@ -89,7 +89,7 @@ class Cut(NamedTuple):
 
 
 def with_reads(definition: Definition, uses: Sequence[Use], forms: SignatureTable) -> Definition:
-    """``definition`` with a read of each of ``uses`` at its end."""
+    """Return ``definition`` with a read of each of ``uses`` at its end."""
     reads = tuple(forms.call(use.entry) for use in uses)
     words = tuple(word for use in uses for word in (use.entry, use.canonical))
     return Definition(definition.words + words, definition.calls + reads)

@@ -156,7 +156,7 @@ class DeferredSteps:
     # -- steps
 
     def defer(self, inference: Inference, invocation: SegmentInvocation, more: bool) -> DeferredStep:
-        """The device does not run this segment now; ``more``: results of it are going to be read."""
+        """Defer a segment; ``more``: further results of it are going to be read."""
         invocation.definition = inference.definition
         step = DeferredStep([invocation], inference, _made(invocation, inference.made))
         if step.alive or more:

@@ -57,7 +57,7 @@ class FollowUpRead:
 
     @staticmethod
     def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> FollowUpRead:
-        """What a segment is to the inference whose first new storage is ``base``."""
+        """Describe a segment relative to the inference whose first new storage is ``base``."""
         placed = ((number, storage - base if storage >= base else storage, storage >= base) for number, storage in live)
         return FollowUpRead(segment, tuple(placed), numbers)
 

@@ -116,7 +116,7 @@ class Learner:
     def begin(
         self, inference: Inference, invocations: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
     ) -> None:
-        """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
+        """Record an inference whose reads gave ``expected``, if it can be divided."""
         signatures = self._dispatcher.definitions.signatures
         definitions = [signatures.definition(invocation.segment) for invocation in invocations]
         read = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, signatures)]
