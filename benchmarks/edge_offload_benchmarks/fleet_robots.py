@@ -85,7 +85,7 @@ def measure(
 
     told = {
         "robots": robots, "seconds": seconds, "bound": bound, "interval": interval, "rate": rate, "model": MODEL,
-        "latencies": list(latencies.of), "misbehave": list(MISBEHAVE if misbehave else ()),
+        "latencies": list(latencies.seconds), "misbehave": list(MISBEHAVE if misbehave else ()),
     }  # fmt: skip
     return _measured(told, ("--allow", MODEL, "--device", f"emulated:{table}"), ())
 
@@ -436,7 +436,7 @@ def _main(told: Dict[str, Any]) -> None:
                 "sent": sum(robot.sent for robot in robots),
                 "followed": sum(robot.followed for robot in robots),
                 "answered": sum(robot.answered for robot in robots),
-                "network_s": latencies.batch(1),
+                "network_s": latencies.batch_latency(1),
                 "other_results": _other(told, robots) if "network" in told else None,
                 "alone": sorted({robot.promise.fallback_reason for robot in robots if robot.promise.fallback_reason})[
                     :5

@@ -25,7 +25,7 @@ import psutil
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.dispatch import GRACE_S
+from edge_offload.server.pool.dispatch import OVERDUE_GRACE_S
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.pool_real import LOST_S, ROBOTS, START_S, emulated_profile
 from edge_offload_benchmarks.processes import Process, Server, introduced
@@ -59,7 +59,7 @@ def measure(
     """
     from edge_offload_benchmarks.pool_rig import Pool
 
-    known = profile.load(folder)
+    known = profile.load_profiles(folder)
     if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
         raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --faults NAME")
     if any(count % MACHINES for count in gpus.values()):
@@ -85,7 +85,7 @@ def measure(
                     faults = []
                     for number in range(repeat):
                         rate = pool.wait_workers(gpus, START_S)["rate"]
-                        at_s = simulate.poisson(
+                        at_s = simulate.poisson_arrivals(
                             rate * load, slo_s * (BEFORE + AFTER), np.random.default_rng([seed, number])
                         )
                         faults.append(_fault(pool, members[-1], robots, at_s.tolist(), slo_s, kind))
@@ -146,7 +146,7 @@ def able(stood: Mapping[str, Any], began_s: float, lost: str, beyond_s: float = 
         lost: its node, if what its store holds is lost.
         beyond_s: what its calls cost beyond their time.
     """
-    overdue_s = max(stood["due"], began_s) + max(GRACE_S, stood["takes"] / 2)
+    overdue_s = max(stood["due"], began_s) + max(OVERDUE_GRACE_S, stood["takes"] / 2)
     known_s = min(overdue_s, stood["noticed"])
     gone = lost and stood["at"] == lost
     free_s, anew_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))

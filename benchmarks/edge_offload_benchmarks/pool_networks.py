@@ -128,12 +128,12 @@ def _profile(pool: Pool, model: str, spec: str) -> float:
         measured.wait_line("", START_S)
         if measured.end(START_S):
             raise RemoteError(f"{model} was not profiled: {measured.said()[-300:]}")
-    known = profile.load(pool.profiles)
+    known = profile.load_profiles(pool.profiles)
     network = known[model]
     taken = network.latency_s["L4"][1]
     third = 3 * np.arange(len(taken))[:, None] // len(taken)
     tables = {"L4": {1: taken * np.where(third == 1, GOOD, BAD)}, "P4": {1: taken * np.where(third == 1, BAD, GOOD)}}
-    profile.save(pool.profiles, {**known, model: profile.Network(model, tables, network.cut_bytes)})
+    profile.save_profiles(pool.profiles, {**known, model: profile.BlockProfile(model, tables, network.cut_bytes)})
     return DEADLINE * min(float(table[1][:, 0].sum()) for table in tables.values())
 
 

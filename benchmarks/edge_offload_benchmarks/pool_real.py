@@ -21,16 +21,16 @@ import numpy as np
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.choose import steady
+from edge_offload.server.pool.choose import plan_steady
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.plan import Plan
-from edge_offload.server.pool.profile import dilated
-from edge_offload.server.pool.settings import Settings
+from edge_offload.server.pool.plan import PoolPlan
+from edge_offload.server.pool.profile import dilate_network
+from edge_offload.server.pool.settings import PoolSettings
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.processes import Process, Server, introduced
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.profile import Network
+    from edge_offload.server.pool.profile import BlockProfile
     from edge_offload_benchmarks.pool_rig import Pool
 
 #: What a robot sends: 248,832 bytes.
@@ -62,7 +62,7 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
     """
     from edge_offload_benchmarks.pool_rig import Pool
 
-    known = profile.load(folder)
+    known = profile.load_profiles(folder)
     if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
         raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --network NAME")
     network = known[name]
@@ -71,15 +71,16 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
         served = emulated_profile(pool, network)
         while True:
             slo_s = 5 * fastest_s * times
-            plan, cluster = _plan(dilated(served, times), gpus, slo_s, times)
+            plan, cluster = _plan(dilate_network(served, times), gpus, slo_s, times)
             shortest_s = min(
                 float(stage_s[stage.batch - 1])
                 for one in plan.pipelines for stage in one.stages
-                for stage_s in [dilated(served, times).stage_s(stage.gpu, stage.parts, stage.first, stage.end)]
+                for dilated in [dilate_network(served, times)]
+                for stage_s in [dilated.stage_seconds(stage.gpu, stage.parts, stage.first, stage.end)]
             )  # fmt: skip
             for gpu, count in gpus.items():
                 pool.join(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
-            emulated = dilated(served, times)
+            emulated = dilate_network(served, times)
             found = _serve(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
             print(
                 f"overhead {1e3 * found['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
@@ -105,7 +106,7 @@ def costs(seconds: float) -> Dict[str, Any]:
 
     with Pool() as pool:
         good, bad = np.array([[1e-3], [1e-1]]), np.array([[1e-1], [1e-3]])
-        emulated_profile(pool, profile.Network(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3])))
+        emulated_profile(pool, profile.BlockProfile(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3])))
         for gpu in ("L4", "P4"):
             pool.join(gpu, "--emulated", str(pool.profiles))
         time.sleep(5.0)  # they have begun
@@ -160,22 +161,22 @@ def costs(seconds: float) -> Dict[str, Any]:
     }
 
 
-def emulated_profile(pool: Pool, network: Network) -> Network:
+def emulated_profile(pool: Pool, network: BlockProfile) -> BlockProfile:
     """Put a network's times into a pool's profiles, for members that build none; as they are rounded there."""
-    profile.save(pool.profiles, {MODEL: profile.Network(MODEL, network.latency_s, network.cut_bytes)})
+    profile.save_profiles(pool.profiles, {MODEL: profile.BlockProfile(MODEL, network.latency_s, network.cut_bytes)})
     nothing = {"options": {}, "state_hash": "", "cuts": {}}
     (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
-    return profile.load(pool.profiles)[MODEL]
+    return profile.load_profiles(pool.profiles)[MODEL]
 
 
-def _plan(network: Network, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[Plan, Cluster]:
+def _plan(network: BlockProfile, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[PoolPlan, Cluster]:
     """As the driver makes it, of the settings that a server has."""
-    settings = Settings("", "", "", slo_s, "", "")
+    settings = PoolSettings("", "", "", slo_s, "", "")
     cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8 / times, dict(gpus), settings.link_share)
-    return steady([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
+    return plan_steady([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
 
 
-def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: Plan, cluster: Cluster, network: Network,
+def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, cluster: Cluster, network: BlockProfile,
            load: float, seconds: float, seed: int, shortest_s: float) -> Dict[str, Any]:  # fmt: skip
     """A server in front of the pool: the cost, and if that is small enough, the load."""
     root = pool.root / f"keys{len(list(pool.root.iterdir()))}"
@@ -198,8 +199,8 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: Plan, cluster: 
             found: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
             if overhead_s > SHARE * shortest_s:
                 return found
-            arrivals = simulate.poisson(plan.objective * load, seconds, np.random.default_rng(seed))
-            outcome = simulate.run(plan, {MODEL: network}, cluster, {MODEL: slo_s}, {MODEL: arrivals})
+            arrivals = simulate.poisson_arrivals(plan.objective * load, seconds, np.random.default_rng(seed))
+            outcome = simulate.simulate_load(plan, {MODEL: network}, cluster, {MODEL: slo_s}, {MODEL: arrivals})
             answer = robots.ask({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
             time.sleep(1.5)
             last = pool.status()

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import psutil
 
 from edge_offload.errors import LinkLost
-from edge_offload.server.pool.cluster import sockets
+from edge_offload.server.pool.cluster import socket_folder
 from edge_offload_benchmarks.ports import lasting_port
 from edge_offload_benchmarks.processes import Process, edge_offload
 
@@ -52,7 +52,7 @@ class Pool:
             process.process.terminate()
         for process in [*reversed(self.members), *([self.head] if hasattr(self, "head") else [])]:
             process.stop(30.0)
-        shutil.rmtree(sockets(int(self.address.split(":")[1])), ignore_errors=True)
+        shutil.rmtree(socket_folder(int(self.address.split(":")[1])), ignore_errors=True)
         self._directory.cleanup()
 
     def _begin(
@@ -107,7 +107,7 @@ class Pool:
         """What each driver said in the last seconds, with its ``pid``."""
         from edge_offload.server.pool import cluster
 
-        return cluster.told(self.keys, self.address)
+        return cluster.read_statuses(self.keys, self.address)
 
     def wait_workers(self, gpus: Mapping[str, int], timeout_s: float) -> Dict[str, Any]:
         """The status once a plan for so many GPUs serves, all its workers there.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.server.promises.board import PlannedBatch, Turn
+from edge_offload.server.promises.board import PlannedBatch, Slot
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks import fleet_robots
 from edge_offload_benchmarks.experiments import fleet as bench
@@ -43,24 +43,24 @@ def test_a_batch_begins_when_all_its_frames_have_come_and_does_not_wait_for_late
         latencies = GPU
 
         def __init__(self, frames: Tuple[int, ...]) -> None:
-            turns = tuple(Turn(str(number), frame) for number, frame in enumerate(frames))
+            turns = tuple(Slot(str(number), frame) for number, frame in enumerate(frames))
             self.left = [PlannedBatch(1.0, 1.001, turns)]
             self.began: List[float] = []
 
-        def due(self) -> Optional[PlannedBatch]:
+        def next_batch(self) -> Optional[PlannedBatch]:
             return self.left[0] if self.left else None
 
-        def take(self, now: float, there: Optional[int] = None) -> None:
+        def start_next_batch(self, now: float, present: Optional[int] = None) -> None:
             self.left.pop()
             self.began.append(now)
 
-        def replan(self, now: float) -> List[Tuple[str, str]]:
+        def update_plan(self, now: float) -> List[Tuple[str, str]]:
             return []
 
         def ignore(self, *_: object) -> None:
             pass
 
-        join = told = arrived = done = ignore
+        admit_robot = update_wish = record_arrival = record_result = ignore
 
     for frames, late, earliest, latest in (((20, 21), 0, 0.7, 0.75), ((20, 30), 1, 1.0, 1.002)):
         plan, robots = Plan(frames), [robot(0), robot(1)]

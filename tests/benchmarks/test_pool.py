@@ -19,11 +19,11 @@ from edge_offload_benchmarks.experiments import pool as experiment
 FLAT = {name: {"mean": 1.0, "spread": 0.0} for name in ("deadlines", "reserved", "gain")}
 
 
-def a_network(name: str, slow: float) -> profile.Network:
+def a_network(name: str, slow: float) -> profile.BlockProfile:
     """Four blocks of which the slow class does two well and two badly; batches pay."""
     batches = np.array([0.020, 0.036, 0.050])
     fast = np.tile(batches, (4, 1))
-    return profile.Network(
+    return profile.BlockProfile(
         name,
         {"L4": {1: fast}, "P4": {1: fast * np.array([[1.5], [1.5], [slow], [slow]])}},
         np.array([1e5, 1e5, 1e5]),
@@ -33,7 +33,9 @@ def a_network(name: str, slow: float) -> profile.Network:
 def test_dividing_networks_holds_more_than_serving_them_whole(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:
-    profile.save(tmp_path, {name: a_network(name, slow) for name, slow in (("a", 6.0), ("b", 7.0), ("c", 8.0))})
+    profile.save_profiles(
+        tmp_path, {name: a_network(name, slow) for name, slow in (("a", 6.0), ("b", 7.0), ("c", 8.0))}
+    )
     out = tmp_path / "pool.json"
     asked = ("--cluster", "HC1", "--groups", "1", "--seconds", "1")
     assert main(["bench", "pool", "--profiles", str(tmp_path), *asked, "--json", str(out)]) == 0
@@ -43,7 +45,7 @@ def test_dividing_networks_holds_more_than_serving_them_whole(
     assert row["systems"]["pooled"]["load"] > row["systems"]["whole"]["load"]
     assert record["summary"]["HC1: gain over whole"]["pooled"] > 0
     assert "HC1: gain over whole" in capsys.readouterr().out
-    profile.save(tmp_path, {"a": a_network("a", 6.0)})
+    profile.save_profiles(tmp_path, {"a": a_network("a", 6.0)})
     alone = ("--cluster", "HC1", "--groups", "0", "--alone", "--seconds", "0.5", "--update")
     assert main(["bench", "pool", "--profiles", str(tmp_path), *alone, "--json", str(out)]) == 0
     more = json.loads(out.read_text())
@@ -55,7 +57,9 @@ def test_dividing_networks_holds_more_than_serving_them_whole(
 def test_planning_takes_processor_time_that_is_told_kept_and_held_against_the_bar(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile.save(tmp_path, {name: a_network(name, slow) for name, slow in (("a", 6.0), ("b", 7.0), ("c", 8.0))})
+    profile.save_profiles(
+        tmp_path, {name: a_network(name, slow) for name, slow in (("a", 6.0), ("b", 7.0), ("c", 8.0))}
+    )
     out = tmp_path / "pool.json"
     out.write_text(json.dumps({"groups": ["kept"]}))
     asked = ("bench", "pool", "--profiles", str(tmp_path), "--planning", "--cluster", "HC1", "--json", str(out))
@@ -73,7 +77,7 @@ def test_planning_takes_processor_time_that_is_told_kept_and_held_against_the_ba
 
 
 def test_schedulers_are_compared_on_the_same_arrivals_and_what_is_kept_is_of_other_clusters(tmp_path, capsys):
-    profile.save(tmp_path, {"a": a_network("a", 6.0)})
+    profile.save_profiles(tmp_path, {"a": a_network("a", 6.0)})
     out = tmp_path / "record.json"
     out.write_text(json.dumps({"rows": [{"cluster": "HC2", "plan": "shipped", "at": 0.5, **FLAT}]}))
     asked = ("bench", "pool-schedulers", "--profiles", str(tmp_path), "--cluster", "HC1", "--json", str(out))
@@ -92,7 +96,7 @@ def test_schedulers_are_compared_on_the_same_arrivals_and_what_is_kept_is_of_oth
 
 def test_emulated_clusters_without_ray_or_profile_are_refused_in_a_line(tmp_path, capsys):
     assert main(["bench", "pool"]) != 0
-    profile.save(tmp_path, {"a": a_network("a", 6.0)})
+    profile.save_profiles(tmp_path, {"a": a_network("a", 6.0)})
     assert main(["bench", "pool", "--profiles", str(tmp_path), "--real", "b"]) != 0
     assert main(["bench", "pool", "--profiles", str(tmp_path), "--faults", "b"]) != 0
     said = capsys.readouterr().err.splitlines()

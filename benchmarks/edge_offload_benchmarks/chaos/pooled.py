@@ -126,11 +126,11 @@ class PooledRig(Rig):
         with Process(edge_offload(*command)) as measured:
             measured.wait_line("", 60.0)
             measured.end(60.0)
-        network = profile.load(self.pool.profiles)[MODEL]
+        network = profile.load_profiles(self.pool.profiles)[MODEL]
         taken = network.latency_s["L4"][1]
         first = np.arange(len(taken))[:, None] < len(taken) // 2
         tables = {"L4": {1: taken * np.where(first, BAD, GOOD)}, "P4": {1: taken * np.where(first, GOOD, BAD)}}
-        profile.save(self.pool.profiles, {MODEL: profile.Network(MODEL, tables, network.cut_bytes)})
+        profile.save_profiles(self.pool.profiles, {MODEL: profile.BlockProfile(MODEL, tables, network.cut_bytes)})
 
 
 class FrontsRig(PooledRig):

@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     record: Dict[str, Any] = {
         "seconds": args.seconds,
         "seed": args.seed,
-        "devices": {name: list(table.of) for name, table in devices.items()},
+        "devices": {name: list(table.seconds) for name, table in devices.items()},
         "cells": [],
     }
     for cell in cells:
@@ -354,15 +354,15 @@ class _Fleet:
         """
         if not isinstance(self.content, Lines):
             return 0.0
-        from edge_offload.server.promises.settings import Wish, settle
+        from edge_offload.server.promises.settings import Wish, choose_settings
 
         latencies, robots = self.cell.latencies, self.robots(len(LINKS))
         ups = float(np.mean([robot.usual for robot in robots]))
         downs = float(np.mean([robot.downs for robot in robots]))
         rate = float(np.mean(self.content.rates))
         wish = Wish(self.cell.bound, rate, self.content.interval, ups, downs, latencies.largest)
-        settings = settle(wish, latencies, whole=True)
-        return settings.batch / latencies.batch(settings.batch) * settings.interval * self.content.interval
+        settings = choose_settings(wish, latencies, fixed_intervals=True)
+        return settings.batch / latencies.batch_latency(settings.batch) * settings.interval * self.content.interval
 
 
 def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: float) -> Tuple[Array, ...]:

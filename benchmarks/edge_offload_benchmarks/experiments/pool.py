@@ -50,11 +50,11 @@ import numpy as np
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.baselines import whole
-from edge_offload.server.pool.choose import steady
+from edge_offload.server.pool.baselines import plan_undivided
+from edge_offload.server.pool.choose import plan_steady
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.plan import Pipeline, Plan, Stage, most
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.plan import PlannedPipeline, PlannedStage, PoolPlan, plan_most
+from edge_offload.server.pool.profile import BlockProfile
 from edge_offload_research.server.pool.baselines import paired
 from edge_offload_research.server.pool.simulate import load_factor
 
@@ -87,7 +87,7 @@ class Case:
     cluster: str
     group: Tuple[Demand, ...]
     margin: float
-    authors: Optional[Plan] = None
+    authors: Optional[PoolPlan] = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("no --profiles", remedy="name a folder as 'edge-offload pool profile' writes it")
     if args.real or args.faults:
         return _real(args) if args.real else _faults(args)
-    networks = profile.load(args.profiles)
+    networks = profile.load_profiles(args.profiles)
     clusters = args.cluster or list(CLUSTERS)
     if args.planning:
         return _planning(args, networks, clusters)
@@ -175,13 +175,13 @@ def _costs(args: argparse.Namespace) -> int:
     return 0
 
 
-def _planning(args: argparse.Namespace, networks: Mapping[str, Network], clusters: Sequence[str]) -> int:
+def _planning(args: argparse.Namespace, networks: Mapping[str, BlockProfile], clusters: Sequence[str]) -> int:
     args.alone = True
     taken: Dict[str, List[float]] = {"one network": [], "several networks": []}
     for case, alone in _cases(args, networks, clusters):
         for link_share in (0.8, 1.0):
             began = time.process_time()
-            steady(case.group, cluster_of(case.cluster, link_share), case.margin, _stages(alone))
+            plan_steady(case.group, cluster_of(case.cluster, link_share), case.margin, _stages(alone))
             taken["one network" if alone else "several networks"].append(time.process_time() - began)
     rows = [
         {
@@ -271,7 +271,7 @@ def _faults(args: argparse.Namespace) -> int:
 
 
 def _cases(
-    args: argparse.Namespace, networks: Mapping[str, Network], clusters: Sequence[str]
+    args: argparse.Namespace, networks: Mapping[str, BlockProfile], clusters: Sequence[str]
 ) -> List[Tuple[Case, bool]]:
     groups = cases_of(args.plans, networks, clusters, args.groups, args.seed)
     cases = [(group, False) for group in groups]
@@ -286,7 +286,8 @@ def _cases(
 
 
 def cases_of(
-    plans: Optional[pathlib.Path], networks: Mapping[str, Network], clusters: Sequence[str], most_groups: Optional[int],
+    plans: Optional[pathlib.Path], networks: Mapping[str, BlockProfile], clusters: Sequence[str],
+    most_groups: Optional[int],
     seed: int,
 ) -> List[Case]:  # fmt: skip
     """Groups of networks on each cluster: the authors' where there is their table, else random ones."""
@@ -301,7 +302,7 @@ def cases_of(
     return [one for cluster in clusters for one in [g for g in groups if g.cluster == cluster][:most_groups]]
 
 
-def _published(path: pathlib.Path, networks: Mapping[str, Network], clusters: Sequence[str]) -> List[Case]:
+def _published(path: pathlib.Path, networks: Mapping[str, BlockProfile], clusters: Sequence[str]) -> List[Case]:
     """Groups, weights, deadlines and plans of the authors' table: three rows a group."""
     try:
         with open(path, newline="", encoding="utf-8") as lines:
@@ -324,20 +325,21 @@ def _published(path: pathlib.Path, networks: Mapping[str, Network], clusters: Se
     return cases
 
 
-def _their_plan(rows: Sequence[Mapping[str, str]], demands: Sequence[Demand]) -> Plan:
+def _their_plan(rows: Sequence[Mapping[str, str]], demands: Sequence[Demand]) -> PoolPlan:
     made = []
     for row in rows:
         for rate, given in json.loads(row["pipelines"]):
             latency_s = sum(stage[6] + stage[7] for stage in given) / 1e6
             stages = tuple(
-                Stage(first, end, gpu, parts, batch, round(gpus)) for first, end, gpu, parts, batch, gpus, *_ in given
+                PlannedStage(first, end, gpu, parts, batch, round(gpus))
+                for first, end, gpu, parts, batch, gpus, *_ in given
             )
-            made.append(Pipeline(row["dnn"], rate, latency_s, stages))
+            made.append(PlannedPipeline(row["dnn"], rate, latency_s, stages))
     rates = {row["dnn"]: float(row["xput_rps"]) for row in rows}
-    return Plan(min(rates[one.network.name] / one.weight for one in demands), tuple(made), rates)
+    return PoolPlan(min(rates[one.network.name] / one.weight for one in demands), tuple(made), rates)
 
 
-def _five_times(network: Network) -> float:
+def _five_times(network: BlockProfile) -> float:
     """The authors' deadline: five times the latency of one frame on the fastest class."""
     return 5 * min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values() if 1 in shares)
 
@@ -348,17 +350,17 @@ def cluster_of(name: str, link_share: float) -> Cluster:
     return Cluster(dict(zip(per_machine, COUNTS)), rate, per_machine, link_share)
 
 
-Serve = Callable[[Dict[str, Any]], simulate.Outcome]
+Serve = Callable[[Dict[str, Any]], simulate.LoadOutcome]
 
 
-def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespace, alone: bool) -> Dict[str, Any]:
+def _measure(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Namespace, alone: bool) -> Dict[str, Any]:
     full, careful = cluster_of(case.cluster, 1.0), cluster_of(case.cluster, 0.8)
     stages = _stages(alone)
     began = time.process_time()
     plans = {
-        "pooled": steady(case.group, careful, case.margin, stages),
-        "pooled_links_1": most(case.group, full, case.margin, stages),
-        "whole": whole(case.group, full, case.margin),
+        "pooled": plan_steady(case.group, careful, case.margin, stages),
+        "pooled_links_1": plan_most(case.group, full, case.margin, stages),
+        "whole": plan_undivided(case.group, full, case.margin),
     }
     if not alone:
         plans["paired"] = paired(case.group, full, case.margin)
@@ -369,8 +371,8 @@ def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespa
     best = plans["pooled_links_1"]
     rates = {demand.network.name: best.objective * demand.weight for demand in case.group}
 
-    def serve(plan: Plan) -> Serve:
-        return lambda arrivals: simulate.run(plan, networks, full, slo_s, arrivals)
+    def serve(plan: PoolPlan) -> Serve:
+        return lambda arrivals: simulate.simulate_load(plan, networks, full, slo_s, arrivals)
 
     systems: Dict[str, Any] = {}
     step = ALONE_STEP if alone else STEP
@@ -389,13 +391,13 @@ def _held(
     rates: Mapping[str, float], serve: Serve, cluster: Cluster, seed: int, seconds: float, step: float
 ) -> Dict[str, Any]:
     """The largest load at which 99 % is held, by every network and by each; how busy GPUs are at the former."""
-    seen: Dict[int, simulate.Outcome] = {}
+    seen: Dict[int, simulate.LoadOutcome] = {}
 
-    def at(load: float) -> simulate.Outcome:
+    def at(load: float) -> simulate.LoadOutcome:
         steps = round(load / step)
         if steps not in seen:
             source = np.random.default_rng([seed, steps])
-            arrivals = {name: simulate.poisson(rate * load, seconds, source) for name, rate in rates.items()}
+            arrivals = {name: simulate.poisson_arrivals(rate * load, seconds, source) for name, rate in rates.items()}
             seen[steps] = serve(arrivals)
         return seen[steps]
 

@@ -27,13 +27,13 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.choose import steady
-from edge_offload.server.pool.plan import Plan, most
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.choose import plan_steady
+from edge_offload.server.pool.plan import PoolPlan, plan_most
+from edge_offload.server.pool.profile import BlockProfile
 from edge_offload_benchmarks.experiments.pool import CLUSTERS, Case, cases_of, cluster_of
 from edge_offload_research.server.pool import reserved
 
-SCHEDULERS = {"deadlines": simulate.run, "reserved": reserved.run}
+SCHEDULERS = {"deadlines": simulate.simulate_load, "reserved": reserved.run}
 #: Stages of a pipeline, at most.
 STAGES = 2
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--seconds is above 0, --seeds at least 2, --spread 0 to below 1, --at above 0 and below 10")
     if args.groups is not None and args.groups < 1:
         raise BadInput("--groups is at least 1")
-    networks = profile.load(args.profiles)
+    networks = profile.load_profiles(args.profiles)
     clusters = args.cluster or list(CLUSTERS)
     before = json.loads(args.json.read_text(encoding="utf-8"))["rows"] if args.update and args.json.exists() else []
     rows: List[Dict[str, Any]] = [row for row in before if row["cluster"] not in clusters]
@@ -80,18 +80,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespace) -> List[Dict[str, Any]]:
+def _measure(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Namespace) -> List[Dict[str, Any]]:
     full = cluster_of(case.cluster, 1.0)
     plans = {
-        "shipped": steady(case.group, cluster_of(case.cluster, 0.8), case.margin, STAGES),
-        "links_1": most(case.group, full, case.margin, STAGES),
+        "shipped": plan_steady(case.group, cluster_of(case.cluster, 0.8), case.margin, STAGES),
+        "links_1": plan_most(case.group, full, case.margin, STAGES),
     }
     slo_s = {demand.network.name: demand.slo_s for demand in case.group}
 
-    def attained(plan: Plan, at: float, seed: int) -> Tuple[float, ...]:
+    def attained(plan: PoolPlan, at: float, seed: int) -> Tuple[float, ...]:
         source = np.random.default_rng([seed, round(at * 1000)])
         arrivals = {
-            demand.network.name: simulate.poisson(plan.objective * demand.weight * at, args.seconds, source)
+            demand.network.name: simulate.poisson_arrivals(plan.objective * demand.weight * at, args.seconds, source)
             for demand in case.group
         }
         shares = []

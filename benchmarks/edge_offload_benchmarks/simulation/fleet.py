@@ -211,25 +211,25 @@ class Planner(Protocol):
 
     latencies: Latencies
 
-    def join(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
+    def admit_robot(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
         """A robot asks for a promise."""
 
-    def told(self, robot: str, wish: Wish) -> None:
+    def update_wish(self, robot: str, wish: Wish) -> None:
         """What a robot says of itself."""
 
-    def arrived(self, robot: str, frame: int, arrival: float) -> None:
+    def record_arrival(self, robot: str, frame: int, arrival: float) -> None:
         """A frame has come."""
 
-    def done(self, robot: str, frame: int, when: float) -> None:
+    def record_result(self, robot: str, frame: int, sent_at: float) -> None:
         """The result for a frame leaves."""
 
-    def replan(self, now: float) -> List[Tuple[str, str]]:
+    def update_plan(self, now: float) -> List[Tuple[str, str]]:
         """A new plan; who has to go."""
 
-    def due(self) -> Any:
+    def next_batch(self) -> Any:
         """The next batch."""
 
-    def take(self, now: float, there: Optional[int] = None) -> Any:
+    def start_next_batch(self, now: float, present: Optional[int] = None) -> Any:
         """It begins."""
 
 
@@ -237,7 +237,7 @@ def ask(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
     """A robot asks for a promise."""
     frame = max(0, robot.frame(now))
     try:
-        planner.join(now, str(robot.number), wish, frame, robot.captured(frame) + robot.ups)
+        planner.admit_robot(now, str(robot.number), wish, frame, robot.captured(frame) + robot.ups)
     except Refused:
         robot.ask_at = now + RECENT_S
     else:
@@ -263,18 +263,18 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
         return arrivals[name, frame]
 
     while True:
-        batch = planner.due()
+        batch = planner.next_batch()
         begin = math.inf
         if batch is not None:
             # as the server: at once when all have come, without those who have not when its grace is over
             latest = max(batch.latest, free)
-            begin = max(free, min(latest, max(arrival_of(turn.robot, turn.frame) for turn in batch.turns)))
-        if late and max(free, late[0][0]) + lat.batch(1) <= min(begin, replan_at):
+            begin = max(free, min(latest, max(arrival_of(turn.robot, turn.frame) for turn in batch.slots)))
+        if late and max(free, late[0][0]) + lat.batch_latency(1) <= min(begin, replan_at):
             # what missed its batch is computed in what is left
             arrival, robot, frame = late.pop(0)
-            free = max(free, arrival) + lat.batch(1)
+            free = max(free, arrival) + lat.batch_latency(1)
             robot.computed(frame, free)
-            counts["busy_s"] += lat.batch(1)
+            counts["busy_s"] += lat.batch_latency(1)
             continue
         if min(begin, replan_at) >= seconds:
             return counts
@@ -282,32 +282,32 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
             now = replan_at
             for robot in robots:
                 if robot.since is not None:
-                    planner.told(str(robot.number), wish_of(robot, now))
+                    planner.update_wish(str(robot.number), wish_of(robot, now))
                 elif robot.ask_at <= now <= max(0.0, seconds - SESSION_S):
                     ask(planner, robot, wish_of(robot, now), now)
-            for name, _ in planner.replan(now):
+            for name, _ in planner.update_plan(now):
                 by_name[name].since, by_name[name].ask_at = None, now + RECENT_S
             replan_at += PERIOD_S
             continue
         now = begin
         there = []
-        for turn in batch.turns:
+        for turn in batch.slots:
             robot, arrival = by_name[turn.robot], arrivals.pop((turn.robot, turn.frame))
-            planner.arrived(turn.robot, turn.frame, arrival)
+            planner.record_arrival(turn.robot, turn.frame, arrival)
             if arrival <= now + _NEAR:
                 there.append((robot, turn.frame))
             else:
                 late.append((arrival, robot, turn.frame))
-        counts["late"] += len(batch.turns) - len(there)
-        counts["members"] += len(batch.turns)
-        planner.take(now, len(there))
+        counts["late"] += len(batch.slots) - len(there)
+        counts["members"] += len(batch.slots)
+        planner.start_next_batch(now, len(there))
         if there:
-            free = now + lat.batch(len(there))
+            free = now + lat.batch_latency(len(there))
             counts["busy_s"] += free - now
             counts["batches"] += 1
             for robot, frame in there:
                 robot.computed(frame, free)
-                planner.done(str(robot.number), frame, free)
+                planner.record_result(str(robot.number), frame, free)
 
 
 def react(
@@ -362,8 +362,8 @@ def react(
             if len(members) >= limit:
                 break
             members.append(queue.pop(0))
-        free += latencies.batch(len(members))
-        counts["busy_s"] += latencies.batch(len(members))
+        free += latencies.batch_latency(len(members))
+        counts["busy_s"] += latencies.batch_latency(len(members))
         counts["batches"] += 1
         counts["members"] += len(members)
         for robot, frame in members:
@@ -379,7 +379,7 @@ def before(robot: Robot, latencies: Latencies) -> None:
     """What a robot has seen, and learnt, before time 0."""
     frame = robot.frame(-BEFORE_S) + 1
     while robot.captured(frame) < -0.5:
-        robot.computed(frame, robot.captured(frame) + robot.up() + latencies.batch(1))
+        robot.computed(frame, robot.captured(frame) + robot.up() + latencies.batch_latency(1))
         frame = max(frame + 1, math.ceil((robot.results[-1][1] - robot.phase) / robot.content.interval - _NEAR))
 
 
@@ -388,7 +388,7 @@ def alone(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
     twin = robot.twin()
     frame = 0
     while twin.captured(frame) < seconds:
-        twin.results.append((frame, twin.captured(frame) + twin.up() + latencies.batch(1) + twin.down()))
+        twin.results.append((frame, twin.captured(frame) + twin.up() + latencies.batch_latency(1) + twin.down()))
         frame = max(frame + 1, math.ceil((twin.results[-1][1] - twin.phase) / twin.content.interval - _NEAR))
     return twin
 

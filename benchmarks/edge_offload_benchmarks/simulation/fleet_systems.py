@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from edge_offload.server.promises import windows
-from edge_offload.server.promises.board import FIXED_S, GRACE, SLACK, Board, PlannedBatch, Turn
+from edge_offload.server.promises.board import FIRST_SLACK, FIXED_S, GRACE_SHARE, Board, PlannedBatch, Slot
 from edge_offload.server.promises.latencies import Latencies
-from edge_offload.server.promises.packing import Pace, adjust, simulate
+from edge_offload.server.promises.packing import Pace, order_requests, pack_requests
 from edge_offload.server.promises.robot import Rules
-from edge_offload.server.promises.settings import Wish, settle
+from edge_offload.server.promises.settings import Wish, choose_settings
 from edge_offload.server.services.promise.register import SIGMAS
 from edge_offload_benchmarks.simulation.fleet import Robot, follow, react
 
@@ -44,41 +44,41 @@ class FixedBoard(Board):
         super().__init__(latencies)
         self._interval, self._batch = interval, batch
 
-    def join(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
+    def admit_robot(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
         """Everybody is let in."""
-        super().join(now, robot, replace(wish, bound=1e6, slope=0.0), frame, arrival)
+        super().admit_robot(now, robot, replace(wish, bound=1e6, slope=0.0), frame, arrival)
 
-    def told(self, robot: str, wish: Wish) -> None:
+    def update_wish(self, robot: str, wish: Wish) -> None:
         """Nothing follows from it."""
 
-    def replan(self, now: float) -> List[Tuple[str, str]]:
+    def update_plan(self, now: float) -> List[Tuple[str, str]]:
         """See :class:`Board`; nobody has to go."""
-        self._plan = [batch for batch in self._plan if batch.start < now + FIXED_S and batch.turns]
-        begin = self._begin(now)
-        clients = [self._at(one, begin) for one in self._robots.values()]
+        self._plan = [batch for batch in self._plan if batch.start < now + FIXED_S and batch.slots]
+        begin = self._plan_start(now)
+        clients = [self._as_client(one, begin) for one in self._robots.values()]
         paces = [
             Pace(
                 one.robot, self._interval, min(self._batch, self.latencies.largest), one.frame, one.arrival,
-                one.wish.frame_interval, late=0.0,
+                one.wish.frame_interval, tolerance=0.0,
             )
             for one in clients
         ]  # fmt: skip
-        requests = simulate(paces, begin + self._rules.horizon_s)
-        for batch in adjust(paces, requests, self.latencies, begin, SLACK, wait=True):
-            turns = tuple(Turn(paces[place].robot, frame) for place, frame in batch.members)
+        requests = order_requests(paces, begin + self._rules.horizon_s)
+        for batch in pack_requests(paces, requests, self.latencies, begin, FIRST_SLACK, wait=True):
+            turns = tuple(Slot(paces[place].robot, frame) for place, frame in batch.members)
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace_of(len(turns)), turns))
         for one in self._robots.values():
             one.mean = 0.0
         return []
 
     def _grace_of(self, size: int) -> float:
-        return GRACE * self.latencies.batch(size)
+        return GRACE_SHARE * self.latencies.batch_latency(size)
 
 
 def _promised(sigmas: float, cautious: float = 1.0) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        windows.ready(wait=True)  # plans must not depend on when it is built
-        board = Board(latencies, rules=Rules(cautious=cautious))
+        windows.is_ready(wait=True)  # plans must not depend on when it is built
+        board = Board(latencies, rules=Rules(caution=cautious))
 
         def slope_of(robot: Robot, now: float) -> float:
             return robot.estimate(now, sigmas)
@@ -98,7 +98,7 @@ def _fixed(interval: int, batch: int) -> Run:
 
 def _as_written(margin: float) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        board = Board(latencies, rules=Rules(horizon_s=1.0, most_spare=0.0, planned=1.0, whole=True))
+        board = Board(latencies, rules=Rules(horizon_s=1.0, most_spare=0.0, planned=1.0, fixed_intervals=True))
         return _followed(board, robots, bound * margin, _single, seconds)
 
     return run
@@ -133,7 +133,7 @@ def _reactive(
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
         def settings(robot: Robot, now: float) -> Any:
             slope = robot.estimate(now, 0.0)
-            return settle(robot.wish(bound * margin, slope, min(dynamic, latencies.largest)), latencies, True)
+            return choose_settings(robot.wish(bound * margin, slope, min(dynamic, latencies.largest)), latencies, True)
 
         def interval_of(robot: Robot, now: float) -> int:
             return settings(robot, now).interval if interval is None else interval

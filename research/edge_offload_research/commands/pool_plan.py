@@ -25,7 +25,7 @@ from edge_offload.errors import BadInput
 
 if TYPE_CHECKING:
     from edge_offload.server.pool.columns import Cluster, Demand
-    from edge_offload.server.pool.plan import Plan
+    from edge_offload.server.pool.plan import PoolPlan
 
 
 def add_arguments(plan: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
-    from edge_offload.server.pool.choose import steady
+    from edge_offload.server.pool.choose import plan_steady
 
     made, demands, cluster = solve(args)
     if args.json:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     used = ", ".join(f"{made.gpus.get(gpu, 0)} of {count} {gpu}" for gpu, count in cluster.gpus.items())
     print(f"GPUs in use: {used}")
     if args.load is None and args.planner == "pooled":
-        taken = steady(demands, cluster, args.margin, args.partitions)
+        taken = plan_steady(demands, cluster, args.margin, args.partitions)
         if taken.passed_over:
             print(f"a server takes another plan (--planner steady): {passed_over(taken.passed_over, taken.objective)}")
     elif made.passed_over:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def solve(args: argparse.Namespace) -> Tuple[Plan, List[Demand], Cluster]:
+def solve(args: argparse.Namespace) -> Tuple[PoolPlan, List[Demand], Cluster]:
     """The plan that the arguments ask for, what is planned, and for what.
 
     Raises:
@@ -102,7 +102,7 @@ def solve(args: argparse.Namespace) -> Tuple[Plan, List[Demand], Cluster]:
         raise BadInput("--load is a positive number, and for the pooled planner alone")
     gpus = counts(args.cluster)
     weights = networks(args.network)
-    known = profile.load(pathlib.Path(args.profiles))
+    known = profile.load_profiles(pathlib.Path(args.profiles))
     for name in weights:
         if name not in known:
             raise BadInput(f"{args.profiles} has no network {name}", remedy=f"it has {', '.join(sorted(known))}")

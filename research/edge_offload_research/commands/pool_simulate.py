@@ -49,11 +49,13 @@ def run(args: argparse.Namespace) -> int:
     made, demands, cluster = solve(args)
     networks = {one.network.name: one.network for one in demands}
     slo_s = {one.network.name: one.slo_s for one in demands}
-    serve = reserved.run if args.scheduler == "reserved" else simulate.run
+    serve = reserved.run if args.scheduler == "reserved" else simulate.simulate_load
     rows = []
     for share in args.at:
         source = np.random.default_rng([args.seed, round(share * 1000)])
-        arrivals = {name: simulate.poisson(rate * share, args.seconds, source) for name, rate in made.rates.items()}
+        arrivals = {
+            name: simulate.poisson_arrivals(rate * share, args.seconds, source) for name, rate in made.rates.items()
+        }
         factors = _factors(args.spread, source) if args.spread else None
         outcome = serve(made, networks, cluster, slo_s, arrivals, factors)
         rows.append({"at": share, **vars(outcome)})

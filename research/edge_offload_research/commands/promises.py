@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(problem: Any) -> Dict[str, Any]:
-    from edge_offload.server.promises.packing import adjust, simulate
+    from edge_offload.server.promises.packing import order_requests, pack_requests
 
     names, paces, latencies, begin, horizon, grace = _parse(problem)
-    requests = simulate(paces, begin + horizon)
-    batches = adjust(paces, requests, latencies, begin, grace)
+    requests = order_requests(paces, begin + horizon)
+    batches = pack_requests(paces, requests, latencies, begin, grace)
     return {
         "batches": [
             {"start": batch.start, "robots": [[names[place], frame] for place, frame in batch.members]}

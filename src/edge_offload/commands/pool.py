@@ -87,7 +87,7 @@ def _claims(args: argparse.Namespace) -> Any:
     """
     from edge_offload.server.pool import accelerators
 
-    found = accelerators.survey(args.device)
+    found = accelerators.survey_devices(args.device)
     return accelerators.Claims(found, args.gpus, args.share_gpu or accelerators.mps_runs())
 
 
@@ -118,7 +118,7 @@ def _member(args: argparse.Namespace) -> int:
         if args.emulated:
             from edge_offload.server.pool import profile
 
-            known = profile.load(pathlib.Path(args.emulated))
+            known = profile.load_profiles(pathlib.Path(args.emulated))
             if not any(args.gpu in network.latency_s for network in known.values()):
                 raise BadInput(f"{args.emulated} has no class {args.gpu}")
             machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
@@ -166,10 +166,10 @@ def _status(args: argparse.Namespace) -> int:
     from edge_offload.server.pool import cluster
 
     folder = _keys(args)
-    ray = cluster.connect(args.address, folder)
-    nodes = cluster.nodes(ray)
+    ray = cluster.connect_ray(args.address, folder)
+    nodes = cluster.list_nodes(ray)
     ray.shutdown()
-    fronts = cluster.told(folder, args.address)
+    fronts = cluster.read_statuses(folder, args.address)
     if args.json:
         print(json.dumps({"nodes": [vars(node) for node in nodes], "servers": fronts}, indent=1))
         return 0
@@ -245,22 +245,22 @@ def _profile(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     given = dict(options(args.option, form="NAME=VALUE"))
     module = registry.build_module(args.model, **given)
-    network = stages.BatchedNetwork(module, stages.inputs_of(args.input), device)
+    network = stages.BatchedNetwork(module, stages.parse_inputs(args.input), device)
     folder = pathlib.Path(args.out)
     models = stages.load_models(folder) if (folder / stages.CUTS_FILE).exists() else {}
-    known = profile.load(folder) if (folder / profile.LATENCIES).exists() else {}
+    known = profile.load_profiles(folder) if (folder / profile.LATENCIES).exists() else {}
     found, state_hash = models.get(args.model), registry.state_hash(module)
     if found is None or found.state_hash != state_hash or found.cuts.inputs != network.inputs:
         known.pop(args.model, None)
-        found = stages.Model(args.model, given, state_hash, measuring.cut(network, args.blocks))
-    taken, crossing = measuring.measure(network, found.cuts, args.batches, print)
+        found = stages.PoolModel(args.model, given, state_hash, measuring.cut_network(network, args.blocks))
+    taken, crossing = measuring.measure_blocks(network, found.cuts, args.batches, print)
     latency_s = dict(known[args.model].latency_s) if args.model in known else {}
     latency_s[args.gpu] = {1: taken}
-    profile.save(folder, {**known, args.model: profile.Network(args.model, latency_s, crossing)})
+    profile.save_profiles(folder, {**known, args.model: profile.BlockProfile(args.model, latency_s, crossing)})
     label = accelerators.label(args.device)
     found = replace(found, devices={**found.devices, args.gpu: label})
     stages.save_models(folder, {**models, args.model: found})
-    print(f"{found.cuts.blocks} blocks of {args.model} on {args.gpu} ({label}): {folder}")
+    print(f"{found.cuts.block_count} blocks of {args.model} on {args.gpu} ({label}): {folder}")
     return 0
 
 

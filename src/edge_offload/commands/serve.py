@@ -182,13 +182,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pool_settings(args: argparse.Namespace) -> Any:
-    """What the arguments say of a pool. Raises as :func:`~edge_offload.server.pool.settings.settings_of`."""
+    """What the arguments say of a pool. Raises as :func:`~edge_offload.server.pool.settings.make_settings`."""
     from edge_offload.errors import BadInput
-    from edge_offload.server.pool.settings import settings_of
+    from edge_offload.server.pool.settings import make_settings
 
     if args.promises:
         raise BadInput("--pool and --promises are two ways to share a GPU", remedy="choose one")
-    return settings_of(args.pool, args.model, args.slo, args.profiles, args.pool_keys, args.threads or 1)
+    return make_settings(args.pool, args.model, args.slo, args.profiles, args.pool_keys, args.threads or 1)
 
 
 def drain(bind: str) -> int:

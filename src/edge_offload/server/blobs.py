@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def default_directory() -> pathlib.Path:
-    """Where blobs are unless said otherwise (:func:`edge_offload.places.blobs_folder`)."""
+    """Return the default directory of blobs (:func:`edge_offload.places.blobs_folder`)."""
     return places.blobs_folder()
 
 
@@ -40,7 +40,7 @@ class BlobStore:
         self._stored: Optional[int] = None
 
     def get(self, name: bytes) -> Optional[bytes]:
-        """The blob, or None if it is not here (any more). A file that was damaged is not here."""
+        """Return the blob, or None if it is not here (any more), or damaged."""
         path = self._path(name)
         try:
             data = path.read_bytes()
@@ -112,7 +112,7 @@ def checksums(names: Any, most: int = MAX_NAMES) -> List[bytes]:
 
 
 def look_up(store: BlobStore, request: Request) -> Tuple[List[int], Dict[bytes, bytes]]:
-    """``{names}``: positions of the blobs that are not here, and those that are; reads files."""
+    """Return positions of the missing blobs of ``{names}``, and the present ones; reads files."""
     names = checksums(request.body.get("names"))
     found = {name: data for name in names for data in [store.get(name)] if data is not None}
     return [position for position, name in enumerate(names) if name not in found], found

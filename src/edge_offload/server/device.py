@@ -35,7 +35,7 @@ class ComputeDevice:
 
     def __init__(self, compute: Compute) -> None:
         kind, _, path = compute.device.partition(":")
-        self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).of) if kind == EMULATED else None
+        self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).seconds) if kind == EMULATED else None
         self.placed = devices.pick_device("cpu" if self.emulated else compute.device)
         self.name = self.emulated.name if self.emulated else str(self.placed)
         self._compute = compute
@@ -52,7 +52,7 @@ class ComputeDevice:
             )
 
     def prepare(self, storage_bytes: int) -> None:
-        """Pin this thread and look at the device; ``storage_bytes``: what one virtual device may hold."""
+        """Pin this thread and read the device's facts; ``storage_bytes``: limit of one virtual device."""
         pin(self._compute.threads, self._compute.cores)
         self.fingerprint = fingerprint_of(devices.fix_kernel_choice(self.placed))
         engine = self.emulated.name if self.emulated else self._stated

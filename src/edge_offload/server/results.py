@@ -61,11 +61,11 @@ class ResultFeed:
             self._watchers.append(watcher)
 
     def start(self) -> None:
-        """Begin to call the watchers."""
+        """Start calling the watchers."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what waits is dropped."""
+        """Stop; waiting results are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -73,11 +73,11 @@ class ResultFeed:
             self._thread.join(5.0)
 
     def computed(self, result: FrameResult) -> None:
-        """A result that was computed here."""
+        """Add a result that was computed here."""
         self._offer(lambda: result)
 
     def reported(self, peer: str, body: Mapping[str, Any], buffers: Sequence[Any]) -> None:
-        """A result that a robot reports; decoded later, in the feed's thread.
+        """Add a result that a robot reports; decoded later, in the feed's thread.
 
         Raises:
             ProtocolError, BadInput: the report is malformed or too large.

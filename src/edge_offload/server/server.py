@@ -31,14 +31,14 @@ from edge_offload.server.status import ServerStatus, StatusBook
 from edge_offload.server.worker import FairQueue, Job, Worker
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.settings import Settings
+    from edge_offload.server.pool.settings import PoolSettings
 
 Handler = Callable[[Request], None]
 _log = logging.getLogger(__name__)
 
 
 def _robot_of(peer: Any) -> Hashable:
-    """A robot is known by its key, however many connections it has."""
+    """Return the key of a peer's robot, which all of its connections share."""
     return str(peer.key)
 
 
@@ -71,7 +71,7 @@ class OffloadServer:
         keys: Optional[KeyStore] = None,
         blobs: Optional[BlobStore] = None,
         promises: bool = False,
-        gpus: Optional[Settings] = None,
+        gpus: Optional[PoolSettings] = None,
     ) -> None:
         if promises and gpus is not None:
             raise BadInput("a pool and promises are two ways to share a GPU", remedy="choose one")
@@ -183,13 +183,13 @@ class OffloadServer:
         self._feed.watch(watcher)
 
     def status(self) -> ServerStatus:
-        """Load, queue, sessions and latencies now."""
+        """Return load, queue, sessions and latencies now."""
         status = self._book.snapshot(len(self._device.queue), len(self._listener.peers()))
         batches, promises = self._scheduler.status()
         return replace(status, batches=batches, promises=promises)
 
     def robots(self) -> List[str]:
-        """Names of the robots that are connected, each once however many connections it has."""
+        """Return the names of connected robots, each once however many connections it has."""
         return list({peer.key: peer.name for peer in self._listener.peers()}.values())
 
     @property
@@ -204,7 +204,7 @@ class OffloadServer:
 
     @property
     def gpus(self) -> Dict[str, Any]:
-        """What the pool of GPUs says of itself; empty where there is none."""
+        """Status of the pool of GPUs; empty if there is none."""
         return self._scheduler.pool()[1]
 
     def _notify(self, peer: Peer, kind: str, body: Dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ class ServerStatus:
     promises: List[PromiseStatus] = field(default_factory=list)
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values, for a message or JSON."""
+        """Return plain values, for a message or JSON."""
         return asdict(self)
 
     @classmethod
@@ -123,7 +123,7 @@ class StatusBook:
                 self._totals[name] += amount
 
     def computed(self, model: str, compute_s: float) -> None:
-        """Note one inference that ended now."""
+        """Record one inference that ended now."""
         with self._lock:
             now = self._clock()
             self._totals["inferences"] += 1
@@ -139,7 +139,7 @@ class StatusBook:
             return sum(samples) / len(samples) if samples else 0.0
 
     def snapshot(self, queue_length: int, sessions: int) -> ServerStatus:
-        """The status now."""
+        """Return the status now."""
         with self._lock:
             now = self._clock()
             self._forget(now)

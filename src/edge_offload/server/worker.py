@@ -42,11 +42,11 @@ class FairQueue(Generic[Item]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is taken in any more."""
+        """True if no items are accepted any more."""
         return self._closed
 
     def nudge(self) -> None:
-        """Let who waits in :meth:`get` return with nothing, to look at what else it has to do."""
+        """Let the reader in :meth:`get` return without an item, to check its other work."""
         with self._changed:
             self._nudged = True
             self._changed.notify_all()
@@ -80,7 +80,9 @@ class FairQueue(Generic[Item]):
     def get(
         self, timeout_s: Optional[float] = None, room_s: float = math.inf, patience_s: float = math.inf
     ) -> Optional[Tuple[Item, float]]:
-        """The next item and its cost, each robot in turn; None after ``timeout_s``, a nudge, or when it is closed.
+        """Return the next item and its cost, each robot in turn.
+
+        None after ``timeout_s``, a nudge, or when it is closed.
 
         Args:
             timeout_s: seconds to wait for one; None: as long as it takes.
@@ -115,23 +117,23 @@ class FairQueue(Generic[Item]):
             return item, cost_s
 
     def forced_share(self) -> float:
-        """Share of the last seconds that went to items for which there was no room."""
+        """Return the share of the last seconds that went to items that did not fit."""
         with self._changed:
             begin = time.monotonic() - FORCED_S
             return min(0.5, sum(cost_s for when, cost_s in self._forced if when >= begin) / FORCED_S)
 
     @property
     def busy(self) -> bool:
-        """Whether something waits, or is being served."""
+        """True if an item waits, or is being served."""
         return self._count > 0 or self._serving is not None
 
     def served(self) -> None:
-        """What :meth:`get` handed out last is done."""
+        """Record the end of the item that :meth:`get` returned last."""
         with self._changed:
             self._serving = None
 
     def drop(self, peer: Hashable) -> List[Item]:
-        """Take out everything that waits for ``peer`` (it left) and return it."""
+        """Remove all items of ``peer``, which has disconnected, and return them."""
         with self._changed:
             robot = self._robot_of(peer)
             mine = self._waiting.get(robot, deque())
@@ -145,7 +147,7 @@ class FairQueue(Generic[Item]):
             return items
 
     def close(self) -> List[Item]:
-        """Refuse what comes from now on, wake the readers, and return what waited."""
+        """Refuse further items, wake the readers, and return the waiting items."""
         with self._changed:
             items = [item for mine in self._waiting.values() for item, _, _, _ in mine]
             self._waiting.clear()
@@ -158,7 +160,7 @@ class FairQueue(Generic[Item]):
         return self._count
 
     def ahead_s(self, peer: Hashable) -> float:
-        """How long an item that ``peer`` would put now waits for others (seconds, by their announced costs)."""
+        """Return the wait of an item that ``peer`` would add now (seconds, by the announced costs)."""
         with self._changed:
             robot = self._robot_of(peer)
             turn = len(self._waiting.get(robot, ()))
@@ -169,7 +171,7 @@ class FairQueue(Generic[Item]):
             return total
 
     def by_peer(self) -> Dict[Hashable, int]:
-        """How many items wait per robot."""
+        """Return the number of waiting items per robot."""
         with self._changed:
             return {robot: len(items) for robot, items in self._waiting.items()}
 
@@ -187,10 +189,10 @@ class Timetable(Protocol):
     """
 
     def due_s(self) -> Optional[float]:
-        """When the next of it is due (monotonic seconds); None while there is none."""
+        """Return when its next work is due (monotonic seconds); None while there is none."""
 
     def run(self) -> None:
-        """Do it, if it still is."""
+        """Do it, if it still is due."""
 
 
 class Worker:
@@ -237,13 +239,13 @@ class Worker:
         self.queue.put(peer, job, cost_s)
 
     def give_way(self) -> None:
-        """In a long job, on this thread: do what is due and what waits now, and go on."""
+        """In a long job, on this thread: do due and waiting work, and return."""
         self._keep_time()
         for _ in range(len(self.queue)):
             self._do_next(0.0)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Drop what waits, let the running job end; False if it has not within ``timeout_s``."""
+        """Drop waiting jobs, let the running job end; False if it has not within ``timeout_s``."""
         self.queue.close()
         if self._thread.ident is None:
             return True
@@ -276,7 +278,7 @@ class Worker:
         return None
 
     def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:
-        """Do the job that waits, if one comes within ``timeout_s`` that takes no longer than ``room_s``."""
+        """Do the next job if it arrives within ``timeout_s`` and takes no longer than ``room_s``."""
         taken = self.queue.get(timeout_s, room_s, PATIENCE_S)
         if taken is None:
             return

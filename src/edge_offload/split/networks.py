@@ -83,7 +83,7 @@ class _Dense(nn.Module):
 
 
 def synthetic_occupancy(seed: int = 0) -> torch.Tensor:
-    """Occupancy of a procedural street as a LiDAR sees it, uint8 [256, 256, 32]."""
+    """Return occupancy of a procedural street as seen by a LiDAR, uint8 [256, 256, 32]."""
     from edge_offload.models.scenes.lidar import HDL64, SensorPose, simulate_sweep
     from edge_offload.models.scenes.world import Street
     from edge_offload.models.voxels import grid_around
@@ -93,7 +93,7 @@ def synthetic_occupancy(seed: int = 0) -> torch.Tensor:
 
 
 def classifier_input(bgr: Array, size: int) -> torch.Tensor:
-    """uint8 [h, w, 3] BGR to float32 [1, 3, size, size], normalised per channel; still only 256 values a channel."""
+    """Convert uint8 [h, w, 3] BGR to float32 [1, 3, size, size], normalised per channel."""
     import cv2
 
     rgb = cv2.cvtColor(cv2.resize(bgr, (size, size), interpolation=cv2.INTER_AREA), cv2.COLOR_BGR2RGB)
@@ -102,7 +102,7 @@ def classifier_input(bgr: Array, size: int) -> torch.Tensor:
 
 
 def synthetic_frame(height: int = 480, width: int = 640, seed: int = 0) -> Array:
-    """A smooth random picture, uint8 [height, width, 3]; for codecs' figures give a real one."""
+    """Return a smooth random picture, uint8 [height, width, 3]; codecs' figures need a real one."""
     import cv2
 
     chooser = np.random.default_rng(seed)

@@ -37,8 +37,8 @@ def uploads(network, batches):
 
 def through(of, cuts, batch, frames):
     """Bytes of all that passes: behind each of two stages."""
-    parts = ((1, 0, 2), (1, 2, cuts.blocks))
-    arrays = [parcels.packed(each) for each in frames[:batch]]
+    parts = ((1, 0, 2), (1, 2, cuts.block_count))
+    arrays = [parcels.pack_tensor(each) for each in frames[:batch]]
     found = []
     for part in parts:
         of.prepare(part, batch)
@@ -51,8 +51,8 @@ def through(of, cuts, batch, frames):
 def main():
     torch.set_num_threads(1)
     module = chain()
-    network = stages.BatchedNetwork(module, stages.inputs_of("float32[1,3,32,32]"), "cuda")
-    cuts = measuring.cut(network, 4)
+    network = stages.BatchedNetwork(module, stages.parse_inputs("float32[1,3,32,32]"), "cuda")
+    cuts = measuring.cut_network(network, 4)
     frames = [frame(network.inputs[0], seed) for seed in range(BATCHES)]
     model = {"name": CHAIN, "options": {}, "state_hash": registry.state_hash(module), "cuts": cuts.to_dict()}
     on_cpu = member.Member(model, "L4", 1, BATCHES)
@@ -60,16 +60,18 @@ def main():
     on_gpu = member.Member(model, "L4", 1, BATCHES, 1)
     second = stages.BatchedNetwork(chain(), network.inputs, "cuda")
     moved = uploads(second, BATCHES)
-    taken, crossing = measuring.measure(network, cuts, 2, lambda _: None)
+    taken, crossing = measuring.measure_blocks(network, cuts, 2, lambda _: None)
     parted = Parted()
-    split = [stages.BatchedNetwork(parted, stages.inputs_of("float32[1,3,8,8]"), device) for device in ("cpu", "cuda")]
+    split = [
+        stages.BatchedNetwork(parted, stages.parse_inputs("float32[1,3,8,8]"), device) for device in ("cpu", "cuda")
+    ]
     picture = [[frame(split[0].inputs[0], 0)]]
     read = []
     for each in split:
         bounds = stages.Cuts(
-            stages.names_digest(each.program(1).sequence), (0, len(each.program(1).sequence)), each.inputs
+            stages.names_digest(each.program_for(1).sequence), (0, len(each.program_for(1).sequence)), each.inputs
         )
-        (outputs,) = stages.Stage(each, bounds, 0, 1).run(1, [parcels.packed(picture[0][0])])
+        (outputs,) = stages.StageRunner(each, bounds, 0, 1).run(1, [parcels.pack_tensor(picture[0][0])])
         read.append(outputs[3].tobytes())
     facts = on_gpu.fingerprint()
     told = {
@@ -86,7 +88,7 @@ def main():
     }  # fmt: skip
     print(json.dumps(told), flush=True)
     current_installation().native.lose()
-    on_gpu.run((1, 0, 2), 1, [parcels.packed(frames[0])])
+    on_gpu.run((1, 0, 2), 1, [parcels.pack_tensor(frames[0])])
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from typing import Dict, Sequence
 import numpy as np
 
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.profile import BlockProfile
 
 BASE = {"H": 1.0, "M": 2.2, "L": 4.0}
 
 
 def a_network(
     source: random.Random, name: str, classes: Sequence[str], blocks: int, batches: int, shares: int
-) -> Network:
+) -> BlockProfile:
     latency: Dict[str, Dict[int, np.ndarray]] = {}
     work = [source.uniform(0.5, 3) for _ in range(blocks)]
     for gpu in classes:
@@ -33,10 +33,10 @@ def a_network(
             for parts in range(1, shares + 1)
             if batches // parts
         }
-    return Network(name, latency, np.array([source.uniform(1e4, 4e6) for _ in range(blocks - 1)]))
+    return BlockProfile(name, latency, np.array([source.uniform(1e4, 4e6) for _ in range(blocks - 1)]))
 
 
-def a_demand(source: random.Random, network: Network, weight: float = 1.0) -> Demand:
+def a_demand(source: random.Random, network: BlockProfile, weight: float = 1.0) -> Demand:
     fastest = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
     return Demand(network, fastest * source.uniform(1.8, 6), weight)
 

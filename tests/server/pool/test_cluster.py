@@ -31,8 +31,8 @@ from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.server.pool import certificates, cluster, gateway, member, profile, settings
-from edge_offload.server.pool.seats import DRIVER_S, Others, shared
-from edge_offload.server.pool.settings import Settings
+from edge_offload.server.pool.seats import BEAT_TIMEOUT_S, DriverBeats, share_seats
+from edge_offload.server.pool.settings import PoolSettings
 from edge_offload.server.server import OffloadServer
 from edge_offload.server.settings import Compute, Models
 from edge_offload_benchmarks.ports import lasting_port
@@ -71,7 +71,7 @@ def test_an_old_ray_and_none_are_refused(monkeypatch):
 def test_the_token_is_private_and_asked_for_always(tmp_path):
     folder = tmp_path / "pool"
     with pytest.raises(BadInput, match="no token"):
-        cluster.environment(folder)
+        cluster.make_environment(folder)
     cluster.make_token(folder)
     token = folder / "token"
     assert token.stat().st_mode & 0o777 == 0o600
@@ -79,13 +79,13 @@ def test_the_token_is_private_and_asked_for_always(tmp_path):
     before = token.read_text()
     cluster.make_token(folder)
     assert token.read_text() == before
-    made = cluster.environment(folder, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "other"})
+    made = cluster.make_environment(folder, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "other"})
     assert (made["RAY_AUTH_MODE"], made["RAY_AUTH_TOKEN_PATH"]) == ("token", str(token))
     assert "RAY_AUTH_TOKEN" not in made
     assert before not in made.values(), "what is in an environment can be read"
     token.chmod(0o644)
     with pytest.raises(BadInput, match="others can read"):
-        cluster.environment(folder)
+        cluster.make_environment(folder)
 
 
 @pytest.mark.unit
@@ -95,8 +95,8 @@ def test_another_machine_is_not_spoken_to_without_tls(tmp_path, monkeypatch):
         cluster.start_member("203.0.113.9:5790", cluster.Machine("P4", 1), tmp_path)
     monkeypatch.setattr(cluster, "check_available", lambda: None)
     for speaks in (
-        cluster.connect,
-        lambda address, folder: settings.settings_of(address, "m", 1.0, ".", str(folder), 1),
+        cluster.connect_ray,
+        lambda address, folder: settings.make_settings(address, "m", 1.0, ".", str(folder), 1),
     ):
         with pytest.raises(BadInput, match="in the clear"):
             speaks("203.0.113.9:5790", tmp_path)
@@ -110,15 +110,15 @@ def test_each_machine_has_a_certificate_of_the_pools_authority(tmp_path, monkeyp
     x509 = pytest.importorskip("cryptography.x509")
     head, member = tmp_path / "head", tmp_path / "member"
     cluster.make_token(head)
-    certificates.prepare(head, True)
-    assert cluster.environment(head, {})["RAY_USE_TLS"] == "1"
+    certificates.prepare_certificates(head, True)
+    assert cluster.make_environment(head, {})["RAY_USE_TLS"] == "1"
     assert all((head / name).stat().st_mode & 0o777 == 0o600 for name in certificates.FILES)
     kept = (head / "tls.crt").read_bytes()
-    certificates.prepare(head, True)
+    certificates.prepare_certificates(head, True)
     assert (head / "tls.crt").read_bytes() == kept
     shutil.copytree(head, member)
-    monkeypatch.setattr(certificates, "addresses", lambda: {"198.51.100.7", "127.0.0.1"})
-    certificates.prepare(member, False)
+    monkeypatch.setattr(certificates, "list_addresses", lambda: {"198.51.100.7", "127.0.0.1"})
+    certificates.prepare_certificates(member, False)
     own = x509.load_pem_x509_certificate((member / "tls.crt").read_bytes())
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert {str(each) for each in names.get_values_for_type(x509.IPAddress)} == {"198.51.100.7", "127.0.0.1"}
@@ -127,30 +127,30 @@ def test_each_machine_has_a_certificate_of_the_pools_authority(tmp_path, monkeyp
     authority.public_key().verify(own.signature, own.tbs_certificate_bytes, ec.ECDSA(own.signature_hash_algorithm))
     (member / "ca.key").chmod(0o640)
     with pytest.raises(BadInput, match="others can read"):
-        certificates.prepare(member, False)
+        certificates.prepare_certificates(member, False)
 
 
 @pytest.mark.unit
 def test_members_of_another_release_are_told_apart(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: {"ray": "2.60.0"}.get(name, "0.1.0"))
-    own = cluster.versions()
-    assert cluster.difference(own) == ""
-    assert "ray 2.59.0, and here is 2.60.0" in cluster.difference({**own, "ray": "2.59.0"})
-    assert "edge_offload 0.0.9" in cluster.difference({**own, "edge_offload": "0.0.9"})
-    assert "python of another release" in cluster.difference({"edge_offload": "0.1.0"})
+    own = cluster.list_versions()
+    assert cluster.explain_difference(own) == ""
+    assert "ray 2.59.0, and here is 2.60.0" in cluster.explain_difference({**own, "ray": "2.59.0"})
+    assert "edge_offload 0.0.9" in cluster.explain_difference({**own, "edge_offload": "0.0.9"})
+    assert "python of another release" in cluster.explain_difference({"edge_offload": "0.1.0"})
 
 
 @pytest.mark.unit
 def test_drivers_of_one_pool_have_different_gpus_and_take_those_of_one_that_is_gone():
     seats = [(f"n{node}", gpu, number, 0) for node, gpu in enumerate(("L4", "P4", "P4")) for number in range(3)]
-    others = Others("b")
-    assert others.there({"a": b"1", "b": b"1"}, 0.0) == ["a", "b"]
-    parts = [shared(seats, own, ("a", "b")) for own in ("a", "b")]
+    others = DriverBeats("b")
+    assert others.live_drivers({"a": b"1", "b": b"1"}, 0.0) == ["a", "b"]
+    parts = [share_seats(seats, own, ("a", "b")) for own in ("a", "b")]
     assert sorted([*parts[0], *parts[1]]) == sorted(seats)
     assert {seat[1] for seat in parts[1]} == {"L4", "P4"}
-    assert others.there({"a": b"2", "b": b"2"}, 3.0) == ["a", "b"]
-    assert others.there({"a": b"2", "b": b"9"}, 3.0 + DRIVER_S) == ["b"]
-    assert shared(seats, "b", ["b"]) == sorted(seats, key=lambda seat: (seat[1], seat))
+    assert others.live_drivers({"a": b"2", "b": b"2"}, 3.0) == ["a", "b"]
+    assert others.live_drivers({"a": b"2", "b": b"9"}, 3.0 + BEAT_TIMEOUT_S) == ["b"]
+    assert share_seats(seats, "b", ["b"]) == sorted(seats, key=lambda seat: (seat[1], seat))
 
 
 @pytest.mark.unit
@@ -186,17 +186,17 @@ def test_full_disks_are_told_before_ray_begins(full, said, monkeypatch):
 @pytest.mark.unit
 def test_a_full_object_store_is_told_with_the_remedy():
     full = RuntimeError("ray::Member.run()\nray.exceptions.ObjectStoreFullError: Failed to put object")
-    assert "larger --store-mb (" in cluster.plain(full)
+    assert "larger --store-mb (" in cluster.explain_failure(full)
     no_disk = RuntimeError("ray::Member.run()\nray.exceptions.OutOfDiskError: Local disk is full")
-    assert "larger --store-mb or make room in /tmp" in cluster.plain(no_disk)
-    assert cluster.plain(ValueError("a\nb")) == "ValueError: b"
+    assert "larger --store-mb or make room in /tmp" in cluster.explain_failure(no_disk)
+    assert cluster.explain_failure(ValueError("a\nb")) == "ValueError: b"
 
 
 @pytest.mark.unit
 def test_clocks_that_are_apart_are_told_before_tls_fails(tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     cluster.make_token(tmp_path)
-    certificates.prepare(tmp_path, True)
+    certificates.prepare_certificates(tmp_path, True)
 
     class Early(datetime.datetime):
         @classmethod
@@ -205,7 +205,7 @@ def test_clocks_that_are_apart_are_told_before_tls_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(certificates.datetime, "datetime", Early)
     with pytest.raises(BadInput, match=r"clock says 2001-01-01.*set the clock"):
-        certificates.prepare(tmp_path, False)
+        certificates.prepare_certificates(tmp_path, False)
 
 
 @pytest.mark.unit
@@ -215,7 +215,7 @@ def test_members_with_other_weights_or_without_the_network_say_so(tmp_path, monk
     with pytest.raises(BadInput, match=r"other weights of.*same weights everywhere"):
         member.Member(model, "L4", 1, 1)
     network = a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)
-    profile.save(tmp_path, {"net": network})
+    profile.save_profiles(tmp_path, {"net": network})
     monkeypatch.setenv(member.TABLE, str(tmp_path))
     with pytest.raises(BadInput, match="no times of net on P4"):
         member.Member({**model, "name": "net"}, "P4", 1, 1)
@@ -232,7 +232,7 @@ def test_a_member_says_that_it_is_there_only_if_its_machines_store_is(monkeypatc
 
 @pytest.mark.unit
 def test_a_class_that_the_profile_lacks_is_told_with_those_that_it_has():
-    assert "no class P4, but H, L" in gateway._unknown("P4", {"L": 1, "H": 1})
+    assert "no class P4, but H, L" in gateway._explain_unknown("P4", {"L": 1, "H": 1})
 
 
 @pytest.mark.unit
@@ -286,7 +286,7 @@ class Bot:
 @pytest.mark.process
 def test_without_its_driver_a_server_refuses_and_the_robot_computes(tmp_path):
     cluster.make_token(tmp_path / "pool")
-    settings = Settings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
+    settings = PoolSettings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
     with OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(tmp_path / "keys"), gpus=settings) as server:
         bot = Bot(server.address, tmp_path / "keys", opens=False)
         until(lambda: "driver is not there" in str(bot.run()[1].fallback_reason), 60)
@@ -301,7 +301,7 @@ CPU = Compute("cpu", threads=1)
 
 
 def test_a_server_has_one_way_to_share_a_gpu(tmp_path):
-    settings = Settings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
+    settings = PoolSettings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
     with pytest.raises(BadInput, match=r"a pool and promises are two ways to share a GPU; choose one"):
         OffloadServer(compute=CPU, promises=True, gpus=settings)
 
@@ -350,7 +350,7 @@ class Cluster:
             if process.poll() is None:
                 process.terminate()
             process.wait(60)
-        shutil.rmtree(cluster.sockets(int(self.address.split(":")[1])), ignore_errors=True)
+        shutil.rmtree(cluster.socket_folder(int(self.address.split(":")[1])), ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +369,7 @@ def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch)
     for gpu in ("L4", "P4"):
         assert main([*profile, "--class", gpu, "--device", "cpu", "--out", str(pool.profiles)]) == 0
     first, second = (pool.join(gpu, "--device", "cpu") for gpu in ("L4", "P4"))
-    settings = Settings(pool.address, "", CHAIN, 5.0, str(pool.profiles), str(pool.keys))
+    settings = PoolSettings(pool.address, "", CHAIN, 5.0, str(pool.profiles), str(pool.keys))
     keys = tmp_path / "keys"
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     with OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(keys), gpus=settings) as server:
@@ -401,14 +401,14 @@ def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch)
 WAITS = """
 import pathlib, queue, sys, time
 from edge_offload.server.pool import cluster
-from edge_offload.server.pool.seats import Seats
-ray = cluster.connect(sys.argv[1], pathlib.Path(sys.argv[2]))
+from edge_offload.server.pool.seats import ActorPool
+ray = cluster.connect_ray(sys.argv[1], pathlib.Path(sys.argv[2]))
 happened = queue.Queue()
 model = {"name": "net", "options": {}, "state_hash": "", "cuts": {}}
-seats = Seats(ray, model, 1, 1, lambda *told: happened.put(told), "test")
-(node,) = [each.name for each in cluster.nodes(ray) if each.gpu == "H"]
+seats = ActorPool(ray, model, 1, 1, lambda *told: happened.put(told), "test")
+(node,) = [each.name for each in cluster.list_nodes(ray) if each.gpu == "H"]
 for number in range(2):
-    seats.want((node, "H", number, 0), time.monotonic())
+    seats.find_or_start((node, "H", number, 0), time.monotonic())
 actors = []
 while len(actors) < 2:
     what, about = happened.get(timeout=60)
@@ -429,8 +429,8 @@ for actor in actors:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_member_that_waits_for_tensors_goes_on_with_what_is_behind(pool, tmp_path):
-    profile.save(tmp_path, {"net": a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)})
-    times = 20 / float(profile.load(tmp_path)["net"].stage_s("H", 1, 0, 4)[0])
+    profile.save_profiles(tmp_path, {"net": a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)})
+    times = 20 / float(profile.load_profiles(tmp_path)["net"].stage_seconds("H", 1, 0, 4)[0])
     member = pool.join("H", "--gpus", "2", "--emulated", str(tmp_path), "--times", repr(times))
     command = [sys.executable, "-c", WAITS, pool.address, str(pool.keys)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
@@ -448,7 +448,9 @@ def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(t
     network = a_network(random.Random(0), CHAIN, ("H", "L"), 2, 1, 1)
     takes = {"H": [[1e-3], [1.0]], "L": [[1.0], [1e-3]]}
     tables = {gpu: {1: np.array(each)} for gpu, each in takes.items()}
-    profile.save(tmp_path / "profiles", {CHAIN: replace(network, latency_s=tables, cut_bytes=np.array([100e6]))})
+    profile.save_profiles(
+        tmp_path / "profiles", {CHAIN: replace(network, latency_s=tables, cut_bytes=np.array([100e6]))}
+    )
     model = {"options": {}, "state_hash": "", "cuts": {}}
     (tmp_path / "profiles" / "blocks.json").write_text(json.dumps({CHAIN: model}), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
@@ -458,7 +460,7 @@ def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(t
         stack.callback(pool.close)
         for gpu in takes:
             pool.join(gpu, "--emulated", str(tmp_path / "profiles"))
-        settings = Settings(pool.address, "", CHAIN, 20.0, str(tmp_path / "profiles"), str(pool.keys))
+        settings = PoolSettings(pool.address, "", CHAIN, 20.0, str(tmp_path / "profiles"), str(pool.keys))
         keys = tmp_path / "keys"
         server = stack.enter_context(
             OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(keys), gpus=settings)
@@ -499,7 +501,7 @@ def test_between_machines_who_has_no_certificate_of_the_pool_gets_nothing(tmp_pa
         for folder in (stranger, imposter):
             folder.mkdir(mode=0o700)
             shutil.copy(made.keys / "token", folder / "token")  # the right one
-        certificates.prepare(imposter, True)  # of an authority of its own
+        certificates.prepare_certificates(imposter, True)  # of an authority of its own
 
         def status(keys: pathlib.Path) -> Any:
             command = [*CLI, "status", made.address, "--pool-keys", str(keys)]

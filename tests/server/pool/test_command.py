@@ -23,9 +23,9 @@ def test_status_says_what_faults_did_to_requests(
         "stages": [{"class": "L4", "blocks": [0, 4], "share": 0.5, "batch": 2, "gpus": 1, "workers_there": 2,
                     "workers": 2, "busy": 0.25}],
     }  # fmt: skip
-    monkeypatch.setattr(cluster, "connect", lambda *_: SimpleNamespace(shutdown=lambda: None))
-    monkeypatch.setattr(cluster, "nodes", lambda _: [cluster.Node("0123456789", "L4", 1, 0.0)])
-    monkeypatch.setattr(cluster, "told", lambda *_: [told])
+    monkeypatch.setattr(cluster, "connect_ray", lambda *_: SimpleNamespace(shutdown=lambda: None))
+    monkeypatch.setattr(cluster, "list_nodes", lambda _: [cluster.PoolNode("0123456789", "L4", 1, 0.0)])
+    monkeypatch.setattr(cluster, "read_statuses", lambda *_: [told])
     assert main(["pool", "status", "127.0.0.1:5790"]) == 0
     lines = capsys.readouterr().out
     assert "20 requests, 90.00 % answered in time, 1 refused" in lines

@@ -137,26 +137,28 @@ def test_mps_is_seen_by_its_pipes_and_its_daemon(tmp_path, monkeypatch):
 
 @pytest.mark.unit
 def test_classes_are_of_one_device():
-    node = cluster.Node("n", "L4", 1, 0.0, device="cuda-NVIDIA-L4")
-    assert gateway.unlike(node, {"L4": "cuda-NVIDIA-L4"}) == ""
-    why = gateway.unlike(node, {"L4": "cuda-NVIDIA-T4"})
+    node = cluster.PoolNode("n", "L4", 1, 0.0, device="cuda-NVIDIA-L4")
+    assert gateway.explain_mismatch(node, {"L4": "cuda-NVIDIA-L4"}) == ""
+    why = gateway.explain_mismatch(node, {"L4": "cuda-NVIDIA-T4"})
     assert "computes on cuda-NVIDIA-L4, and class L4 was measured on cuda-NVIDIA-T4: join with --device" in why
-    assert "measured on cpu" in gateway.unlike(node, {"P4": "cuda-NVIDIA-L4"}), "older profiles are of CPUs"
-    assert gateway.unlike(cluster.Node("n", "L4", 1, 2.0), {"L4": "cuda-NVIDIA-L4"}) == "", "an emulated one"
-    assert gateway.unlike(cluster.Node("n", "L4", 1, 0.0), {}) == ""
+    assert "measured on cpu" in gateway.explain_mismatch(node, {"P4": "cuda-NVIDIA-L4"}), "older profiles are of CPUs"
+    assert gateway.explain_mismatch(cluster.PoolNode("n", "L4", 1, 2.0), {"L4": "cuda-NVIDIA-L4"}) == "", (
+        "an emulated one"
+    )
+    assert gateway.explain_mismatch(cluster.PoolNode("n", "L4", 1, 0.0), {}) == ""
 
 
 @pytest.mark.unit
 def test_status_says_what_members_compute_on_and_which_are_not_used(monkeypatch, capsys):
-    members = [cluster.Node(f"{name}123456789", "L4", 1, 0.0, device="cuda-NVIDIA-L4") for name in "ab"]
+    members = [cluster.PoolNode(f"{name}123456789", "L4", 1, 0.0, device="cuda-NVIDIA-L4") for name in "ab"]
     server = {
         "model": "net", "slo_s": 0.2, "rate": 1.0, "why": "plan 1", "requests": 0, "answered": 0, "in_time": 0,
         "refused": 0, "moved": 0, "passed_over": 0, "stages": [],
         "nodes": [{"id": "a1234567", "problem": ""}, {"id": "b1234567", "problem": "it computes on another device"}],
     }  # fmt: skip
-    monkeypatch.setattr(cluster, "connect", lambda *_: SimpleNamespace(shutdown=lambda: None))
-    monkeypatch.setattr(cluster, "nodes", lambda _: members)
-    monkeypatch.setattr(cluster, "told", lambda *_: [server])
+    monkeypatch.setattr(cluster, "connect_ray", lambda *_: SimpleNamespace(shutdown=lambda: None))
+    monkeypatch.setattr(cluster, "list_nodes", lambda _: members)
+    monkeypatch.setattr(cluster, "read_statuses", lambda *_: [server])
     assert main(["pool", "status", "127.0.0.1:5790"]) == 0
     said = capsys.readouterr().out
     assert "a1234567  1 L4  computes on cuda-NVIDIA-L4\n" in said
@@ -167,16 +169,16 @@ def test_status_says_what_members_compute_on_and_which_are_not_used(monkeypatch,
 def test_gpus_without_mps_are_not_divided():
     network = a_network(random.Random(0), "net", ("H", "L"), 4, 4, 2)
     assert set(network.latency_s["H"]) == set(network.latency_s["L"]) == {1, 2}
-    left = profile.undivided(network, {"H"}).latency_s
+    left = profile.without_shares(network, {"H"}).latency_s
     assert (set(left["H"]), set(left["L"])) == ({1}, {1, 2})
 
 
 @pytest.mark.unit
 def test_what_ray_says_of_a_machine(monkeypatch):
     resources = {f"{cluster.RESOURCE}L4": 2.0}
-    labels = {"device": "cuda-NVIDIA-L4", "shares": "0", **cluster.versions()}
+    labels = {"device": "cuda-NVIDIA-L4", "shares": "0", **cluster.list_versions()}
     said = [{"NodeID": "a", "Alive": True, "Resources": resources, "Labels": labels}]
-    (node,) = cluster.nodes(SimpleNamespace(nodes=lambda: said))
+    (node,) = cluster.list_nodes(SimpleNamespace(nodes=lambda: said))
     assert (node.device, node.shares, node.problem) == ("cuda-NVIDIA-L4", False, "")
 
 
@@ -204,7 +206,7 @@ def test_a_device_that_is_not_there_is_one_line(what, tmp_path, capsys):
 def test_devices_that_do_not_answer_are_told(monkeypatch):
     monkeypatch.setattr(accelerators.sys, "executable", "/bin/false")
     with pytest.raises(Unsupported, match=r"devices of this machine do not answer.*--device cpu"):
-        accelerators.survey("auto")
+        accelerators.survey_devices("auto")
 
 
 #: A stage of a member on the virtual device: what decides its bits, and what passes.
@@ -212,21 +214,21 @@ ASKS = """
 import hashlib, json, pathlib, queue, sys, time
 import torch
 from edge_offload.server.pool import cluster, parcels, settings
-from edge_offload.server.pool.seats import Seats
-ray = cluster.connect(sys.argv[1], pathlib.Path(sys.argv[2]))
+from edge_offload.server.pool.seats import ActorPool
+ray = cluster.connect_ray(sys.argv[1], pathlib.Path(sys.argv[2]))
 folder = pathlib.Path(sys.argv[3])
 model = {"name": sys.argv[4], **json.loads((folder / "blocks.json").read_text())[sys.argv[4]]}
 happened = queue.Queue()
-seats = Seats(ray, model, 1, 1, lambda *told: happened.put(told), "test")
+seats = ActorPool(ray, model, 1, 1, lambda *told: happened.put(told), "test")
 found = {}
-for node in cluster.nodes(ray):
-    seats.want((node.name, node.gpu, 0, 0), time.monotonic())
+for node in cluster.list_nodes(ray):
+    seats.find_or_start((node.name, node.gpu, 0, 0), time.monotonic())
     what, about = happened.get(timeout=90)
     assert what == "seated", (what, about)
     actor = about[1]
     while ray.get(actor.ready.remote(), timeout=90) <= 0:
         pass
-    _, arrays = ray.get(actor.run.remote((1, 0, 2), 1, [parcels.packed(torch.ones(1, 3, 32, 32))]), timeout=90)
+    _, arrays = ray.get(actor.run.remote((1, 0, 2), 1, [parcels.pack_tensor(torch.ones(1, 3, 32, 32))]), timeout=90)
     facts = ray.get(actor.fingerprint.remote(), timeout=60)
     bits = hashlib.sha256(b"".join(raw.tobytes() for *_, raw in arrays)).hexdigest()
     found[node.gpu] = [node.device, facts["where"], facts["visible"], bits]

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.dispatch import Call, Dispatcher, Route, queues, routes_of
-from edge_offload.server.pool.links import Links
-from edge_offload.server.pool.plan import Pipeline, Stage, most
-from edge_offload.server.pool.simulate import run
+from edge_offload.server.pool.dispatch import Dispatcher, Route, StageCall, queues, routes_of
+from edge_offload.server.pool.links import LinkSchedule
+from edge_offload.server.pool.plan import PlannedPipeline, PlannedStage, plan_most
+from edge_offload.server.pool.simulate import simulate_load
 from tests.server.pool.pool_nets import a_network
 
 pytestmark = pytest.mark.unit
@@ -38,7 +38,7 @@ class World:
         fastest = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
         self.slo_s = slo * fastest or SLO_S
         self.cluster = cluster = Cluster({"H": gpus, "L": gpus}, 1e9)
-        self.plan = plan = most([Demand(network, self.slo_s)], cluster, 0.4, 2)
+        self.plan = plan = plan_most([Demand(network, self.slo_s)], cluster, 0.4, 2)
         self.rate = plan.objective * load
         self.routes = routes_of(plan, {"net": network}, cluster)["net"]
         self.nodes = {
@@ -54,44 +54,44 @@ class World:
         self.frozen: Set[str] = set()
         self.dead: Set[str] = set()
         self.free: Dict[Tuple[int, int, int], float] = {}
-        self.held: Dict[str, List[Call]] = {}
+        self.held: Dict[str, List[StageCall]] = {}
         self.outcome: Dict[int, List[str]] = {}
         self.arrived: Dict[int, float] = {}
-        self.dispatcher.use(self.routes, self.nodes, [])
+        self.dispatcher.use_routes(self.routes, self.nodes, [])
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self.events, (when, next(self.numbers), what))
 
-    def where(self, call: Call) -> Tuple[int, int, int]:
+    def where(self, call: StageCall) -> Tuple[int, int, int]:
         return self.routes.index(call.route), call.stage, call.worker
 
-    def start(self, call: Call) -> None:
+    def start(self, call: StageCall) -> None:
         node = self.nodes[self.where(call)]
         if node in self.dead:
-            self.at(self.now + 0.017, lambda: self.dispatcher.failed(call.number, "it died", True, self.now))
+            self.at(self.now + 0.017, lambda: self.dispatcher.fail_call(call.number, "it died", True, self.now))
         elif node in self.frozen:
             self.held.setdefault(node, []).append(call)
-        elif call.at in self.dead | self.frozen:
+        elif call.holder in self.dead | self.frozen:
             self.waiting_for_ever += 1  # it takes its tensors from there
         else:
             begin = max(self.now, self.free.get(self.where(call), 0.0))
-            takes = call.takes * (1.0 + self.beyond * self.source.expovariate(1.0))
+            takes = call.compute_s * (1.0 + self.beyond * self.source.expovariate(1.0))
             self.free[self.where(call)] = begin + takes
             self.at(begin + takes, lambda: self.end(call))
 
-    def end(self, call: Call) -> None:
+    def end(self, call: StageCall) -> None:
         node = self.nodes[self.where(call)]
         if node in self.frozen:
             self.held.setdefault(node, []).append(call)
         elif node in self.dead:
-            self.dispatcher.failed(call.number, "it died", True, self.now)
+            self.dispatcher.fail_call(call.number, "it died", True, self.now)
         else:
-            self.dispatcher.ended(call.number, list(call.payload), self.now, self.stays)
+            self.dispatcher.end_call(call.number, list(call.payload), self.now, self.stays)
 
     def thaw(self, node: str) -> None:
         self.frozen.discard(node)
         for call in self.held.pop(node, []):
-            self.at(self.now, lambda call=call: self.dispatcher.ended(call.number, list(call.payload), self.now))
+            self.at(self.now, lambda call=call: self.dispatcher.end_call(call.number, list(call.payload), self.now))
 
     def answer(self, requests: Tuple[int, ...], payload: Any) -> None:
         assert payload == list(requests), "the answer is of these requests"
@@ -124,7 +124,7 @@ class World:
 
     def arrive(self, number: int) -> None:
         self.arrived[number] = self.now
-        self.dispatcher.arrive(number, [number], self.now + self.slo_s)
+        self.dispatcher.add_request(number, [number], self.now + self.slo_s)
 
 
 @pytest.mark.parametrize(("beyond", "least"), [(0.0, -0.003), (0.01, -0.01)])
@@ -134,12 +134,14 @@ def test_as_many_are_in_time_as_in_the_simulator(beyond: float, least: float) ->
     for seed in range(100, 116):
         world = World(seed, 4, 0.9, beyond, 5.0)
         world.dispatcher = Dispatcher(world.start, world.answer, world.refuse, 0.1 * world.slo_s * bool(beyond))
-        world.dispatcher.use(world.routes, world.nodes, [], links=True)
+        world.dispatcher.use_routes(world.routes, world.nodes, [], links=True)
         divided += any(len(route.stages) > 1 for route in world.routes)
         found = world.run(400.0 / world.rate)
         times = np.array([world.arrived[number] for number in sorted(found)])
         nets = {"net": world.network}
-        simulated = run(world.plan, nets, world.cluster, {"net": world.slo_s}, {"net": times}).attainment["net"]
+        simulated = simulate_load(world.plan, nets, world.cluster, {"net": world.slo_s}, {"net": times}).attainment[
+            "net"
+        ]
         more.append(list(found.values()).count("answered") / len(found) - simulated)
     assert sum(more) / len(more) >= least
     assert min(more) >= -0.04
@@ -172,7 +174,7 @@ def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None
     world.at(1.0, lambda: world.frozen.add(victim))
     seen: List[float] = []
     for tick in range(100, 500):
-        world.at(tick / 100, lambda: seen.append(world.now) if victim in world.dispatcher.members.out else None)
+        world.at(tick / 100, lambda: seen.append(world.now) if victim in world.dispatcher.members.excluded else None)
     world.at(3.0, lambda: world.thaw(victim))
     found = world.run(5.0)
     assert seen, "it is taken out"
@@ -185,7 +187,7 @@ def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None
 
 def test_nobody_there_refuses_at_once() -> None:
     world = World(4)
-    world.dispatcher.use(world.routes, world.nodes, list(world.nodes))
+    world.dispatcher.use_routes(world.routes, world.nodes, list(world.nodes))
     found = world.run(0.5)
     assert set(found.values()) == {"refused"}
 
@@ -205,11 +207,11 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
             for call in world.dispatcher.calls:
                 if world.nodes[world.where(call)] != victim:
                     continue
-                first = 0 if call.at == victim else call.stage  # its tensors are gone, too: from the inputs
+                first = 0 if call.holder == victim else call.stage  # its tensors are gone, too: from the inputs
                 size = len(call.job.requests)
                 # a dead one is told of when its call would end, a frozen one is overdue later
-                known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.takes / 2))
-                if call.route.expect(first, size, known, {victim}) <= call.job.deadline:
+                known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.compute_s / 2))
+                if call.route.expected_end(first, size, known, {victim}) <= call.job.deadline:
                     able += call.job.requests
 
         world.at(1.0, harm)
@@ -229,9 +231,9 @@ class TwoStages:
     """One route, two workers a stage, each on a node of its own (A, B; C, D); a call takes a second."""
 
     def __init__(self) -> None:
-        stages = [queues.Stage([2 * n, 2 * n + 1], [0.0, 1.0], 0.0) for n in range(2)]
-        shape = tuple(Stage(n, n + 1, "H", 1, 1, 2) for n in range(2))
-        self.calls: List[Call] = []
+        stages = [queues.StageQueue([2 * n, 2 * n + 1], [0.0, 1.0], 0.0) for n in range(2)]
+        shape = tuple(PlannedStage(n, n + 1, "H", 1, 1, 2) for n in range(2))
+        self.calls: List[StageCall] = []
         self.answered: List[int] = []
         self.refused: List[int] = []
         self.dispatcher = Dispatcher(
@@ -239,9 +241,9 @@ class TwoStages:
             lambda requests, _: self.answered.extend(requests),
             lambda r, _: self.refused.extend(r),
         )
-        route = Route(Pipeline("net", 2.0, 2.0, shape), stages, Links(4))
+        route = Route(PlannedPipeline("net", 2.0, 2.0, shape), stages, LinkSchedule(4))
         nodes = {(0, stage, worker): "ABCD"[2 * stage + worker] for stage in range(2) for worker in range(2)}
-        self.dispatcher.use([route], nodes, [])
+        self.dispatcher.use_routes([route], nodes, [])
 
     def began(self) -> List[Tuple[int, int, Any]]:
         """Stage, worker and tensors of the calls that have begun since."""
@@ -249,18 +251,18 @@ class TwoStages:
         self.calls = []
         return found
 
-    def of(self, request: int) -> Call:
+    def of(self, request: int) -> StageCall:
         """The call of a request that has begun since."""
         (found,) = [call for call in self.calls if call.job.requests == (request,)]
         return found
 
-    def passes_a_stage(self) -> Call:
+    def passes_a_stage(self) -> StageCall:
         """A request whose first stage has ended on A: its call on C."""
-        self.dispatcher.arrive(1, ["inputs"], 20.0)
+        self.dispatcher.add_request(1, ["inputs"], 20.0)
         self.dispatcher.step(0.0)
         (first,) = self.calls
         assert self.began() == [(0, 0, ["inputs"])]
-        self.dispatcher.ended(first.number, "kept on A", 1.0, stays=True)
+        self.dispatcher.end_call(first.number, "kept on A", 1.0, stays=True)
         self.dispatcher.step(1.0)
         (second,) = self.calls
         assert self.began() == [(1, 0, "kept on A")]
@@ -270,14 +272,14 @@ class TwoStages:
 def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs() -> None:
     world = TwoStages()
     world.passes_a_stage()
-    world.dispatcher.node_lost("A", 1.1)
+    world.dispatcher.lose_node("A", 1.1)
     world.dispatcher.step(1.1)
     (anew,) = world.calls
     assert world.began() == [(0, 1, ["inputs"])]
-    world.dispatcher.ended(anew.number, "kept on B", 2.1, stays=True)
+    world.dispatcher.end_call(anew.number, "kept on B", 2.1, stays=True)
     world.dispatcher.step(2.1)
     (last,) = world.calls
-    world.dispatcher.ended(last.number, "result", 3.1)
+    world.dispatcher.end_call(last.number, "result", 3.1)
     world.dispatcher.step(3.1)
     assert (world.answered, world.refused) == ([1], [])
 
@@ -289,8 +291,8 @@ def test_where_the_node_may_be_gone_the_inputs_are_tried_and_the_first_answer_co
     world.dispatcher.step(2.6)  # it is overdue on C, which waits for A
     (anew,) = world.calls
     assert world.began() == [(0, 1, ["inputs"])]
-    world.dispatcher.ended(second.number, "result", 2.7)
-    world.dispatcher.ended(anew.number, "kept on B", 3.6)
+    world.dispatcher.end_call(second.number, "result", 2.7)
+    world.dispatcher.end_call(anew.number, "kept on B", 3.6)
     world.dispatcher.step(3.6)
     assert (world.answered, world.began()) == ([1], [])
 
@@ -300,36 +302,36 @@ def test_a_node_whose_store_may_be_gone_is_trusted_again_by_an_answer_that_says_
     answers: str, clear: bool
 ) -> None:
     world = TwoStages()
-    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.add_request(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (call,) = world.calls
     world.dispatcher.members.doubted.add("A")
-    assert world.dispatcher.members.unsure == {"A"}
+    assert world.dispatcher.members.unconfirmed == {"A"}
     if answers == "ping":
-        world.dispatcher.members.heard("A")
+        world.dispatcher.members.record_answer("A")
     else:
-        world.dispatcher.ended(call.number, "result", 1.0, stays=answers == "stored")
-    assert world.dispatcher.members.unsure == (set() if clear else {"A"})
+        world.dispatcher.end_call(call.number, "result", 1.0, stays=answers == "stored")
+    assert world.dispatcher.members.unconfirmed == (set() if clear else {"A"})
 
 
 def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
     world = TwoStages()
     second = world.passes_a_stage()
-    second.at = second.job.at = ""
-    world.dispatcher.node_lost("A", 1.1)
+    second.holder = second.job.holder = ""
+    world.dispatcher.lose_node("A", 1.1)
     world.dispatcher.step(1.1)
     assert world.began() == []
 
 
 @pytest.mark.parametrize(("free_s", "goes_to"), [(0.5, 2), (3.5, 1)])
 def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: float, goes_to: int) -> None:
-    stages = [queues.Stage([0, 0, 1], [0.0, 1.0], 0.0)]
-    calls: List[Call] = []
+    stages = [queues.StageQueue([0, 0, 1], [0.0, 1.0], 0.0)]
+    calls: List[StageCall] = []
     dispatcher = Dispatcher(calls.append, lambda *_: None, lambda *_: None)
-    route = Route(Pipeline("net", 3.0, 1.0, (Stage(0, 1, "H", 1, 1, 3),)), stages, Links(2))
+    route = Route(PlannedPipeline("net", 3.0, 1.0, (PlannedStage(0, 1, "H", 1, 1, 3),)), stages, LinkSchedule(2))
     stages[0].free_s[2] = free_s
-    dispatcher.use([route], {(0, 0, 0): "A", (0, 0, 1): "A", (0, 0, 2): "B"}, [])
-    dispatcher.arrive(1, ["inputs"], 4.0)
+    dispatcher.use_routes([route], {(0, 0, 0): "A", (0, 0, 1): "A", (0, 0, 2): "B"}, [])
+    dispatcher.add_request(1, ["inputs"], 4.0)
     dispatcher.step(0.0)
     dispatcher.step(1.6)
     dispatcher.step(max(1.6, free_s))
@@ -340,19 +342,21 @@ def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: flo
 def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadline: float, route: int) -> None:
     routes = [
         Route(
-            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, count) for n, count in enumerate(of))),
-            [queues.Stage([0] * count, [0.0, 1.0], 0.0) for count in of],
-            Links(1),
+            PlannedPipeline(
+                "net", 1.0, 1.0, tuple(PlannedStage(n, n + 1, "H", 1, 1, count) for n, count in enumerate(of))
+            ),
+            [queues.StageQueue([0] * count, [0.0, 1.0], 0.0) for count in of],
+            LinkSchedule(1),
         )
         for of in ((2, 1), (1,))
     ]
     routes[0].stages[0].free_s[1] = 3.0
-    calls: List[Call] = []
+    calls: List[StageCall] = []
     dispatcher = Dispatcher(calls.append, lambda *_: None, lambda *_: None)
-    dispatcher.use(routes, {(0, 0, 0): "A", (0, 0, 1): "B", (0, 1, 0): "C", (1, 0, 0): "D"}, [])
-    dispatcher.arrive(1, ["inputs"], deadline)
+    dispatcher.use_routes(routes, {(0, 0, 0): "A", (0, 0, 1): "B", (0, 1, 0): "C", (1, 0, 0): "D"}, [])
+    dispatcher.add_request(1, ["inputs"], deadline)
     dispatcher.step(0.0)
-    dispatcher.failed(calls[0].number, "it died", True, 0.1)
+    dispatcher.fail_call(calls[0].number, "it died", True, 0.1)
     dispatcher.step(0.1)
     dispatcher.step(3.0)
     assert [routes.index(call.route) for call in calls] == [0, route]
@@ -360,12 +364,12 @@ def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadli
 
 def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
     world = TwoStages()
-    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.add_request(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (first,) = world.calls
     world.dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
     world.began()
-    world.dispatcher.ended(first.number, "kept on A", 1.0)
+    world.dispatcher.end_call(first.number, "kept on A", 1.0)
     world.dispatcher.step(1.0)
     assert world.began() == [(1, 1, "kept on A")]
 
@@ -373,67 +377,67 @@ def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
 def test_a_next_stage_that_only_a_late_node_has_is_begun_there_and_from_the_inputs_once_that_is_late_again() -> None:
     routes = [
         Route(
-            Pipeline("net", 1.0, 1.0, tuple(Stage(n, n + 1, "H", 1, 1, 1) for n in range(2))),
-            [queues.Stage([0], [0.0, 1.0], 0.0) for _ in range(2)],
-            Links(1),
+            PlannedPipeline("net", 1.0, 1.0, tuple(PlannedStage(n, n + 1, "H", 1, 1, 1) for n in range(2))),
+            [queues.StageQueue([0], [0.0, 1.0], 0.0) for _ in range(2)],
+            LinkSchedule(1),
         )
         for _ in range(2)
     ]
-    calls: List[Call] = []
+    calls: List[StageCall] = []
     answered: List[int] = []
     dispatcher = Dispatcher(calls.append, lambda requests, _: answered.extend(requests), lambda *_: None)
-    dispatcher.use(routes, {(0, 0, 0): "A", (0, 1, 0): "C", (1, 0, 0): "D", (1, 1, 0): "E"}, [])
-    dispatcher.arrive(1, ["inputs"], 20.0)
+    dispatcher.use_routes(routes, {(0, 0, 0): "A", (0, 1, 0): "C", (1, 0, 0): "D", (1, 1, 0): "E"}, [])
+    dispatcher.add_request(1, ["inputs"], 20.0)
     dispatcher.step(0.0)
     dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
-    dispatcher.ended(calls[0].number, "kept on A", 1.0)
+    dispatcher.end_call(calls[0].number, "kept on A", 1.0)
     dispatcher.step(1.0)
     dispatcher.step(2.5)
     assert [(routes.index(call.route), call.stage) for call in calls[1:]] == [(0, 1), (1, 0)]
-    assert "C" in dispatcher.members.out
-    dispatcher.ended(calls[1].number, "result", 2.6)
+    assert "C" in dispatcher.members.excluded
+    dispatcher.end_call(calls[1].number, "result", 2.6)
     assert answered == [1], "whichever is first"
-    dispatcher.ended(calls[2].number, "another result", 3.5)
+    dispatcher.end_call(calls[2].number, "another result", 3.5)
     dispatcher.step(3.5)
     assert (answered, len(calls)) == ([1], 3), "once"
 
 
 def test_a_worker_that_is_silent_for_as_long_again_is_out_though_it_had_one_call() -> None:
     world = TwoStages()
-    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.add_request(1, ["inputs"], 20.0)
     for now, out in ((0.0, False), (1.5, False), (1.9, False), (2.0, True)):
         world.dispatcher.step(now)
-        assert ("A" in world.dispatcher.members.out) is out
+        assert ("A" in world.dispatcher.members.excluded) is out
 
 
 def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere() -> None:
     world = TwoStages()
-    world.dispatcher.arrive(1, ["inputs"], 20.0)
+    world.dispatcher.add_request(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (first,) = world.calls
-    world.dispatcher.node_lost("C", 0.5)
+    world.dispatcher.lose_node("C", 0.5)
     world.began()
-    world.dispatcher.ended(first.number, "kept on A", 1.3)
+    world.dispatcher.end_call(first.number, "kept on A", 1.3)
     world.dispatcher.step(1.3)
     (second,) = world.calls
     assert (second.worker, second.due) == (1, pytest.approx(2.3))
-    world.dispatcher.ended(second.number, "result", 2.3)
+    world.dispatcher.end_call(second.number, "result", 2.3)
     assert world.answered == [1]
 
 
 def test_whose_deadline_is_first_goes_first_though_it_came_later() -> None:
     world = TwoStages()
-    world.dispatcher.node_lost("C", 0.0)
+    world.dispatcher.lose_node("C", 0.0)
     for request, deadline in enumerate((20.0, 20.0, 20.0, 8.0), 1):
-        world.dispatcher.arrive(request, ["inputs"], deadline)
+        world.dispatcher.add_request(request, ["inputs"], deadline)
     world.dispatcher.step(0.0)
     for now in (1.0, 2.0):
         for call in [call for call in world.calls if call.stage == 0]:
-            world.dispatcher.ended(call.number, "small", now)
+            world.dispatcher.end_call(call.number, "small", now)
         world.dispatcher.step(now)
     later = [call.job.requests[0] for call in world.calls if call.stage == 1]
     assert later == [1, 2], "D computes one, and has another one's tensors"
-    world.dispatcher.ended(next(call.number for call in world.calls if call.stage == 1), "result", 2.0)
+    world.dispatcher.end_call(next(call.number for call in world.calls if call.stage == 1), "result", 2.0)
     world.dispatcher.step(2.0)
     assert [call.job.requests[0] for call in world.calls if call.stage == 1] == [1, 2, 4]
 
@@ -441,7 +445,7 @@ def test_whose_deadline_is_first_goes_first_though_it_came_later() -> None:
 def test_what_waits_too_long_is_refused_when_that_is_certain() -> None:
     world = TwoStages()
     for request in range(1, 6):
-        world.dispatcher.arrive(request, ["inputs"], 2.5)
+        world.dispatcher.add_request(request, ["inputs"], 2.5)
     assert world.dispatcher.step(0.0) == pytest.approx(0.5, abs=1e-3)
     assert world.refused == []
     world.dispatcher.step(0.51)
@@ -451,17 +455,17 @@ def test_what_waits_too_long_is_refused_when_that_is_certain() -> None:
 def test_a_call_that_is_made_again_comes_before_what_has_more_time() -> None:
     world = TwoStages()
     for request, deadline in enumerate((4.0, 20.0, 20.0, 20.0), 1):
-        world.dispatcher.arrive(request, ["inputs"], deadline)
+        world.dispatcher.add_request(request, ["inputs"], deadline)
     world.dispatcher.step(0.0)
     first, second = world.of(1), world.of(2)
     world.began()
     for call in (first, second):
-        world.dispatcher.ended(call.number, "small", 1.0)
+        world.dispatcher.end_call(call.number, "small", 1.0)
     world.dispatcher.step(1.0)
     first = world.of(1)
     assert (first.worker, first.due) == (0, 2.0)
     world.began()
-    world.dispatcher.failed(first.number, "it died", False, 1.5)
+    world.dispatcher.fail_call(first.number, "it died", False, 1.5)
     world.dispatcher.step(1.5)
     again = world.of(1)
     assert (again.worker, again.due) == (1, pytest.approx(3.0)), (

@@ -15,9 +15,9 @@ import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile
-from edge_offload.server.pool.baselines import whole
-from edge_offload.server.pool.columns import Cluster, Demand, not_beaten
-from edge_offload.server.pool.plan import Plan, most
+from edge_offload.server.pool.baselines import plan_undivided
+from edge_offload.server.pool.columns import Cluster, Demand, pareto_rows
+from edge_offload.server.pool.plan import PoolPlan, plan_most
 from edge_offload_research.server.pool.baselines import paired
 from edge_offload_research.server.pool.fewest import fewest
 from tests.server.pool.pool_nets import a_cluster, a_demand, a_network
@@ -28,7 +28,7 @@ MARGIN = 0.2
 
 def listed(demand: Demand, cluster: Cluster, stages: int) -> Dict[Tuple[int, ...], float]:
     """The best rate of one pipeline for each combination of GPU counts, by trying them all."""
-    network, classes = demand.network, cluster.classes
+    network, classes = demand.network, cluster.class_names
     best: Dict[Tuple[int, ...], float] = {}
     for count in range(1, stages + 1):
         for cut in itertools.combinations(range(1, network.blocks), count - 1):
@@ -86,7 +86,7 @@ def searched(demands: Sequence[Demand], cluster: Cluster, stages: int) -> float:
     )
 
 
-def check(plan: Plan, demands: Sequence[Demand], cluster: Cluster) -> None:
+def check(plan: PoolPlan, demands: Sequence[Demand], cluster: Cluster) -> None:
     """A plan is one that can be run, and gives what it says."""
     assert all(used <= cluster.gpus[gpu] for gpu, used in plan.gpus.items())
     by_name = {demand.network.name: demand for demand in demands}
@@ -97,7 +97,7 @@ def check(plan: Plan, demands: Sequence[Demand], cluster: Cluster) -> None:
         assert stages[-1].end == demand.network.blocks
         took = 0.0
         for number, stage in enumerate(stages):
-            taken = demand.network.stage_s(stage.gpu, stage.parts, stage.first, stage.end)[stage.batch - 1]
+            taken = demand.network.stage_seconds(stage.gpu, stage.parts, stage.first, stage.end)[stage.batch - 1]
             assert stage.gpus * stage.parts * stage.batch / taken >= pipeline.rate * (1 - 1e-9)
             took += taken
             if number < len(stages) - 1:
@@ -121,7 +121,7 @@ def test_plans_are_as_good_as_an_exhaustive_search() -> None:
         ]
         stages = source.randint(1, 3)
         try:
-            plan = most(demands, cluster, MARGIN, stages)
+            plan = plan_most(demands, cluster, MARGIN, stages)
         except BadInput:
             assert not all(listed(demand, cluster, stages) for demand in demands)
             continue
@@ -137,8 +137,8 @@ def test_baselines_never_beat_the_planner() -> None:
         cluster = a_cluster(source, ("H", "L"), 6)
         demands = [a_demand(source, a_network(source, name, ("H", "L"), 5, 4, 2)) for name in "ab"]
         try:
-            best = most(demands, cluster, MARGIN, 2)
-            undivided, pairs = whole(demands, cluster, MARGIN), paired(demands, cluster, MARGIN)
+            best = plan_most(demands, cluster, MARGIN, 2)
+            undivided, pairs = plan_undivided(demands, cluster, MARGIN), paired(demands, cluster, MARGIN)
         except BadInput:
             continue
         for plan in (undivided, pairs):
@@ -155,7 +155,7 @@ def test_fewest_gpus_serve_the_load_and_one_less_does_not() -> None:
         cluster = a_cluster(source, ("H", "L"), 4)
         demands = [a_demand(source, a_network(source, name, ("H", "L"), 3, 2, 2)) for name in "ab"]
         try:
-            full = most(demands, cluster, MARGIN, 2)
+            full = plan_most(demands, cluster, MARGIN, 2)
         except BadInput:
             continue
         load = full.objective * source.uniform(0.1, 0.95)
@@ -171,7 +171,7 @@ def test_fewest_gpus_serve_the_load_and_one_less_does_not() -> None:
                 smaller = Cluster(
                     dict(zip(cluster.gpus, gpus)), cluster.bytes_per_s, cluster.per_machine, cluster.link_share
                 )
-                assert most(demands, smaller, MARGIN, 2).objective < load
+                assert plan_most(demands, smaller, MARGIN, 2).objective < load
         with pytest.raises(BadInput, match="this cluster serves"):
             fewest(demands, full.objective * 1.01, cluster, MARGIN, 2)
 
@@ -180,7 +180,7 @@ def test_rows_that_are_not_beaten_are_those_of_the_definition() -> None:
     source = np.random.default_rng(1)
     for columns in (1, 2, 3):
         rates = np.round(source.uniform(0, 5, (200, columns)), 1)
-        kept = not_beaten(rates)
+        kept = pareto_rows(rates)
         for row in rates:
             assert any((rates[other] >= row).all() for other in kept)
         for one, other in itertools.permutations(kept, 2):
@@ -190,7 +190,7 @@ def test_rows_that_are_not_beaten_are_those_of_the_definition() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published plans are not here: nothing was compared with them")
 def test_plans_are_as_good_as_the_published_ones() -> None:
-    networks = profile.load(DATA)
+    networks = profile.load_profiles(DATA)
     with open(DATA / "reference_plans.csv", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["scheduler"] == "v4"]
     alone = [[row] for row in rows if row["experiment"] == "ablation"]
@@ -210,7 +210,7 @@ def test_plans_are_as_good_as_the_published_ones() -> None:
         demands = [
             Demand(networks[one["dnn"]], float(one["slo_us"]) / 1e6, weight) for one, weight in zip(group, weights)
         ]
-        plan = most(demands, cluster, float(row["slo_margin_us"]) / float(row["slo_us"]), int(row["max_parts"]))
+        plan = plan_most(demands, cluster, float(row["slo_margin_us"]) / float(row["slo_us"]), int(row["max_parts"]))
         ratios.append(plan.objective / min(float(one["xput_rps"]) / weight for one, weight in zip(group, weights)))
     assert len(ratios) == 90
     assert min(ratios) >= 0.985
@@ -232,11 +232,11 @@ def test_what_cannot_be_planned_is_told(cluster: Cluster, said: str) -> None:
     source = random.Random(1)
     demand = a_demand(source, a_network(source, "a", ("H", "L"), 3, 2, 1))
     with pytest.raises(BadInput, match=said):
-        most([demand], cluster)
+        plan_most([demand], cluster)
 
 
 def test_a_network_that_no_pipeline_answers_in_time_is_told() -> None:
     source = random.Random(1)
     network = a_network(source, "a", ("H", "L"), 3, 2, 1)
     with pytest.raises(BadInput, match="the fastest pipeline answers after"):
-        most([Demand(network, 1e-5)], Cluster({"H": 1, "L": 1}, 1e9))
+        plan_most([Demand(network, 1e-5)], Cluster({"H": 1, "L": 1}, 1e9))

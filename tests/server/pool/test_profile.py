@@ -14,15 +14,15 @@ from edge_offload.server.pool import profile
 from tests.server.pool.pool_nets import a_network
 
 
-def saved(path: pathlib.Path) -> profile.Network:
+def saved(path: pathlib.Path) -> profile.BlockProfile:
     network = a_network(random.Random(1), "net", ("H", "L"), 3, 4, 2)
-    profile.save(path, {"net": network})
+    profile.save_profiles(path, {"net": network})
     return network
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
     network = saved(tmp_path)
-    again = profile.load(tmp_path)["net"]
+    again = profile.load_profiles(tmp_path)["net"]
     assert again.blocks == 3
     for gpu, shares in network.latency_s.items():
         for parts, table in shares.items():
@@ -53,9 +53,9 @@ def test_what_is_wrong_with_a_profile_is_told(
     saved(tmp_path)
     (tmp_path / file).write_text(change((tmp_path / file).read_text()))
     with pytest.raises(BadInput, match=said):
-        profile.load(tmp_path)
+        profile.load_profiles(tmp_path)
 
 
 def test_a_folder_without_profiles_is_told(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="cannot read"):
-        profile.load(tmp_path)
+        profile.load_profiles(tmp_path)

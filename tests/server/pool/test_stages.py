@@ -36,10 +36,10 @@ def _one_thread():
 
 
 def through(network, cuts, frames, ends):
-    arrays = [parcels.packed(tensor) for one in frames for tensor in one]
-    for first, end in zip((0, *ends), (*ends, cuts.blocks)):
-        arrays = stages.Stage(network, cuts, first, end).run(len(frames), arrays)
-    outputs = [parcels.unpacked(parcel) for parcel in arrays]
+    arrays = [parcels.pack_tensor(tensor) for one in frames for tensor in one]
+    for first, end in zip((0, *ends), (*ends, cuts.block_count)):
+        arrays = stages.StageRunner(network, cuts, first, end).run(len(frames), arrays)
+    outputs = [parcels.unpack_tensor(parcel) for parcel in arrays]
     each = len(outputs) // len(frames)
     return [outputs[at * each : (at + 1) * each] for at in range(len(frames))]
 
@@ -60,9 +60,9 @@ def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
         module = registry.build_module(name).eval()
     except Exception as error:
         pytest.skip(f"{name} cannot be built here: {error}")
-    network = stages.BatchedNetwork(module, stages.inputs_of(NETWORKS[name]))
-    cuts = measuring.cut(network)
-    assert cuts.blocks >= 8
+    network = stages.BatchedNetwork(module, stages.parse_inputs(NETWORKS[name]))
+    cuts = measuring.cut_network(network)
+    assert cuts.block_count >= 8
     frames = [[frame(spec, seed) for spec in network.inputs] for seed in range(3)]
     with torch.inference_mode():
         wanted = [as_tensors(module(*one)) for one in frames]
@@ -75,9 +75,9 @@ def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(float(other.abs().max()), 1.0))
     assert stages.Cuts.parse(json.loads(json.dumps(cuts.to_dict()))) == cuts
     with pytest.raises(BadInput, match="alive"):
-        stages.Stage(network, cuts, 3, 4).run(1, [])
+        stages.StageRunner(network, cuts, 3, 4).run(1, [])
     with pytest.raises(BadInput, match="another network"):
-        stages.Stage(network, stages.Cuts("0", cuts.bounds, cuts.inputs), 0, 1)
+        stages.StageRunner(network, stages.Cuts("0", cuts.bounds, cuts.inputs), 0, 1)
 
 
 class StandIn:
@@ -98,48 +98,49 @@ class StandIn:
 def test_a_stage_runs_as_a_graph_from_its_third_run_on_if_that_has_the_bits_of_its_calls(monkeypatch, spoilt):
     backend = StandIn(spoilt)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None, raising=False)
-    monkeypatch.setattr(stages, "backend_on", lambda device: backend)
-    network = stages.BatchedNetwork(registry.build_module(CHAIN).eval(), stages.inputs_of("float32[1,3,16,16]"))
-    cuts = stages.Cuts(stages.names_digest(network.program(1).sequence), (0, 2, len(network.program(1).sequence)),
+    monkeypatch.setattr(stages, "graph_backend", lambda device: backend)
+    network = stages.BatchedNetwork(registry.build_module(CHAIN).eval(), stages.parse_inputs("float32[1,3,16,16]"))
+    sequence = network.program_for(1).sequence
+    cuts = stages.Cuts(stages.names_digest(sequence), (0, 2, len(sequence)),
                        network.inputs)  # fmt: skip
     with torch.inference_mode():
         module = registry.build_module(CHAIN).eval()
-        parts = [stages.Stage(network, cuts, 0, 1), stages.Stage(network, cuts, 1, 2)]
+        parts = [stages.StageRunner(network, cuts, 0, 1), stages.StageRunner(network, cuts, 1, 2)]
         for seed in range(5):
             given = frame(network.inputs[0], seed)
-            arrays = [parcels.packed(given)]
+            arrays = [parcels.pack_tensor(given)]
             for part in parts:
                 arrays = part.run(1, arrays)
-            assert torch.equal(parcels.unpacked(arrays[0]), module(given)), seed
+            assert torch.equal(parcels.unpack_tensor(arrays[0]), module(given)), seed
     assert backend.captures == 2, "one for each stage"
-    assert [part._stage.captured for part in parts] == [int(not spoilt)] * 2
+    assert [part._stage.graph_count for part in parts] == [int(not spoilt)] * 2
 
 
 @given(st.permutations(range(4)), st.sampled_from([torch.float32, torch.uint8, torch.bfloat16]), st.booleans())
 def test_tensors_keep_their_bytes_and_their_order_in_memory(order, dtype, gaps):
     tensor = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(dtype).permute(order)
     tensor = tensor[..., ::2] if gaps else tensor
-    found = parcels.unpacked(parcels.packed(tensor))
+    found = parcels.unpack_tensor(parcels.pack_tensor(tensor))
     assert torch.equal(found, tensor)
     assert gaps or found.stride() == tensor.stride()
 
 
 def test_bytes_that_are_not_of_the_shape_are_refused():
-    dtype, shape, order, raw = parcels.packed(torch.zeros(2, 3))
+    dtype, shape, order, raw = parcels.pack_tensor(torch.zeros(2, 3))
     for wrong in ((dtype, (2, 4), order, raw), (dtype, shape, (0, 0), raw), (dtype, shape, order, raw[:-1].copy())):
         with pytest.raises(BadInput, match="bytes for"):
-            parcels.unpacked(wrong)
+            parcels.unpack_tensor(wrong)
 
 
 def test_a_network_without_frames_in_front_is_refused():
     with pytest.raises(Unsupported, match="no batch of frames"):
-        stages.BatchedNetwork(nn.Linear(4, 4), stages.inputs_of("float32[4]"))
+        stages.BatchedNetwork(nn.Linear(4, 4), stages.parse_inputs("float32[4]"))
 
 
 @pytest.mark.parametrize("text", ["uint8", "uint8[3,x]", "uint8[-1]"])
 def test_bad_inputs_are_named(text):
     with pytest.raises(BadInput):
-        stages.inputs_of(text)
+        stages.parse_inputs(text)
 
 
 @pytest.mark.process
@@ -147,11 +148,11 @@ def test_a_profile_is_measured_for_one_class_after_the_other(tmp_path, capsys):
     command = ["pool", "profile", CHAIN, "--input", "float32[1,3,32,32]", "--batches", "2", "--out", str(tmp_path)]
     assert cli.main([*command, "--class", "L4"]) == 0
     assert cli.main([*command, "--class", "P4"]) == 0
-    network = profile.load(tmp_path)[CHAIN]
+    network = profile.load_profiles(tmp_path)[CHAIN]
     assert set(network.latency_s) == {"L4", "P4"}
     assert network.latency_s["L4"][1].shape == (network.blocks, 2)
     assert np.all(network.cut_bytes > 0)
-    assert stages.load_models(tmp_path)[CHAIN].cuts.blocks == network.blocks
+    assert stages.load_models(tmp_path)[CHAIN].cuts.block_count == network.blocks
     plan = ["pool", "plan", "--profiles", str(tmp_path), "--cluster", "2xL4,2xP4", "--network", CHAIN, "--slo", "9"]
     assert cli.main(plan) == 0
     assert "frames per second" in capsys.readouterr().out

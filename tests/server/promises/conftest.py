@@ -10,4 +10,4 @@ from edge_offload.server.promises import windows
 @pytest.fixture(scope="package", autouse=True)
 def planner_is_built() -> None:
     """Where there is a compiler."""
-    windows.ready(wait=True)
+    windows.is_ready(wait=True)

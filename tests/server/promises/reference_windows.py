@@ -7,7 +7,7 @@ from typing import List, Sequence, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
-from edge_offload.server.promises.windows import EARLY_SHARE, Window, windows
+from edge_offload.server.promises.windows import EARLY_SHARE, Window, make_windows
 
 _NEAR = 1e-9
 
@@ -15,8 +15,8 @@ _NEAR = 1e-9
 def batches(
     paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies, begin: float, until: float, grace: float = 0.0
 ) -> List[Batch]:
-    """See :func:`edge_offload.server.promises.windows.batches`."""
-    robots, takes = windows(paces, ways, latencies), (0.0, *latencies.of)
+    """See :func:`edge_offload.server.promises.windows.plan_batches`."""
+    robots, takes = make_windows(paces, ways, latencies), (0.0, *latencies.seconds)
     #: Of each robot, from the frame asked for last on: the newest in the plan, and which it should be next, on average.
     newest, target = [0.0] * len(robots), [window.interval for window in robots]
     plan: List[Batch] = []

@@ -38,19 +38,21 @@ def test_no_wish_that_the_wire_lets_through_stops_the_planner() -> None:
         board, names, now = Board(source.choice(TABLES)), [], 1000.0  # type: Board, List[str], float
         for number in range(source.randrange(1, 5)):
             with contextlib.suppress(Refused):
-                board.join(now, str(number), an_absurd_wish(source), source.choice([0, 2**53, -(2**53)]), now - 5.0)
+                board.admit_robot(
+                    now, str(number), an_absurd_wish(source), source.choice([0, 2**53, -(2**53)]), now - 5.0
+                )
                 names.append(str(number))
         joined += len(names)
         for _ in range(4):
             for name in names:
-                board.told(name, an_absurd_wish(source))
-                board.arrived(name, source.choice([0, 2**53, -(2**53), 17]), now)
-            board.replan(now)
+                board.update_wish(name, an_absurd_wish(source))
+                board.record_arrival(name, source.choice([0, 2**53, -(2**53), 17]), now)
+            board.update_plan(now)
             assert all(math.isfinite(drop) for drop in board.drops.values())
-            assert all(math.isfinite(batch.start) for batch in board.planned())
+            assert all(math.isfinite(batch.start) for batch in board.list_batches())
             now += PERIOD_S
-            while board.due() is not None and board.due().start < now:  # type: ignore[union-attr]
-                batch = board.take(now)
-                for turn in batch.turns:
-                    board.done(turn.robot, turn.frame, now)
+            while board.next_batch() is not None and board.next_batch().start < now:  # type: ignore[union-attr]
+                batch = board.start_next_batch(now)
+                for turn in batch.slots:
+                    board.record_result(turn.robot, turn.frame, now)
     assert joined > 100

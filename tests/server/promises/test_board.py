@@ -30,7 +30,7 @@ def joined(board: Board, robots: List[VirtualRobot], now: float = 0.0) -> List[V
     for robot in robots:
         try:
             frame = max(0, robot.frame(now))
-            board.join(now, robot.name, robot.wish, frame, robot.captured(frame) + robot.wish.up)
+            board.admit_robot(now, robot.name, robot.wish, frame, robot.captured(frame) + robot.wish.up)
             held.append(robot)
         except Refused:
             pass
@@ -54,14 +54,14 @@ def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int)
 def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_beside_the_noise() -> None:
     shares = []
     for bound, noise, cautious in ((0.05, 0.0, 1.0), (0.05, 0.06, 1.0), (0.02, 0.06, 1.0), (0.02, 0.06, 0.0)):
-        board = Board(GPU, rules=Rules(cautious=cautious))
+        board = Board(GPU, rules=Rules(caution=cautious))
         wish = Wish(bound, 0.002, 0.1, 0.012, 0.006, 1, noise=noise)
         for number in range(200):  # as many as there is room for, so that bounds are used up
             try:
-                board.join(0.0, str(number), wish, 3, 0.0)
+                board.admit_robot(0.0, str(number), wish, 3, 0.0)
             except Refused:
                 break
-        board.replan(0.0)
+        board.update_plan(0.0)
         shares.append(max(board.drops.values()) / bound)
     assert 0.9 < shares[0] <= 0.96 + 1e-9
     assert 0.7 < shares[1] <= 0.77
@@ -79,7 +79,7 @@ def test_uneven_links_make_few_members_late() -> None:
     robots = joined(board, [a_robot(number, 0.05, jitter_s=0.01) for number in range(64)])
     counts = drive(board, robots, 20.0, random.Random(4))
     assert counts["late"] <= 0.05 * counts["members"]
-    held = [robot for robot in robots if board.wish(robot.name) is not None]
+    held = [robot for robot in robots if board.wish_of(robot.name) is not None]
     assert len(held) == len(robots) - counts["evicted"] >= 0.9 * len(robots), "they said nothing of their jitter"
     for robot in held:
         robot.results.sort()
@@ -92,7 +92,7 @@ def test_a_refusal_says_what_could_be_promised() -> None:
     with pytest.raises(
         Refused, match=r"full: \d+ robots have promises, and 0.001 would break one; .* could be promised"
     ):
-        board.join(0.0, "late", Wish(0.001, 0.006, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
+        board.admit_robot(0.0, "late", Wish(0.001, 0.006, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
@@ -101,37 +101,37 @@ def test_what_is_offered_is_promised_when_it_is_asked_for(noise: float) -> None:
     joined(board, [a_robot(number, 0.02) for number in range(64)])
     asked = Wish(0.0001, 0.006, 1 / 30, 0.012, 0.006, 8, noise=noise)
     with pytest.raises(Refused) as refusal:
-        board.join(0.0, "late", asked, 0, 0.0)
+        board.admit_robot(0.0, "late", asked, 0, 0.0)
     (offer,) = re.findall(r"one; (\S+) could be promised now", str(refusal.value))
-    board.join(0.0, "late", replace(asked, bound=float(offer)), 0, 0.0)
+    board.admit_robot(0.0, "late", replace(asked, bound=float(offer)), 0, 0.0)
 
 
 def test_a_robot_that_leaves_makes_room() -> None:
     board = Board(GPU)
     held = joined(board, [a_robot(number, 0.02) for number in range(64)])
-    board.replan(0.0)
+    board.update_plan(0.0)
     late = a_robot(99, 0.02)
     assert not joined(board, [late])
-    board.leave(held[0].name)
-    assert not board.turns(held[0].name)
-    board.replan(0.2)
+    board.remove_robot(held[0].name)
+    assert not board.slots_of(held[0].name)
+    board.update_plan(0.2)
     assert joined(board, [late], 0.2)
 
 
 def test_what_robots_were_told_stays_when_the_plan_is_made_anew() -> None:
     board = Board(GPU)
     robots = joined(board, [a_robot(number, 0.05) for number in range(12)])
-    board.replan(0.0)
+    board.update_plan(0.0)
     for step in range(1, 20):
         now = 0.2 * step
-        before = {robot.name: [one for one in board.turns(robot.name) if one[1] < now + FIXED_S] for robot in robots}
-        board.replan(now)
+        before = {robot.name: [one for one in board.slots_of(robot.name) if one[1] < now + FIXED_S] for robot in robots}
+        board.update_plan(now)
         for robot in robots:
-            assert board.turns(robot.name)[: len(before[robot.name])] == before[robot.name]
-            frames = [frame for frame, _ in board.turns(robot.name)]
+            assert board.slots_of(robot.name)[: len(before[robot.name])] == before[robot.name]
+            frames = [frame for frame, _ in board.slots_of(robot.name)]
             assert frames == sorted(set(frames))
-        while board.due() is not None and board.due().start < now:  # type: ignore[union-attr]
-            board.take(now)
+        while board.next_batch() is not None and board.next_batch().start < now:  # type: ignore[union-attr]
+            board.start_next_batch(now)
 
 
 def test_scenes_that_become_harder_cost_promises_and_those_are_told() -> None:
@@ -139,9 +139,9 @@ def test_scenes_that_become_harder_cost_promises_and_those_are_told() -> None:
     robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
     before = len(board)
     for robot in robots:
-        board.told(robot.name, Wish(0.9, 0.03, 1 / 30, 0.012, 0.006, 8))
-    assert board.wish(robots[0].name).bound == 0.02, "a robot does not change what it was promised"  # type: ignore[union-attr]
-    gone = board.replan(1.0)
+        board.update_wish(robot.name, Wish(0.9, 0.03, 1 / 30, 0.012, 0.006, 8))
+    assert board.wish_of(robots[0].name).bound == 0.02, "a robot does not change what it was promised"  # type: ignore[union-attr]
+    gone = board.update_plan(1.0)
     assert len(board) == before - len(gone) < before
     assert all("cannot be kept beside" in why for _, why in gone)
     assert all(drop <= 0.02 + 1e-12 for drop in board.drops.values())
@@ -169,11 +169,11 @@ def test_robots_that_cannot_be_held_in_the_long_run_go_one_by_one() -> None:
     gone = []
     while now < 6.0:
         for robot in robots:
-            board.told(robot.name, Wish(0.9, 0.0072, 1 / 30, 0.012, 0.006, 8))  # a fifth more than at first
-        gone.append(len(board.replan(now)))
+            board.update_wish(robot.name, Wish(0.9, 0.0072, 1 / 30, 0.012, 0.006, 8))  # a fifth more than at first
+        gone.append(len(board.update_plan(now)))
         now += PERIOD_S
-        while board.due() is not None and board.due().start < now:  # type: ignore[union-attr]
-            board.take(now)
+        while board.next_batch() is not None and board.next_batch().start < now:  # type: ignore[union-attr]
+            board.start_next_batch(now)
     assert not any(gone[:5]), "not at once"
     assert 0.6 * before < len(board) < before
 
@@ -185,20 +185,20 @@ def test_what_batches_take_longer_than_the_table_says_is_set_aside(longer: float
     now = replan_at = 0.0
     while now < 12.0:
         if now >= replan_at:
-            board.replan(now)
+            board.update_plan(now)
             replan_at += PERIOD_S
-        batch = board.due()
+        batch = board.next_batch()
         if batch is None or batch.start > replan_at:
             now = replan_at
             continue
         now = max(now, batch.start)
-        board.take(now)
-        done = now + longer * GPU.batch(len(batch.turns))
-        for turn in batch.turns:
-            board.done(turn.robot, turn.frame, done)
+        board.start_next_batch(now)
+        done = now + longer * GPU.batch_latency(len(batch.slots))
+        for turn in batch.slots:
+            board.record_result(turn.robot, turn.frame, done)
         now = done
-    planned = board.planned()
-    shares = [(later.start - one.start) / GPU.batch(len(one.turns)) for one, later in zip(planned, planned[1:])]
+    planned = board.list_batches()
+    shares = [(later.start - one.start) / GPU.batch_latency(len(one.slots)) for one, later in zip(planned, planned[1:])]
     assert min(shares[:-1]) == pytest.approx(1.03 * longer, abs=0.03)
 
 
@@ -207,9 +207,9 @@ def test_a_robot_counts_once_and_a_clock_that_steps_is_followed() -> None:
     robot = a_robot(0, 0.05)
     assert joined(board, [robot])
     with pytest.raises(BadInput, match="has a promise already"):
-        board.join(0.0, robot.name, robot.wish, 0, 0.0)
-    board.arrived(robot.name, 1000, 5.0)
-    board.replan(5.0)
-    assert board.turns(robot.name)[0][0] > 1000
-    board.arrived("nobody", 1, 1.0)
-    board.leave("nobody")
+        board.admit_robot(0.0, robot.name, robot.wish, 0, 0.0)
+    board.record_arrival(robot.name, 1000, 5.0)
+    board.update_plan(5.0)
+    assert board.slots_of(robot.name)[0][0] > 1000
+    board.record_arrival("nobody", 1, 1.0)
+    board.remove_robot("nobody")

@@ -12,13 +12,13 @@ import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload.server.promises.latencies import Latencies
-from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
+from edge_offload.server.promises.packing import Batch, Pace, order_requests, pack_requests
 
 
 def plan_of(
     paces: Sequence[Pace], latencies: Latencies, begin: float, horizon: float, grace: float = 0.0
 ) -> List[Batch]:
-    return adjust(paces, simulate(paces, begin + horizon), latencies, begin, grace)
+    return pack_requests(paces, order_requests(paces, begin + horizon), latencies, begin, grace)
 
 
 def named(paces: Sequence[Pace], plan: Sequence[Batch]) -> List[Tuple[float, List[Tuple[str, int]]]]:
@@ -45,7 +45,7 @@ def robots_served(offsets: Sequence[float], latencies: Latencies, moved: bool) -
     served = set()
     if moved:
         for batch in plan_of(paces, latencies, 0, 3.9):
-            if batch.start + latencies.batch(len(batch.members)) <= 4 + 1e-9:  # before the next round
+            if batch.start + latencies.batch_latency(len(batch.members)) <= 4 + 1e-9:  # before the next round
                 served |= {place for place, _ in batch.members}
         return len(served)
     free, waiting = 0.0, sorted(range(5), key=lambda place: offsets[place])
@@ -54,9 +54,9 @@ def robots_served(offsets: Sequence[float], latencies: Latencies, moved: bool) -
         start = max(free, offsets[first])
         size = min(allowed[first][1], sum(1 for place in waiting if offsets[place] <= start))
         batch, waiting = waiting[:size], waiting[size:]
-        if start + latencies.batch(len(batch)) - offsets[first] <= allowed[first][0] + 1e-9:
+        if start + latencies.batch_latency(len(batch)) - offsets[first] <= allowed[first][0] + 1e-9:
             served |= set(batch)
-            free = start + latencies.batch(len(batch))
+            free = start + latencies.batch_latency(len(batch))
     return len(served)
 
 
@@ -104,7 +104,7 @@ def check(
             assert batch.start <= min(comes[place] for place in places) + 1e-9, "no longer than until the next one"
             assert any(batch.start == pytest.approx(one, abs=1e-9) for one in comes), "until a frame comes"
         assert 1 <= len(places) == len(set(places)), "a robot at most once"
-        assert len(places) <= min([len(latencies.of)] + [paces[place].batch for place in places]), (
+        assert len(places) <= min([len(latencies.seconds)] + [paces[place].batch for place in places]), (
             "the strictest member"
         )
         assert all(place in order for place in places), "the order of arrivals"
@@ -116,7 +116,7 @@ def check(
                 <= pace.frame_interval / 2 + 1e-9
             )
             newest[place] = frame
-        start = batch.start + latencies.of[len(places) - 1] * (1 + grace)
+        start = batch.start + latencies.seconds[len(places) - 1] * (1 + grace)
 
 
 def test_plans_of_random_problems_hold_together() -> None:
@@ -126,14 +126,17 @@ def test_plans_of_random_problems_hold_together() -> None:
         paces, latencies, begin, horizon, grace = a_problem(source)
         plan = plan_of(paces, latencies, begin, horizon, grace)
         check(paces, latencies, begin, horizon, grace, plan)
-        assert bool(plan) == bool(simulate(paces, begin + horizon)), "a server does not stall for want of a new frame"
+        assert bool(plan) == bool(order_requests(paces, begin + horizon)), (
+            "a server does not stall for want of a new frame"
+        )
         batches += len(plan)
         larger += sum(len(batch.members) > 1 for batch in plan)
         if all(
-            pace.frame_interval <= latencies.of[0] and pace.arrival <= begin - pace.frame_interval for pace in paces
+            pace.frame_interval <= latencies.seconds[0] and pace.arrival <= begin - pace.frame_interval
+            for pace in paces
         ):
             asked = sum(len(batch.members) for batch in plan)
-            assert asked == len(simulate(paces, begin + horizon)), "nothing falls away where frames are new"
+            assert asked == len(order_requests(paces, begin + horizon)), "nothing falls away where frames are new"
     assert batches > 20_000, "the problems say something"
     assert larger > 3_000, "and of batches"
 
@@ -142,7 +145,7 @@ def test_a_server_without_a_new_frame_waits_for_the_next_one() -> None:
     paces = [Pace("r0", 2, 1, 48, 14.6)]
     plan = plan_of(paces, Latencies((1.4,)), 14.9, 60)
     assert named(paces, plan)[:2] == [(pytest.approx(15.6), [("r0", 49)]), (pytest.approx(17.0), [("r0", 50)])]
-    assert len(plan) == len(simulate(paces, 14.9 + 60)) == 30
+    assert len(plan) == len(order_requests(paces, 14.9 + 60)) == 30
 
 
 def test_a_faster_server_than_its_robots_does_not_end_its_plan_with_the_first_frames() -> None:

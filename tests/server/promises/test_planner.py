@@ -13,8 +13,8 @@ import pytest
 from edge_offload.errors import BadInput
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
-from edge_offload.server.promises.planner import Client, Moment, admit, hold, schedule
-from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, settle
+from edge_offload.server.promises.planner import Client, Moment, admit_client, fit_clients, make_schedule
+from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, choose_settings
 from edge_offload.server.promises.staleness import Staleness
 
 GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031, 0.0375, 0.044, 0.051, 0.058))
@@ -40,15 +40,15 @@ def test_settings_hold_most_robots_of_all_that_keep_the_bound() -> None:
         best = 0.0
         for batch in range(1, wish.batch + 1):
             for interval in range(1, MAX_INTERVAL + 1):
-                if wish.planned_drop(GPU.batch(batch), interval, GPU) <= wish.bound + 1e-12:
-                    best = max(best, batch / GPU.batch(batch) * interval)
-        chosen = settle(wish, GPU, whole=True)
+                if wish.planned_drop(GPU.batch_latency(batch), interval, GPU) <= wish.bound + 1e-12:
+                    best = max(best, batch / GPU.batch_latency(batch) * interval)
+        chosen = choose_settings(wish, GPU, fixed_intervals=True)
         if best == 0:
             assert (chosen.batch, chosen.interval) == (1, 1)
             continue
-        assert chosen.batch / GPU.batch(chosen.batch) * chosen.interval == pytest.approx(best, rel=1e-6)
-        exact = settle(wish, GPU)
-        service = GPU.batch(exact.batch)
+        assert chosen.batch / GPU.batch_latency(chosen.batch) * chosen.interval == pytest.approx(best, rel=1e-6)
+        exact = choose_settings(wish, GPU)
+        service = GPU.batch_latency(exact.batch)
         assert exact.batch / service * exact.interval >= best * (1 - 1e-6)
         assert wish.planned_drop(service, exact.interval, GPU) <= wish.bound + 1e-6
         if exact.interval < MAX_INTERVAL:
@@ -64,10 +64,10 @@ def test_the_age_of_results_is_that_of_frames_counted_one_by_one() -> None:
         plan, start = [], wish.up + wish.frame_interval
         while len(plan) < 6:
             plan.append(Batch(start, ((0, pace.frame_at(start)),)))
-            start += max(GPU.batch(1), wish.frame_interval) * source.uniform(1.001, 5)
-        results = [(0, wish.age(GPU.batch(8)))]  # frame, and the first frame for which it is known
+            start += max(GPU.batch_latency(1), wish.frame_interval) * source.uniform(1.001, 5)
+        results = [(0, wish.result_age(GPU.batch_latency(8)))]  # frame, and the first frame for which it is known
         for batch in plan:
-            known = batch.start + GPU.batch(1) + wish.down
+            known = batch.start + GPU.batch_latency(1) + wish.down
             frame = batch.members[0][1]
             results.append((frame, max(frame + 1, math.ceil(known / wish.frame_interval - 1e-9))))
         if results[1][1] < results[0][1]:  # the plan's first result comes before that of the frame asked for last
@@ -88,7 +88,7 @@ def fleet(count: int, bound: float, slope: float = 0.005, batch: int = 8) -> Lis
 
 def test_more_robots_are_held_under_looser_bounds_and_in_batches() -> None:
     def held(bound: float, batch: int = 8) -> int:
-        return len(hold(fleet(60, bound, batch=batch), GPU, Moment(0.05, 1.0))[0].clients)
+        return len(fit_clients(fleet(60, bound, batch=batch), GPU, Moment(0.05, 1.0))[0].clients)
 
     assert held(0.01) < held(0.03) < held(0.06)
     assert held(0.03, batch=1) < held(0.03)
@@ -96,11 +96,11 @@ def test_more_robots_are_held_under_looser_bounds_and_in_batches() -> None:
 
 def test_a_schedule_that_holds_keeps_every_bound_and_tells_who_had_to_go() -> None:
     clients = fleet(60, 0.03)
-    plan, gone = hold(clients, GPU, Moment(0.05, 1.0))
+    plan, gone = fit_clients(clients, GPU, Moment(0.05, 1.0))
     assert plan.holds
     assert len(plan.clients) + len(gone) == 60
     assert all(drop <= 0.03 + 1e-12 for drop in plan.drops)
-    assert not schedule(clients, GPU, Moment(0.05, 1.0)).holds
+    assert not make_schedule(clients, GPU, Moment(0.05, 1.0)).holds
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -110,32 +110,34 @@ def test_the_servers_plan_waits_for_the_next_frame_where_nobody_has_a_new_one(wh
     wishes = [Wish(bound, 0.02, 0.1) for bound in (0.01, 0.05, 0.3)]
     for wish in wishes:
         for age in (-0.05, 0.0, 0.03, 0.09):
-            plan = schedule([Client("r0", wish, 48, 14.6)], latencies, Moment(14.6 + age, 6.0, whole=whole))
+            plan = make_schedule(
+                [Client("r0", wish, 48, 14.6)], latencies, Moment(14.6 + age, 6.0, fixed_intervals=whole)
+            )
             assert plan.batches
             assert plan.batches[0].start <= 14.6 + age + wish.frame_interval * MAX_INTERVAL / 2
             assert all(frame > 48 for batch in plan.batches for _, frame in batch.members)
 
 
 def test_a_full_server_says_what_it_could_promise() -> None:
-    clients = hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients
+    clients = fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients
 
     def newcomer(bound: float) -> Client:
         return Client("new", Wish(bound, 0.005, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
 
     for asked in (0.008, 1e-9):
-        plan, offer = admit(newcomer, asked, clients, GPU, Moment(0.05, 1.0))
+        plan, offer = admit_client(newcomer, asked, clients, GPU, Moment(0.05, 1.0))
         assert plan is None
         assert asked < offer <= 1.0
         assert offer == float(f"{offer:.3g}"), "what people read is what is offered"
-        assert admit(newcomer, offer, clients, GPU, Moment(0.05, 1.0))[0] is not None
+        assert admit_client(newcomer, offer, clients, GPU, Moment(0.05, 1.0))[0] is not None
     wild = [replace(one, wish=replace(one.wish, slope=1.0)) for one in fleet(200, 0.01)]
-    assert admit(newcomer, 0.008, wild, GPU, Moment(0.05, 1.0)) == (None, math.inf)
-    assert admit(newcomer, 0.008, [], GPU, Moment(0.05, 1.0))[0] is not None
+    assert admit_client(newcomer, 0.008, wild, GPU, Moment(0.05, 1.0)) == (None, math.inf)
+    assert admit_client(newcomer, 0.008, [], GPU, Moment(0.05, 1.0))[0] is not None
 
 
 def test_other_work_takes_room_from_promises() -> None:
-    free = len(hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients)
-    busy = len(hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0, other=0.4))[0].clients)
+    free = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients)
+    busy = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0, other=0.4))[0].clients)
     assert busy < free
 
 
@@ -152,14 +154,14 @@ def spent(work: Callable[[], object]) -> float:
 @pytest.mark.parametrize("bound", [0.012, 0.01, 0.005, 0.001])
 def test_a_plan_where_nothing_fits_takes_no_more_than_a_few_where_all_do(bound: float) -> None:
     moment = Moment(0.05, 2.0)
-    assert schedule(fleet(16, 0.02), GPU, moment).holds
-    assert not schedule(fleet(16, bound), GPU, moment).holds
-    fits = spent(lambda: schedule(fleet(16, 0.02), GPU, moment))
-    assert spent(lambda: schedule(fleet(16, bound), GPU, moment)) < 12 * fits
+    assert make_schedule(fleet(16, 0.02), GPU, moment).holds
+    assert not make_schedule(fleet(16, bound), GPU, moment).holds
+    fits = spent(lambda: make_schedule(fleet(16, 0.02), GPU, moment))
+    assert spent(lambda: make_schedule(fleet(16, bound), GPU, moment)) < 12 * fits
 
 
 def test_a_plan_that_is_too_full_is_no_longer_than_its_horizon_and_shares_the_device() -> None:
-    plan = schedule(fleet(60, 0.012), GPU, Moment(0.05, 1.0))
+    plan = make_schedule(fleet(60, 0.012), GPU, Moment(0.05, 1.0))
     assert not plan.holds
     assert all(batch.start <= 1.05 for batch in plan.batches[:-1])
     turns = [sum(place == one for batch in plan.batches for one, _ in batch.members) for place in range(60)]
@@ -171,11 +173,11 @@ def test_as_many_are_held_as_when_they_go_one_by_one() -> None:
     for _ in range(60):
         clients = [replace(one, wish=a_wish(source)) for one in fleet(source.randint(1, 14), 0.05)]
         moment = Moment(0.05, 1.0)
-        plan, gone = hold(clients, GPU, moment)
+        plan, gone = fit_clients(clients, GPU, moment)
         assert plan.holds
         assert {one.robot for one in plan.clients} | {one.robot for one in gone} == {one.robot for one in clients}
         if gone:
-            assert not schedule([*plan.clients, gone[-1]], GPU, moment).holds, "nobody goes for whom there is room"
+            assert not make_schedule([*plan.clients, gone[-1]], GPU, moment).holds, "nobody goes for whom there is room"
 
 
 @pytest.mark.parametrize("wrong", [

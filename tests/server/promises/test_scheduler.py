@@ -15,7 +15,7 @@ from edge_offload.execute.tensors import TensorSpec, pack_tensors
 from edge_offload.link.transport.messages import Message
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, PromiseRequest
-from edge_offload.server.promises.board import PATIENCE, PERIOD_S
+from edge_offload.server.promises.board import FAILED_PLANS, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
 from edge_offload.server.services.promise.register import SILENT_S, SILENT_TURNS, Register, Subject
@@ -88,8 +88,8 @@ class Rig:
         if self.broken:
             raise RuntimeError("the device is broken")
         self.sizes.append(len(frames))
-        self.now += GPU.batch(len(frames))
-        return [Execution(tuple(frame), GPU.batch(len(frames)), f"batch {len(frames)}") for frame in frames]
+        self.now += GPU.batch_latency(len(frames))
+        return [Execution(tuple(frame), GPU.batch_latency(len(frames)), f"batch {len(frames)}") for frame in frames]
 
     def robot(self, number: int, bound: float = 0.05, session: str = "s", **more: Any) -> Robot:
         return Robot(self, number, bound, session, **more)
@@ -390,7 +390,7 @@ def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None
     robots = joined(rig, 64)
     rig.promises.tick()
     rig.queue.forced = 0.3
-    for _ in range(PATIENCE + 1):
+    for _ in range(FAILED_PLANS + 1):
         rig.promises.tick()
     gone = [body["reason"] for _, kind, body in rig.told if kind == ENDED]
     assert 0 < len(gone) < len(robots), "promises that cannot be kept beside it are taken back, and no other"

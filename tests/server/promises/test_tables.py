@@ -27,7 +27,7 @@ def batches(module: torch.nn.Module, executor: ModuleExecutor) -> Batches:
 def test_a_csv_is_a_table(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "gpu.csv"
     path.write_text("batch,latency_ms\n1,10\n2,12.5\n3,12.5\n")
-    assert load_csv(path).of == (0.01, 0.0125, 0.0125)
+    assert load_csv(path).seconds == (0.01, 0.0125, 0.0125)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from edge_offload.native.loader import Library
 from edge_offload.server.promises import planner, windows
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
-from edge_offload.server.promises.planner import Client, Moment, schedule
+from edge_offload.server.promises.planner import Client, Moment, make_schedule
 from edge_offload.server.promises.settings import Wish
 from tests.server.promises import reference_windows
 
@@ -27,7 +27,7 @@ GPU = Latencies((0.0194, 0.0323, 0.0468, 0.0602))
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> Any:
     """The compiled planner."""
-    if not windows.ready(wait=True):
+    if not windows.is_ready(wait=True):
         pytest.skip(f"the compiled planner is not there: {windows._library.why_not}")
     return windows._library.module
 
@@ -36,10 +36,10 @@ def test_without_a_compiler_plans_are_made_by_the_order_of_arrivals(monkeypatch:
     missing = Library(WINDOWS)
     missing.why_not = "there is no C compiler"
     monkeypatch.setattr(windows, "_library", missing)
-    assert schedule(a_fleet(1), GPU, Moment(0.3, 2.0)).batches
-    assert not schedule(a_fleet(12), GPU, Moment(0.3, 2.0)).intervals, "none is in windows"
+    assert make_schedule(a_fleet(1), GPU, Moment(0.3, 2.0)).batches
+    assert not make_schedule(a_fleet(12), GPU, Moment(0.3, 2.0)).intervals, "none is in windows"
     with pytest.raises(Unsupported, match="no compiled planner: there is no C compiler"):
-        windows.batches([], [], GPU, 0.0, 1.0)
+        windows.plan_batches([], [], GPU, 0.0, 1.0)
 
 
 def a_problem(source: random.Random) -> Tuple[List[Pace], List[float], Latencies, float, float, float]:
@@ -82,10 +82,10 @@ def check(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies, be
         places = [place for place, _ in batch.members]
         assert batch.start >= free - 1e-9, "one batch at a time"
         assert 1 <= len(places) == len(set(places)), "a robot at most once"
-        assert len(places) <= min([len(latencies.of)] + [paces[place].batch for place in places]), (
+        assert len(places) <= min([len(latencies.seconds)] + [paces[place].batch for place in places]), (
             "the strictest member"
         )
-        free = batch.start + latencies.of[len(places) - 1]
+        free = batch.start + latencies.seconds[len(places) - 1]
         for place, frame in batch.members:
             pace = paces[place]
             assert frame > newest[place], "frames rise"
@@ -94,8 +94,8 @@ def check(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies, be
             assert batch.start >= arrival - 1e-6 * pace.frame_interval - 1e-6, "it has come"
             # had the next frame been computed at once when it came, its result would not be used any sooner
             use = free + ways[place] - arrival
-            largest = min(pace.batch, len(latencies.of))
-            soonest = ways[place] + latencies.of[largest - 1] + 0.15 * pace.frame_interval
+            largest = min(pace.batch, len(latencies.seconds))
+            soonest = ways[place] + latencies.seconds[largest - 1] + 0.15 * pace.frame_interval
             assert use <= soonest + pace.frame_interval + 1e-6, "in its window"
 
 
@@ -104,7 +104,7 @@ def test_plans_of_random_problems_hold_together() -> None:
     batches = larger = 0
     for _ in range(10_000):
         paces, ways, latencies, begin, until, grace = a_problem(source)
-        plan = windows.batches(paces, ways, latencies, begin, until, grace)
+        plan = windows.plan_batches(paces, ways, latencies, begin, until, grace)
         check(paces, ways, latencies, begin, plan)
         batches += len(plan)
         larger += sum(len(batch.members) > 1 for batch in plan)
@@ -116,15 +116,15 @@ def test_compiled_and_python_make_the_same_plans() -> None:
     source = random.Random(5)
     for _ in range(1_500):
         problem = a_problem(source)
-        assert windows.batches(*problem) == reference_windows.batches(*problem)
+        assert windows.plan_batches(*problem) == reference_windows.batches(*problem)
 
 
 def test_frames_beyond_what_is_exact_in_floating_point_are_numbered_as_they_are() -> None:
     problem = next(one for one in map(a_problem, repeat(random.Random(7))) if len(one[0]) > 3)
     paces = [pace._replace(frame=2**53 + 1) for pace in problem[0]]
-    plan = windows.batches(paces, *problem[1:])
+    plan = windows.plan_batches(paces, *problem[1:])
     first = {place: frame for batch in reversed(plan) for place, frame in batch.members}
-    usual = windows.batches([pace._replace(frame=0) for pace in paces], *problem[1:])
+    usual = windows.plan_batches([pace._replace(frame=0) for pace in paces], *problem[1:])
     assert first
     assert first == {place: frame + 2**53 + 1 for batch in reversed(usual) for place, frame in batch.members}
 
@@ -152,7 +152,7 @@ def frames_of(plan: Sequence[Batch], count: int) -> Dict[int, List[int]]:
 def test_robots_whose_frames_come_together_take_turns_with_them() -> None:
     """A device that computes one of two before it is too late for the other's frame: each has every other frame."""
     paces = [Pace(str(n), 2.0, 1, 0, 0.0, 0.1, 0.0) for n in range(2)]
-    plan = windows.batches(paces, [0.03, 0.03], Latencies((0.05,)), 0.05, 3.0)
+    plan = windows.plan_batches(paces, [0.03, 0.03], Latencies((0.05,)), 0.05, 3.0)
     frames = frames_of(plan, 2)
     assert not set(frames[0]) & set(frames[1])
     assert all(later - earlier == 2 for mine in frames.values() for earlier, later in zip(mine[1:], mine[2:]))
@@ -172,12 +172,12 @@ def a_fleet(count: int, seed: int = 6) -> List[Client]:
 def test_more_are_held_in_windows_than_by_the_order_of_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
     def held() -> int:
         count = 0
-        while schedule(a_fleet(count + 1), GPU, Moment(0.3, 2.0, grace=0.03)).holds:
+        while make_schedule(a_fleet(count + 1), GPU, Moment(0.3, 2.0, grace=0.03)).holds:
             count += 1
         return count
 
     in_windows = held()
-    monkeypatch.setattr(planner._Trial, "fit_windows", planner._Trial.fit)
+    monkeypatch.setattr(planner._Trial, "fit_windows", planner._Trial.fit_back_to_back)
     assert in_windows >= 1.25 * held()
 
 
@@ -191,10 +191,10 @@ def test_the_plan_makes_up_for_what_robots_had_before(monkeypatch: pytest.Monkey
                 replace(one, spare=(-0.4 if n % 3 == 0 else 0.3) * one.wish.bound)
                 for n, one in enumerate(a_fleet(12, seed))
             ]
-            plan = schedule(clients, GPU, Moment(0.3, 2.0, grace=0.03))
+            plan = make_schedule(clients, GPU, Moment(0.3, 2.0, grace=0.03))
             worst.append(max((drop - one.spare) / one.wish.bound for drop, one in zip(plan.drops, clients)))
         return sum(worst) / len(worst)
 
     made_up = beyond()
-    monkeypatch.setattr(planner, "_badness", lambda plan: (not plan.holds, plan.worst, plan.overfull))
+    monkeypatch.setattr(planner, "_rank_plan", lambda plan: (not plan.holds, plan.worst, plan.overfull))
     assert made_up < 0.95 * beyond()

@@ -42,7 +42,7 @@ class VirtualRobot:
 
     def reference(self, latencies: Latencies, first: int, last: int) -> float:
         """The same for the robot alone on the server, batch 1."""
-        strides = replace(self.wish, slope=1.0).reference(latencies)
+        strides = replace(self.wish, slope=1.0).reference_loss(latencies)
         return sum(self.slope_at(frame) for frame in range(first, last)) * strides / (last - first)
 
 
@@ -57,35 +57,35 @@ def drive(
     by_name = {robot.name: robot for robot in robots}
     now, replan_at, free = begin_s, begin_s, begin_s
     while now < seconds:
-        batch = board.due()
+        batch = board.next_batch()
         begin = max(batch.start, free) if batch is not None else float("inf")
         if replan_at <= begin:
             now = replan_at
             for robot in robots:
-                board.told(robot.name, Wish(**{**vars(robot.wish), "slope": robot.slope_at(robot.frame(now))}))
-            counts["evicted"] += len(board.replan(now))
+                board.update_wish(robot.name, Wish(**{**vars(robot.wish), "slope": robot.slope_at(robot.frame(now))}))
+            counts["evicted"] += len(board.update_plan(now))
             replan_at += PERIOD_S
             continue
         now = begin
         assert batch is not None
         arrivals = []
-        for turn in batch.turns:
+        for turn in batch.slots:
             robot = by_name[turn.robot]
             arrival = robot.captured(turn.frame) + robot.wish.up + source.uniform(0, robot.jitter_s)
-            board.arrived(turn.robot, turn.frame, arrival)
+            board.record_arrival(turn.robot, turn.frame, arrival)
             arrivals.append((arrival, robot, turn.frame))
         latest = max(batch.latest, now)
         there = [one for one in arrivals if one[0] <= latest]
         counts["late"] += len(arrivals) - len(there)
-        board.take(now)
+        board.start_next_batch(now)
         if not there:
             continue
         start = max([now, *(arrival for arrival, _, _ in there)])
-        takes = board.latencies.batch(len(there))
+        takes = board.latencies.batch_latency(len(there))
         free = start + takes
         for _, robot, frame in there:
             robot.results.append((frame, free + robot.wish.down))
-            board.done(robot.name, frame, free)
+            board.record_result(robot.name, frame, free)
         counts["batches"] += 1
         counts["members"] += len(there)
         counts["busy_s"] += takes

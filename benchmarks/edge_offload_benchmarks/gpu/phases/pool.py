@@ -56,9 +56,9 @@ def compare(name: str, device: Any) -> Dict[str, Any]:
     wanted = [whole.run([one]).outputs[0] for one in frames]
     took = [whole.run([one]).compute_s for one in frames]
     network = stages.BatchedNetwork(module, (TensorSpec("float32", shape),), device)
-    cuts = measuring.cut(network)
-    middle = cuts.blocks // 2
-    parts = [stages.Stage(network, cuts, *ends) for ends in ((0, middle), (middle, cuts.blocks))]
+    cuts = measuring.cut_network(network)
+    middle = cuts.block_count // 2
+    parts = [stages.StageRunner(network, cuts, *ends) for ends in ((0, middle), (middle, cuts.block_count))]
     found: Dict[str, Any] = {"undivided": spread(took), "operators": list(cuts.bounds), "middle": middle}
     for batch in BATCHES:
         for _ in range(GRAPHED):
@@ -77,9 +77,9 @@ def compare(name: str, device: Any) -> Dict[str, Any]:
 
 def through(parts: Sequence[Any], frames: Sequence[Any]) -> List[Any]:
     """The output of each frame, in a batch through all stages."""
-    from edge_offload.server.pool.parcels import packed, unpacked
+    from edge_offload.server.pool.parcels import pack_tensor, unpack_tensor
 
-    arrays = [packed(one) for one in frames]
+    arrays = [pack_tensor(one) for one in frames]
     for stage in parts:
         arrays = stage.run(len(frames), arrays)
-    return [unpacked(each) for each in arrays]
+    return [unpack_tensor(each) for each in arrays]

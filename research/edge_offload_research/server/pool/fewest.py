@@ -9,16 +9,18 @@ import numpy as np
 from edge_offload.errors import BadInput
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.links import NEAR
-from edge_offload.server.pool.plan import Plan, alike_as_one, plan_of, share_out, tables_of
+from edge_offload.server.pool.plan import PoolPlan, make_plan, make_tables, merge_alike, share_cluster
 
 
-def fewest(demands: Sequence[Demand], load: float, cluster: Cluster, margin: float = 0.4, most_stages: int = 3) -> Plan:
+def fewest(
+    demands: Sequence[Demand], load: float, cluster: Cluster, margin: float = 0.4, most_stages: int = 3
+) -> PoolPlan:
     """The plan with fewest GPUs that serves ``load * weight`` frames per second of each network.
 
     Raises:
         BadInput: as :func:`most`, or the cluster is too small for that; the message says what it serves.
     """
-    tables = tables_of(demands, cluster, margin, most_stages)
+    tables = make_tables(demands, cluster, margin, most_stages)
     full = tuple(cluster.gpus.values())
     # (GPUs of each class, and how they are shared out), none of which another is within
     partial: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = [(tuple(0 for _ in full), ())]
@@ -32,13 +34,13 @@ def fewest(demands: Sequence[Demand], load: float, cluster: Cluster, margin: flo
         )
         partial = _least([(used, shared) for used, shared in sums if all(a <= b for a, b in zip(used, full))])
         if not partial:
-            served = share_out(demands, tables, cluster).objective
+            served = share_cluster(demands, tables, cluster).objective
             raise BadInput(
                 f"{load:g} frames per second do not fit: this cluster serves {served:.1f}",
                 remedy="add GPUs, allow more time, or serve less",
             )
     used, shared = min(partial, key=lambda one: sum(one[0]))
-    return alike_as_one(plan_of(float(sum(used)), demands, tables, shared))
+    return merge_alike(make_plan(float(sum(used)), demands, tables, shared))
 
 
 def _least(

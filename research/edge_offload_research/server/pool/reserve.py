@@ -18,9 +18,9 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.server.pool.columns import Cluster
 from edge_offload.server.pool.dispatch import queues
-from edge_offload.server.pool.links import NEAR, Links, gap
-from edge_offload.server.pool.plan import Pipeline, Plan
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.links import NEAR, LinkSchedule, find_gap
+from edge_offload.server.pool.plan import PlannedPipeline, PoolPlan
+from edge_offload.server.pool.profile import BlockProfile
 
 #: Share of the plan's rate below which batches do not wait in vain until they are full.
 LIGHT = 0.5
@@ -139,7 +139,7 @@ class Route:
         links: of all machines, shared with other routes.
     """
 
-    def __init__(self, pipeline: Pipeline, stages: Sequence[StageTable], links: Links) -> None:
+    def __init__(self, pipeline: PlannedPipeline, stages: Sequence[StageTable], links: LinkSchedule) -> None:
         self.pipeline = pipeline
         self.batch = pipeline.stages[0].batch
         self.stages = stages
@@ -168,7 +168,7 @@ class Route:
     def _moved(self, stage: StageTable, sender: int, at: float, travels: float) -> Tuple[int, float]:
         """The worker that can begin first with what is at ``sender`` from ``at`` on, and when it is there."""
         links = self._links
-        earliest = gap(links.up[sender], at, travels) + travels
+        earliest = find_gap(links.up[sender], at, travels) + travels
         begins = np.maximum(stage.free, earliest)
         known: Dict[int, float] = {}
         while True:
@@ -176,7 +176,7 @@ class Route:
             machine = int(stage.machines[worker])
             if machine in known:
                 return worker, known[machine]
-            known[machine] = moved = links.begin(sender, machine, at, travels) + travels
+            known[machine] = moved = links.earliest_start(sender, machine, at, travels) + travels
             if moved <= earliest:
                 return worker, moved
             beside = stage.machines == machine
@@ -189,7 +189,7 @@ class Route:
         for number, (stage, use) in enumerate(zip(self.stages, way.uses)):
             machine = int(stage.machines[use.worker])
             if number:
-                self._links.take(last, machine, use.begin, use.moved, now)
+                self._links.reserve_span(last, machine, use.begin, use.moved, now)
             stage.free[use.worker] = use.end
             stage.busy_s += use.takes
             last = machine
@@ -296,7 +296,7 @@ class Batcher:
         return self._routes[order[0]], None
 
 
-def routes_of(plan: Plan, networks: Mapping[str, Network], cluster: Cluster) -> Dict[str, List[Route]]:
+def routes_of(plan: PoolPlan, networks: Mapping[str, BlockProfile], cluster: Cluster) -> Dict[str, List[Route]]:
     """Reservation tables for a plan, by network: the workers and links that the pool's own queues have."""
     return {
         name: [

@@ -14,20 +14,20 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.server.pool.columns import Cluster
-from edge_offload.server.pool.plan import Plan
-from edge_offload.server.pool.profile import Network
-from edge_offload.server.pool.simulate import Outcome, utilisation
+from edge_offload.server.pool.plan import PoolPlan
+from edge_offload.server.pool.profile import BlockProfile
+from edge_offload.server.pool.simulate import LoadOutcome, compute_utilisation
 from edge_offload_research.server.pool.reserve import Batcher, Dispatch, Route, routes_of
 
 
 def run(
-    plan: Plan,
-    networks: Mapping[str, Network],
+    plan: PoolPlan,
+    networks: Mapping[str, BlockProfile],
     cluster: Cluster,
     slo_s: Mapping[str, float],
     arrivals: Mapping[str, Array],
     stretch: Optional[Callable[[], float]] = None,
-) -> Outcome:
+) -> LoadOutcome:
     """Serve ``arrivals`` (seconds, rising) by reservation.
 
     Args:
@@ -78,10 +78,12 @@ def run(
     while events:
         now, _, what = heapq.heappop(events)
         what(now)
-    return Outcome(
+    return LoadOutcome(
         {name: float(done.mean()) if len(done) else 1.0 for name, done in answered.items()},
         {name: len(done) for name, done in answered.items()},
-        utilisation(routes, cluster, max((float(times[-1]) for times in arrivals.values() if len(times)), default=0.0)),
+        compute_utilisation(
+            routes, cluster, max((float(times[-1]) for times in arrivals.values() if len(times)), default=0.0)
+        ),
     )
 
 

@@ -81,12 +81,12 @@ class OffloadServerNode(Node):
         self._interpreter = ResultInterpreter(params["allow"], params["options"])
         pool = None
         if params["pool"]:
-            from edge_offload.server.pool.settings import settings_of  # a server without a pool needs none of it
+            from edge_offload.server.pool.settings import make_settings  # a server without a pool needs none of it
 
             if params["promises"]:
                 raise BadInput("pool and promises are two ways to share a GPU", remedy="choose one")
             of = (params["pool"], params["pool_model"], params["pool_slo"], params["pool_profiles"])
-            pool = settings_of(*of, "", params["threads"] or 1)
+            pool = make_settings(*of, "", params["threads"] or 1)
         self._server = OffloadServer(
             params["bind"],
             compute=Compute(params["device"], params["engine"], params["threads"] or None, resolve(params["cores"])),

@@ -1,9 +1,9 @@
-"""Which devices of a machine its members compute on, and that no two members have one GPU unless that is meant.
+"""Assignment of a machine's devices to members: one GPU has one member, unless sharing is permitted.
 
 Members of one GPU take turns in slices of time: each would be slower than its profile says. CUDA's Multi-Process
 Service (MPS) has them compute at once.
 
-Run as ``python -m edge_offload.server.pool.accelerators DEVICE``: a process of its own looks for devices, so that the
+Run as ``python -m edge_offload.server.pool.accelerators DEVICE``: a separate process looks for devices, so that the
 one that stays has no context on a GPU.
 """
 
@@ -24,7 +24,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
 #: Environment of a member: devices of its machine, with commas; the member of GPU n has the n-th.
 DEVICES = "EDGE_OFFLOAD_POOL_DEVICES"
 CPU_LABEL = "cpu"
-#: Seconds that looking for devices may take.
+#: Limit of the search for devices (seconds).
 SURVEY_S = 120.0
 #: Where CUDA expects the pipes of MPS (environment variable, default), and what its daemon is called.
 MPS_PIPES, MPS_DEFAULT, MPS_DAEMON = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps", "nvidia-cuda-mps"
@@ -46,19 +46,19 @@ class Accelerator:
 
 
 def label(device: str) -> str:
-    """Kind and model of a device that this process has; also whether TF32 is allowed there, which decides bits."""
+    """Return kind and model of a device of this process, and whether TF32 is allowed there, which decides bits."""
     from edge_offload.execute import devices
     from edge_offload.execute.fingerprint import device_name
 
-    where = devices.pick_device(device)
-    if where.type == "cpu":
+    device_ = devices.pick_device(device)
+    if device_.type == "cpu":
         return CPU_LABEL
-    words = [where.type, device_name(where), *(["tf32"] if devices.tf32_allowed() else [])]
-    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-.") for word in words)[:63].rstrip("-.")
+    parts = [device_.type, device_name(device_), *(["tf32"] if devices.tf32_allowed() else [])]
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.") for part in parts)[:63].rstrip("-.")
 
 
-def present(device: str) -> List[Accelerator]:
-    """The devices that ``device`` names: all GPUs for ``cuda``, and for ``auto`` where there is one.
+def list_devices(device: str) -> List[Accelerator]:
+    """List the devices that ``device`` names: all GPUs for ``cuda``, and for ``auto`` if there is one.
 
     Raises:
         BadInput, Unsupported: no such device; as :func:`~edge_offload.execute.devices.pick_device`.
@@ -67,15 +67,15 @@ def present(device: str) -> List[Accelerator]:
 
     from edge_offload.execute import devices
 
-    where = devices.pick_device(device)
-    if where.type == "cpu":
+    selected = devices.pick_device(device)
+    if selected.type == "cpu":
         return [Accelerator("cpu")]
-    indices = range(torch.cuda.device_count()) if where.index is None else (where.index,)
-    return [Accelerator(f"cuda:{index}", label(f"cuda:{index}"), _identity(index)) for index in indices]
+    indices = range(torch.cuda.device_count()) if selected.index is None else (selected.index,)
+    return [Accelerator(f"cuda:{index}", label(f"cuda:{index}"), _gpu_identity(index)) for index in indices]
 
 
-def survey(device: str) -> List[Accelerator]:
-    """As :func:`present`, by a process of its own.
+def survey_devices(device: str) -> List[Accelerator]:
+    """List devices like :func:`list_devices`, from a separate process.
 
     Raises:
         BadInput, Unsupported: no such device, or looking for it took too long.
@@ -84,23 +84,23 @@ def survey(device: str) -> List[Accelerator]:
         return [Accelerator("cpu")]
     command = [sys.executable, "-m", "edge_offload.server.pool.accelerators", device]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=SURVEY_S)
-        found = json.loads(done.stdout.splitlines()[-1])
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=SURVEY_S)
+        report = json.loads(process.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise Unsupported(
             f"the devices of this machine do not answer: {type(error).__name__}",
             remedy="see what 'edge-offload doctor' says of them, or take --device cpu",
         ) from error
-    if "refused" in found:
-        raise (BadInput if found["wrong"] else Unsupported)(found["refused"])
-    return [Accelerator(**each) for each in found["devices"]]
+    if "refused" in report:
+        raise (BadInput if report["wrong"] else Unsupported)(report["refused"])
+    return [Accelerator(**each) for each in report["devices"]]
 
 
 class Claims:
     """GPUs that members of this process have; other processes of this machine see them as taken.
 
     Args:
-        accelerators: of :func:`survey`.
+        accelerators: of :func:`survey_devices`.
         count: members, each with a device of its own; a CPU has any number.
         shares: whether members may share a GPU.
 
@@ -116,9 +116,9 @@ class Claims:
     def __init__(self, accelerators: Sequence[Accelerator], count: int, shares: bool) -> None:
         self._sockets: List[socket.socket] = []
         free: List[Accelerator] = []
-        for each in accelerators:
-            if len(free) < count and (not each.identity or self._claim(each.identity)):
-                free.append(each)
+        for accelerator in accelerators:
+            if len(free) < count and (not accelerator.identity or self._claim_gpu(accelerator.identity)):
+                free.append(accelerator)
         if len(free) < count and accelerators[0].identity and not shares:
             self.close()
             raise BadInput(
@@ -127,8 +127,12 @@ class Claims:
                 remedy="join with fewer --gpus or another --device, begin CUDA MPS (nvidia-cuda-mps-control -d), or "
                 "allow it with --share-gpu",
             )
-        chosen = free if len(free) == count else [*free, *(each for each in accelerators if each not in free)]
-        labels = {each.label for each in chosen[:count]}
+        chosen = (
+            free
+            if len(free) == count
+            else [*free, *(accelerator for accelerator in accelerators if accelerator not in free)]
+        )
+        labels = {accelerator.label for accelerator in chosen[:count]}
         if len(labels) > 1:
             self.close()
             raise BadInput(
@@ -141,11 +145,11 @@ class Claims:
 
     def close(self) -> None:
         """Give the GPUs back; the process's end does so, too."""
-        for each in self._sockets:
-            each.close()
+        for connection in self._sockets:
+            connection.close()
         self._sockets = []
 
-    def _claim(self, identity: str) -> bool:
+    def _claim_gpu(self, identity: str) -> bool:
         claim = socket.socket(socket.AF_UNIX)
         try:
             claim.bind(f"\0edge-offload-pool-{identity}")  # an abstract name: it is free once its process has ended
@@ -157,7 +161,7 @@ class Claims:
 
 
 def mps_runs() -> bool:
-    """Whether CUDA MPS runs: its pipes are there, and its daemon too unless the environment says where they are.
+    """True if CUDA MPS runs: its pipes exist, and its daemon too unless the environment names the pipes.
 
     A container may see the pipes alone; CUDA itself refuses to begin where nobody listens to them.
     """
@@ -170,20 +174,20 @@ def mps_runs() -> bool:
     return any(str(each.info["name"]).startswith(MPS_DAEMON) for each in psutil.process_iter(["name"]))
 
 
-def _identity(index: int) -> str:
+def _gpu_identity(index: int) -> str:
     import torch
 
-    found = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    if found is not None:
-        return str(found)
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if uuid is not None:
+        return str(uuid)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")  # torch before 2.4 does not say
     return visible[index].strip() if index < len(visible) and visible[index].strip() else str(index)
 
 
 def main() -> int:
-    """See the module."""
+    """Print the devices of the first argument, or the refusal, as JSON."""
     try:
-        print(json.dumps({"devices": [asdict(each) for each in present(sys.argv[1])]}), flush=True)
+        print(json.dumps({"devices": [asdict(each) for each in list_devices(sys.argv[1])]}), flush=True)
     except EdgeOffloadError as error:
         print(json.dumps({"refused": str(error), "wrong": isinstance(error, BadInput)}), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""Planners to compare with, behind the interface of :func:`~edge_offload.server.pool.plan.most` (4.7.1).
+"""Planners to compare with, behind the interface of :func:`~edge_offload.server.pool.plan.plan_most` (4.7.1).
 
 Each gets the same profiles, links and margin, and shares the cluster among networks in the same way.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Sequence
 
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.plan import Plan, most
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.plan import PoolPlan, plan_most
+from edge_offload.server.pool.profile import BlockProfile
 
 
-def whole(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 1) -> Plan:
-    """NP: each network whole on whole GPUs; ``most_stages`` is not used. Raises as :func:`most`."""
+def plan_undivided(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 1) -> PoolPlan:
+    """Plan each network undivided on whole GPUs (NP); ``most_stages`` is not used. Raises as :func:`plan_most`."""
     undivided = [
         Demand(
-            Network(
+            BlockProfile(
                 demand.network.name,
                 {gpu: {1: shares[1]} for gpu, shares in demand.network.latency_s.items() if 1 in shares},
                 demand.network.cut_bytes,
@@ -26,4 +26,4 @@ def whole(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most
         )
         for demand in demands
     ]
-    return most(undivided, cluster, margin, 1)
+    return plan_most(undivided, cluster, margin, 1)

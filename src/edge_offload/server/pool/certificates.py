@@ -1,7 +1,7 @@
 """Certificates of a pool whose members are several machines: one authority, and one certificate for each machine.
 
-The authority's key is in the folder that operators copy to their machines along with the token: who has it is one of
-them. Made with ``cryptography``.
+The authority's key is in the folder that operators copy to their machines along with the token: whoever has it is one
+of them. Made with ``cryptography``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Set
 from edge_offload import requirements
 from edge_offload.errors import BadInput, Unsupported
 
-#: Days for which certificates are good, and left over when a machine's is made anew.
-DAYS, LEFT_DAYS = 3650, 30
+#: Validity of certificates (days), and the remaining days at which a machine's is renewed.
+VALID_DAYS, RENEW_DAYS = 3650, 30
 FILES = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 
 
-def prepare(folder: pathlib.Path, head: bool) -> None:
-    """Make what is missing for TLS between machines; a certificate of another machine is replaced by one of this.
+def prepare_certificates(folder: pathlib.Path, head: bool) -> None:
+    """Make missing files for TLS between machines; a certificate of another machine is replaced.
 
     Args:
         folder: with the token.
-        head: whether the authority may be made here.
+        head: True if the authority may be made here.
 
     Raises:
         BadInput: there is no authority, or others can read its key.
@@ -45,41 +45,41 @@ def prepare(folder: pathlib.Path, head: bool) -> None:
         _make_authority(folder)
     if authority.stat().st_mode & 0o077:
         raise BadInput(f"others can read {authority}", remedy=f"chmod 600 {shlex.quote(str(authority))}")
-    if not _fits(folder):
-        _make_own(folder)
+    if not _is_valid(folder):
+        _make_certificate(folder)
     _check_clock(folder)
 
 
-def addresses() -> Set[str]:
-    """All of this machine's."""
+def list_addresses() -> Set[str]:
+    """Return all addresses of this machine."""
     import psutil
 
-    found = {each.address.split("%")[0] for of in psutil.net_if_addrs().values() for each in of
-             if each.family in (socket.AF_INET, socket.AF_INET6)}  # fmt: skip
-    return found | {"127.0.0.1"}
+    result = {address.address.split("%")[0] for interfaces in psutil.net_if_addrs().values() for address in interfaces
+             if address.family in (socket.AF_INET, socket.AF_INET6)}  # fmt: skip
+    return result | {"127.0.0.1"}
 
 
-def _fits(folder: pathlib.Path) -> bool:
-    x509 = _library()
+def _is_valid(folder: pathlib.Path) -> bool:
+    x509 = _import_x509()
     try:
         certificate = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        known = {str(each) for each in names.get_values_for_type(x509.IPAddress)}
+        covered = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
     except (OSError, ValueError, x509.ExtensionNotFound):
         return False
     utc = datetime.timezone.utc
     end = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=utc)
-    left = end - datetime.datetime.now(utc)
-    return (folder / "tls.key").exists() and known >= addresses() and left.days >= LEFT_DAYS
+    remaining = end - datetime.datetime.now(utc)
+    return (folder / "tls.key").exists() and covered >= list_addresses() and remaining.days >= RENEW_DAYS
 
 
 def _check_clock(folder: pathlib.Path) -> None:
-    """Whether the authority's certificate holds now, by this machine's clock.
+    """Check the authority's certificate against this machine's clock.
 
     Raises:
-        BadInput: it does not.
+        BadInput: it is not valid now.
     """
-    x509, utc = _library(), datetime.timezone.utc
+    x509, utc = _import_x509(), datetime.timezone.utc
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     begin, end = (
         getattr(authority, f"{name}_utc", None) or getattr(authority, name).replace(tzinfo=utc)
@@ -95,30 +95,32 @@ def _check_clock(folder: pathlib.Path) -> None:
 
 
 def _make_authority(folder: pathlib.Path) -> None:
-    x509 = _library()
-    key = _key()
-    name = _name("edge_offload pool")
-    made = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    _write(folder, "ca.key", _pem(key))
-    _write(folder, "ca.crt", _signed(made, key))
+    x509 = _import_x509()
+    key = _make_key()
+    name = _make_name("edge_offload pool")
+    builder = _make_builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    _write_private(folder, "ca.key", _encode_key(key))
+    _write_private(folder, "ca.crt", _sign_certificate(builder, key))
 
 
-def _make_own(folder: pathlib.Path) -> None:
-    x509 = _library()
+def _make_certificate(folder: pathlib.Path) -> None:
+    x509 = _import_x509()
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    key = _key()
+    key = _make_key()
     names = [x509.DNSName("localhost"), x509.DNSName(socket.gethostname())]
-    names += [x509.IPAddress(ipaddress.ip_address(each)) for each in sorted(addresses())]
-    subject = _name(socket.gethostname()[:64])
-    made = _builder(subject, authority.subject, key).add_extension(x509.SubjectAlternativeName(names), critical=False)
-    _write(folder, "tls.key", _pem(key))
-    _write(folder, "tls.crt", _signed(made, signer))
+    names += [x509.IPAddress(ipaddress.ip_address(address)) for address in sorted(list_addresses())]
+    subject = _make_name(socket.gethostname()[:64])
+    builder = _make_builder(subject, authority.subject, key).add_extension(
+        x509.SubjectAlternativeName(names), critical=False
+    )
+    _write_private(folder, "tls.key", _encode_key(key))
+    _write_private(folder, "tls.crt", _sign_certificate(builder, signer))
 
 
-def _library() -> Any:
+def _import_x509() -> Any:
     try:
         from cryptography import x509
     except ImportError as error:
@@ -128,21 +130,21 @@ def _library() -> Any:
     return x509
 
 
-def _name(text: str) -> Any:
-    x509 = _library()
+def _make_name(text: str) -> Any:
+    x509 = _import_x509()
     from cryptography.x509.oid import NameOID
 
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _key() -> Any:
+def _make_key() -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _builder(subject: Any, issuer: Any, key: Any) -> Any:
-    x509 = _library()
+def _make_builder(subject: Any, issuer: Any, key: Any) -> Any:
+    x509 = _import_x509()
     now = datetime.datetime.now(datetime.timezone.utc)
     return (
         x509.CertificateBuilder()
@@ -151,24 +153,24 @@ def _builder(subject: Any, issuer: Any, key: Any) -> Any:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks are apart
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 
 
-def _signed(builder: Any, key: Any) -> bytes:
+def _sign_certificate(builder: Any, key: Any) -> bytes:
     from cryptography.hazmat.primitives import hashes, serialization
 
     return bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
-def _pem(key: Any) -> bytes:
+def _encode_key(key: Any) -> bytes:
     from cryptography.hazmat.primitives import serialization
 
     form = serialization.PrivateFormat.PKCS8
     return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
-def _write(folder: pathlib.Path, name: str, data: bytes) -> None:
+def _write_private(folder: pathlib.Path, name: str, data: bytes) -> None:
     handle = os.open(folder / f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as stream:
         stream.write(data)

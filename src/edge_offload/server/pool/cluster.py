@@ -37,14 +37,14 @@ LEAST_PYTHON = (3, 10)
 INLINE_BYTES = 4 << 20
 DEFAULT_PORT = 5790
 LOOPBACK = "127.0.0.1"
-#: Seconds that a machine may take to join.
+#: Limit for a machine to join (seconds).
 START_S = 90.0
-#: Seconds in which a head has to answer.
+#: Limit for a head to answer (seconds).
 GREET_S = 5.0
-#: Ray's processes wait so long for a head that is away, and end then (seconds).
+#: Ray's processes end after so long without a head (seconds).
 HEAD_S = 5
-#: For so long a server's word counts.
-TOLD_S = 10.0
+#: Age up to which a server's status counts (seconds).
+STATUS_S = 10.0
 #: A resource of Ray for each class of GPU.
 RESOURCE = "edge_offload_"
 #: The resource of Ray by which the head is known.
@@ -53,11 +53,11 @@ _STARTED = "Ray runtime started"
 
 
 def unavailable_reason() -> str:
-    """Why there can be no pool with this Python, in words; empty: there can."""
+    """Explain why this Python can have no pool; empty if it can."""
     if sys.version_info < LEAST_PYTHON:
-        found = ".".join(map(str, sys.version_info[:2]))
+        running = ".".join(map(str, sys.version_info[:2]))
         return (
-            f"a pool needs Python 3.10 or newer, and this is {found}: the last Ray for 3.8 is 2.10, which serves "
+            f"a pool needs Python 3.10 or newer, and this is {running}: the last Ray for 3.8 is 2.10, which serves "
             "whoever connects"
         )
     from importlib import metadata
@@ -72,19 +72,23 @@ def unavailable_reason() -> str:
 
 
 def check_available() -> None:
-    """Raises Unsupported with :func:`unavailable_reason`."""
+    """Check that a pool can run here.
+
+    Raises:
+        Unsupported: with :func:`unavailable_reason`.
+    """
     why = unavailable_reason()
     if why:
         raise Unsupported(why, remedy="robots need no Ray: they reach a pool through a server")
 
 
 def default_folder() -> pathlib.Path:
-    """Where the token is kept unless said otherwise."""
+    """Return the default folder of the token."""
     return places.pool_folder()
 
 
 def make_token(folder: pathlib.Path) -> None:
-    """Make the pool's token, readable by this user alone, if there is none."""
+    """Make the pool's token, readable by this user only, if there is none."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(FileExistsError):
         handle = os.open(folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -92,8 +96,8 @@ def make_token(folder: pathlib.Path) -> None:
             stream.write(secrets.token_hex(32))
 
 
-def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
-    """The environment of every process of the pool.
+def make_environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    """Return the environment of every process of the pool.
 
     Raises:
         BadInput: there is no token, or others can read it.
@@ -109,8 +113,8 @@ def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) 
     if mode & 0o077:
         remedy = f"chmod 600 {shlex.quote(str(token))}, or make a new one: it may be known"
         raise BadInput(f"others can read {token}", remedy=remedy)
-    found = dict(os.environ if base is None else base)
-    found.update(
+    env = dict(os.environ if base is None else base)
+    env.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),
         RAY_USAGE_STATS_ENABLED="0",
@@ -120,31 +124,31 @@ def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) 
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # members ask Ray for no GPU, and see those that 'pool join' sees
         RAY_gcs_rpc_server_reconnect_timeout_s=str(HEAD_S),
     )
-    found.pop("RAY_AUTH_TOKEN", None)
-    found.pop("RAY_ADDRESS", None)
+    env.pop("RAY_AUTH_TOKEN", None)
+    env.pop("RAY_ADDRESS", None)
     if all((folder / name).exists() for name in ("tls.crt", "tls.key", "ca.crt")):
-        found.update(
+        env.update(
             RAY_USE_TLS="1",
             RAY_TLS_SERVER_CERT=str(folder / "tls.crt"),
             RAY_TLS_SERVER_KEY=str(folder / "tls.key"),
             RAY_TLS_CA_CERT=str(folder / "ca.crt"),
         )
-    return found
+    return env
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What one machine brings in.
+    """Resources that one machine brings in.
 
     Attributes:
         gpu: class; empty for a head without GPUs.
-        gpus: how many.
+        gpus: number of GPUs.
         table: folder of the profile whose times it emulates; empty: it computes.
-        times: by how much these are dilated.
+        times: factor by which these are dilated.
         store_mb: of its object store.
         devices: of each member, as torch names them.
         label: of these devices.
-        shares: whether plans may divide them among members.
+        shares: True if plans may divide them among members.
     """
 
     gpu: str = ""
@@ -157,17 +161,17 @@ class Machine:
     shares: bool = True
 
 
-#: Where Ray has its sockets and logs, and what these take at least (bytes); where tensors are shared.
+#: Folder of Ray's sockets and logs, and their least room (bytes); folder of shared tensors.
 SOCKETS, SOCKETS_BYTES, SHARED = "/tmp", 64 << 20, "/dev/shm"
 
 
-def sockets(port: int) -> pathlib.Path:
-    """Where a head on ``port`` and its members have their sockets, and logs that stay there."""
+def socket_folder(port: int) -> pathlib.Path:
+    """Return the folder of sockets and logs of a head on ``port`` and its members."""
     return pathlib.Path(SOCKETS) / f"edge-offload-pool-{os.getuid()}-{port}"  # sockets have at most 107 characters
 
 
 def check_room(store_mb: int) -> None:
-    """Whether there is room for sockets, logs and the object store.
+    """Check that there is room for sockets, logs and the object store.
 
     Raises:
         BadInput: there is not.
@@ -186,34 +190,34 @@ def check_room(store_mb: int) -> None:
             )
 
 
-def plain(error: BaseException) -> str:
-    """What a member's failure means, in a line, with the remedy where there is one."""
-    words = (str(error).strip().splitlines() or [""])[-1]
+def explain_failure(error: BaseException) -> str:
+    """Describe a member's failure in one line, with the remedy if there is one."""
+    message = (str(error).strip().splitlines() or [""])[-1]
     text = f"{type(error).__name__} {error}"
     if "ObjectStoreFull" in text or "OutOfDisk" in text:
         disk = f" or make room in {SOCKETS}, which is full, too" if "OutOfDisk" in text else ""
-        return f"the object store of a member is full: join with a larger --store-mb{disk} ({words})"[:300]
-    return f"{type(error).__name__}: {words}"[:300]
+        return f"the object store of a member is full: join with a larger --store-mb{disk} ({message})"[:300]
+    return f"{type(error).__name__}: {message}"[:300]
 
 
-class Started:
-    """Ray's processes of one machine, begun here.
+class RayProcesses:
+    """Ray's processes of one machine, started here.
 
     Args:
         options: of ``ray start``.
-        machine: what it brings in.
+        machine: its resources.
         folder: with the token.
 
     Raises:
         Unsupported: no Ray, or too old a Python.
-        BadInput: no token, or Ray did not start; with what it said.
+        BadInput: no token, or Ray did not start; with its last error.
     """
 
     def __init__(self, options: List[str], machine: Machine, folder: pathlib.Path) -> None:
         check_available()
         check_room(machine.store_mb)
-        env = environment(folder)
-        labels = [f"{name}={value}" for name, value in versions().items()]
+        env = make_environment(folder)
+        labels = [f"{name}={value}" for name, value in list_versions().items()]
         if machine.table:
             env[TABLE], env[TIMES] = str(pathlib.Path(machine.table).resolve()), repr(machine.times)
             labels += [f"emulated={machine.times:g}"]
@@ -231,29 +235,29 @@ class Started:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True,
             preexec_fn=with_parent(),
         )  # fmt: skip
-        self._said: List[str] = []
+        self._output: List[str] = []
         end_s = time.monotonic() + START_S
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        while not any(_STARTED in line for line in self._said):
+        while not any(_STARTED in line for line in self._output):
             line = self._process.stdout.readline()
             if line:
-                self._said.append(line.strip())
+                self._output.append(line.strip())
             elif self._process.poll() is not None or time.monotonic() > end_s:
                 self.close()
                 raise BadInput(
-                    f"Ray did not start: {self._why()}", remedy="see that the port is free, the head reached"
+                    f"Ray did not start: {self._explain_exit()}", remedy="see that the port is free, the head reached"
                 )
             else:
                 time.sleep(0.05)
 
     @property
     def pid(self) -> int:
-        """Of the process whose children the others are."""
+        """Id of the process whose children the others are."""
         return self._process.pid
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it still runs after so long; what it says is read meanwhile."""
+        """Wait, read its output, and return True if it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         assert self._process.stdout is not None
@@ -262,103 +266,109 @@ class Started:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the processes that were begun here, by their ids; another cluster on the machine is left alone."""
+        """End the processes that were started here, by their ids; other clusters of the machine go on."""
         import psutil
 
-        own = []
+        children = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self._process.pid).children(recursive=True)
+            children = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10.0)
-        for process in (*own, self._process):
+        for process in (*children, self._process):
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 process.kill()
         self._process.wait()
 
-    def _why(self) -> str:
-        telling = [
-            line for line in self._said if any(word in line for word in ("rror", "fail", "refus", "nable", "oken"))
+    def _explain_exit(self) -> str:
+        errors = [
+            line
+            for line in self._output
+            if any(keyword in line for keyword in ("rror", "fail", "refus", "nable", "oken"))
         ]
-        return (telling or self._said or ["it said nothing"])[-1][:300]
+        return (errors or self._output or ["it said nothing"])[-1][:300]
 
 
-def start_head(port: int, machine: Machine, folder: pathlib.Path, host: str = LOOPBACK) -> Started:
-    """Begin a pool on this machine; off loopback with TLS.
+def start_head(port: int, machine: Machine, folder: pathlib.Path, host: str = LOOPBACK) -> RayProcesses:
+    """Start a pool on this machine; off loopback with TLS.
 
     Raises:
-        BadInput: the port is taken, ``host`` is no address of this machine, or as :class:`Started`.
-        Unsupported: as :class:`Started`, or no library for certificates.
+        BadInput: the port is taken, ``host`` is no address of this machine, or as :class:`RayProcesses`.
+        Unsupported: as :class:`RayProcesses`, or no library for certificates.
     """
     import psutil
 
     from edge_offload.server.pool import certificates
 
-    if host not in certificates.addresses():
+    if host not in certificates.list_addresses():
         raise BadInput(f"--host {host} is no address of this machine", remedy="give the one that members reach")
 
-    if any(each.laddr.port == port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN):
+    if any(
+        connection.laddr.port == port
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ):
         raise BadInput(f"port {port} is in use: there may be a head already", remedy="join that one, or take --port")
     make_token(folder)
     if host != LOOPBACK:
-        certificates.prepare(folder, True)
+        certificates.prepare_certificates(folder, True)
     options = ["--head", "--port", str(port), "--include-dashboard", "false", "--no-monitor"]
-    options += ["--temp-dir", str(sockets(port))]
-    return Started([*options, "--node-ip-address", host], machine, folder)
+    options += ["--temp-dir", str(socket_folder(port))]
+    return RayProcesses([*options, "--node-ip-address", host], machine, folder)
 
 
-def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Started:
-    """Bring this machine into the pool of ``address``.
+def start_member(address: str, machine: Machine, folder: pathlib.Path) -> RayProcesses:
+    """Join this machine to the pool of ``address``.
 
     Raises:
-        BadInput: no head, the head is elsewhere and there are no certificates, or as :class:`Started`.
-        Unsupported: as :class:`Started`.
+        BadInput: no head, the head is elsewhere and there are no certificates, or as :class:`RayProcesses`.
+        Unsupported: as :class:`RayProcesses`.
     """
     check_keys(address, folder)
     host, port = parse_address(address)
-    _greet(host, port, folder)
+    _check_listener(host, port, folder)
     options = ["--address", f"{host}:{port}"]
     # one after the other: two that begin at once on one machine may take the same socket, and one of them fails
     with open(folder / "start.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return Started(options, machine, folder)
+            return RayProcesses(options, machine, folder)
         except BadInput as slow:
             if "timed out during startup" not in str(slow):
                 raise
-            return Started(options, machine, folder)  # Ray itself waits 30 s, which a busy machine may need
+            return RayProcesses(options, machine, folder)  # Ray itself waits 30 s, which a busy machine may need
 
 
 def check_keys(address: str, folder: pathlib.Path) -> None:
-    """Have what it takes to speak to the pool of ``address``: the token, and off loopback this machine's certificate.
+    """Check the credentials for the pool of ``address``: the token, and off loopback this machine's certificate.
 
     Raises:
         BadInput: there is no token, others can read it, or it would travel in the clear.
         Unsupported: no library for certificates.
     """
     host, _ = parse_address(address)
-    environment(folder)
+    make_environment(folder)
     if host not in (LOOPBACK, "localhost"):
         from edge_offload.server.pool import certificates
 
-        certificates.prepare(folder, False)
+        certificates.prepare_certificates(folder, False)
 
 
-def _greet(host: str, port: int, folder: pathlib.Path) -> None:
-    """See that a head listens, with a certificate of the authority that this machine knows: Ray itself just aborts.
+def _check_listener(host: str, port: int, folder: pathlib.Path) -> None:
+    """Check that a head listens with a certificate of the known authority: Ray itself just aborts.
 
     Raises:
-        BadInput: nobody listens there, or with another certificate.
+        BadInput: nothing listens there, or with another certificate.
     """
-    secured = "RAY_USE_TLS" in environment(folder, {})
+    secured = "RAY_USE_TLS" in make_environment(folder, {})
     try:
-        with socket.create_connection((host, port), GREET_S) as plain:
+        with socket.create_connection((host, port), GREET_S) as connection:
             if secured:
                 context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
                 context.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 context.check_hostname = False  # Ray, too, asks for the authority alone
                 context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-                context.wrap_socket(plain).close()
+                context.wrap_socket(connection).close()
     except ssl.SSLError as error:
         raise BadInput(
             f"no pool at {host}:{port} with certificates like those in {folder}: {error.reason or error}",
@@ -371,7 +381,7 @@ def _greet(host: str, port: int, folder: pathlib.Path) -> None:
 
 
 def parse_address(text: str) -> Tuple[str, int]:
-    """Host and port of ``host[:port]``.
+    """Split ``host[:port]`` into host and port.
 
     Raises:
         BadInput: it is neither.
@@ -384,28 +394,28 @@ def parse_address(text: str) -> Tuple[str, int]:
     return host, int(port or DEFAULT_PORT)
 
 
-def tell(folder: pathlib.Path, status: Mapping[str, Any]) -> None:
-    """Leave a server's state where ``pool status`` of this machine finds it."""
+def write_status(folder: pathlib.Path, status: Mapping[str, Any]) -> None:
+    """Write a server's state to the file that ``pool status`` of this machine reads."""
     path = folder / f"server-{os.getpid()}.json"
     with contextlib.suppress(OSError):
         path.with_suffix(".new").write_text(json.dumps(status), encoding="utf-8")
         path.with_suffix(".new").replace(path)
 
 
-def told(folder: pathlib.Path, address: str) -> List[Dict[str, Any]]:
-    """What servers of this machine have said of the pool in the last seconds."""
-    found = []
+def read_statuses(folder: pathlib.Path, address: str) -> List[Dict[str, Any]]:
+    """Return recent states of servers of this machine for the pool at ``address``."""
+    statuses = []
     for path in sorted(folder.glob("server-*.json")):
         with contextlib.suppress(OSError, ValueError):
-            if time.time() - path.stat().st_mtime < TOLD_S:
-                found.append(json.loads(path.read_text(encoding="utf-8")))
+            if time.time() - path.stat().st_mtime < STATUS_S:
+                statuses.append(json.loads(path.read_text(encoding="utf-8")))
             else:
                 path.unlink()
-    return [each for each in found if parse_address(each["address"]) == parse_address(address)]
+    return [status for status in statuses if parse_address(status["address"]) == parse_address(address)]
 
 
-def version() -> str:
-    """Of edge_offload: all members have the same."""
+def release_version() -> str:
+    """Return the release of edge_offload, which all members share."""
     from importlib import metadata
 
     try:
@@ -414,24 +424,24 @@ def version() -> str:
         return "unknown"
 
 
-def versions() -> Dict[str, str]:
-    """What all members have the same of, as labels of Ray."""
+def list_versions() -> Dict[str, str]:
+    """Return the versions that all members share, as labels of Ray."""
     import platform
     from importlib import metadata
 
-    return {"edge_offload": version(), "python": platform.python_version(), "ray": metadata.version("ray")}
+    return {"edge_offload": release_version(), "python": platform.python_version(), "ray": metadata.version("ray")}
 
 
-def difference(theirs: Mapping[str, str]) -> str:
-    """What a member has otherwise than this machine, in words; empty: nothing."""
-    for name, own in versions().items():
-        if theirs.get(name) != own:
-            return f"it has {name} {theirs.get(name, 'of another release')}, and here is {own}"
+def explain_difference(theirs: Mapping[str, str]) -> str:
+    """Explain how a member's versions differ from this machine's; empty if they do not."""
+    for name, ours in list_versions().items():
+        if theirs.get(name) != ours:
+            return f"it has {name} {theirs.get(name, 'of another release')}, and here is {ours}"
     return ""
 
 
 def check_head(address: str, folder: pathlib.Path) -> None:
-    """Compare this machine's versions with the head's, from a process of its own.
+    """Compare this machine's versions with the head's, from a separate process.
 
     Raises:
         Refused: they differ.
@@ -439,10 +449,10 @@ def check_head(address: str, folder: pathlib.Path) -> None:
     """
     program = (
         "import json, sys, pathlib; from edge_offload.server.pool import cluster; "
-        "ray = cluster.connect(sys.argv[1], pathlib.Path(sys.argv[2])); "
+        "ray = cluster.connect_ray(sys.argv[1], pathlib.Path(sys.argv[2])); "
         "print(json.dumps([n['Labels'] for n in ray.nodes() if n['Alive'] and cluster.HEAD in n['Resources']]))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, address, str(folder)],
         capture_output=True,
         text=True,
@@ -450,25 +460,25 @@ def check_head(address: str, folder: pathlib.Path) -> None:
         timeout=START_S,
     )
     try:
-        (labels,) = json.loads(done.stdout)
+        (labels,) = json.loads(process.stdout)
     except ValueError as error:
-        raise BadInput(f"the head does not answer: {done.stderr[-300:]}") from error
-    why = difference(labels)
-    if why:
-        raise Refused(f"the head of {address} is another release: {why}", remedy="install the same on all machines")
+        raise BadInput(f"the head does not answer: {process.stderr[-300:]}") from error
+    reason = explain_difference(labels)
+    if reason:
+        raise Refused(f"the head of {address} is another release: {reason}", remedy="install the same on all machines")
 
 
 @dataclass(frozen=True)
-class Node:
-    """A member, as the head knows it.
+class PoolNode:
+    """A member in the head's list.
 
     Attributes:
         name: Ray's id.
         gpu, gpus: class and number of its GPUs; none for a head alone.
-        times: by how much it is dilated if it is emulated; 0: it computes.
-        problem: why it is not used; empty: it is.
-        device: label of what computes.
-        shares: whether plans may divide its GPUs among members.
+        times: dilation if it is emulated; 0: it computes.
+        problem: the reason if it is not used; otherwise empty.
+        device: label of its device.
+        shares: True if plans may divide its GPUs among members.
     """
 
     name: str
@@ -480,17 +490,17 @@ class Node:
     shares: bool = True
 
 
-def connect(address: str, folder: pathlib.Path) -> Any:
-    """Ray, connected to the pool from this process; which is to do nothing else.
+def connect_ray(address: str, folder: pathlib.Path) -> Any:
+    """Connect this process to the pool through Ray; it is to do nothing else.
 
     Raises:
         Unsupported, BadInput: no Ray, no token, no pool there, or another token.
     """
     check_available()
     check_keys(address, folder)
-    os.environ.update(environment(folder))
+    os.environ.update(make_environment(folder))
     host, port = parse_address(address)
-    _greet(host, port, folder)
+    _check_listener(host, port, folder)
     import ray
 
     try:
@@ -499,16 +509,16 @@ def connect(address: str, folder: pathlib.Path) -> Any:
             configure_logging=False,
         )  # fmt: skip
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BadInput(
-            f"no pool at {address}: {said[0][:300]}", remedy="see that 'edge-offload pool head' runs there, same token"
+            f"no pool at {address}: {lines[0][:300]}", remedy="see that 'edge-offload pool head' runs there, same token"
         ) from error
     return ray
 
 
-def nodes(ray: Any) -> List[Node]:
-    """Members that Ray believes to be alive, in a lasting order."""
-    found = []
+def list_nodes(ray: Any) -> List[PoolNode]:
+    """Return members that Ray reports alive, in a stable order."""
+    members = []
     for raw in ray.nodes():
         classes = {
             name[len(RESOURCE) :]: count for name, count in raw["Resources"].items() if name.startswith(RESOURCE)
@@ -517,32 +527,32 @@ def nodes(ray: Any) -> List[Node]:
             continue
         ((gpu, gpus),) = list(classes.items())[:1]
         labels = raw.get("Labels", {})
-        found.append(
-            Node(
-                raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), difference(labels),
+        members.append(
+            PoolNode(
+                raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), explain_difference(labels),
                 labels.get("device", CPU_LABEL), labels.get("shares", "1") != "0",
             )
         )  # fmt: skip
-    return sorted(found, key=lambda node: (node.gpu, node.name))
+    return sorted(members, key=lambda node: (node.gpu, node.name))
 
 
-#: Keys of the head's store under which drivers say that they are there.
+#: Prefix of the keys in the head's store under which drivers report their beats.
 _DRIVERS = "edge_offload/driver/"
 
 
-def drivers(own: str, beat: int) -> Dict[str, bytes]:
-    """Say that a driver is there, and what all of them said last, by name."""
+def exchange_beats(name: str, beat: int) -> Dict[str, bytes]:
+    """Report this driver's beat, and return the latest beats of all drivers by name."""
     from ray.experimental import internal_kv
 
-    internal_kv._internal_kv_put(_DRIVERS + own, str(beat), overwrite=True)
-    found = {}
+    internal_kv._internal_kv_put(_DRIVERS + name, str(beat), overwrite=True)
+    beats = {}
     for key in internal_kv._internal_kv_list(_DRIVERS):
-        found[key.decode()[len(_DRIVERS) :]] = internal_kv._internal_kv_get(key) or b""
-    return found
+        beats[key.decode()[len(_DRIVERS) :]] = internal_kv._internal_kv_get(key) or b""
+    return beats
 
 
-def driver_ends(name: str) -> None:
-    """A driver is not there any more."""
+def remove_driver(name: str) -> None:
+    """Remove a driver from the head's store."""
     from ray.experimental import internal_kv
 
     internal_kv._internal_kv_del(_DRIVERS + name)

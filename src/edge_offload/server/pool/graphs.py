@@ -14,39 +14,39 @@ from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
 #: Graphs that one stage has at once: a graph is for one size of batch and one layout of its inputs.
 MOST_GRAPHS = 16
 
-Calls = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+StageFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 _log = logging.getLogger(__name__)
 
 
-def backend_on(device: torch.device) -> Optional[Direct]:
-    """What captures graphs on ``device``; None: there are none."""
+def graph_backend(device: torch.device) -> Optional[Direct]:
+    """Return the backend that captures graphs on ``device``; None: there is none."""
     backend = CudaGraphBackend()
     return None if device.type != "cuda" or devices.Virtual.owner or backend.missing_parts() else backend
 
 
 class GraphedStage:
-    """Computes what ``calls`` computes, from its second run with the same layouts on as a graph. One thread.
+    """Runs ``calls``, from its second run with the same layouts on as a graph. One thread.
 
     A graph takes over only if it gave the bytes and the strides of the calls in that run.
 
     Args:
         name: of the stage, for the log.
         calls: computes by calls, for a size of batch.
-        backend: what captures; None: everything is computed by calls.
+        backend: captures graphs; None: everything is computed by calls.
     """
 
-    def __init__(self, name: str, calls: Callable[[int], Calls], backend: Optional[Direct]) -> None:
+    def __init__(self, name: str, calls: Callable[[int], StageFunction], backend: Optional[Direct]) -> None:
         self._name, self._calls, self._backend = name, calls, backend
         self._graphs: Dict[Tuple[Any, ...], Optional[Engine]] = {}
         self._seen: Set[Tuple[Any, ...]] = set()
 
     @property
-    def captured(self) -> int:
-        """How many graphs there are."""
+    def graph_count(self) -> int:
+        """Number of graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def run(self, batch: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The outputs of the stage.
+        """Return the outputs of the stage.
 
         Args:
             batch: frames in the tensors.
@@ -54,25 +54,25 @@ class GraphedStage:
         """
         if self._backend is None:
             return self._calls(batch)(tensors)
-        layouts = (batch, *((one.dtype, one.shape, one.stride()) for one in tensors))
+        layouts = (batch, *((tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors))
         graph = self._graphs.get(layouts)
         if graph is not None:
             return graph.run(tensors)
         outputs = self._calls(batch)(tensors)
         if layouts not in self._graphs and len(self._graphs) < MOST_GRAPHS:
             if layouts in self._seen:
-                self._graphs[layouts] = self._capture(batch, tensors, outputs)
+                self._graphs[layouts] = self._capture_graph(batch, tensors, outputs)
             self._seen.add(layouts)
         return outputs
 
-    def _capture(
+    def _capture_graph(
         self, batch: int, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> Optional[Engine]:
-        """A graph of the calls; None: it cannot be captured, or gives other outputs."""
+        """Return a graph of the calls; None: it cannot be captured, or gives other outputs."""
         assert self._backend is not None
         try:
             graph = self._backend.capture(self._calls(batch), tensors)
-            reason = "" if _equal(outputs, graph.run(tensors)) else "its outputs differ"
+            reason = "" if _are_equal(outputs, graph.run(tensors)) else "its outputs differ"
         except Exception as error:
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if not reason:
@@ -81,12 +81,12 @@ class GraphedStage:
         return None
 
 
-def _equal(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors have the same values and strides; NaN is equal to itself."""
-    return [(one.dtype, one.shape, one.stride()) for one in expected] == [
-        (one.dtype, one.shape, one.stride()) for one in outputs
-    ] and all(torch.equal(_bytes(one), _bytes(other)) for one, other in zip(expected, outputs))
+def _are_equal(expected: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """True if tensors have the same values and strides; NaN is equal to itself."""
+    return [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in expected] == [
+        (tensor.dtype, tensor.shape, tensor.stride()) for tensor in outputs
+    ] and all(torch.equal(_as_bytes(tensor), _as_bytes(other)) for tensor, other in zip(expected, outputs))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)

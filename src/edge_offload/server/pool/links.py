@@ -1,4 +1,4 @@
-"""When the links of machines are in use, up and down (4.5.5)."""
+"""Schedule of machines' links, up and down (4.5.5)."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ NEAR = 1e-9
 Spans = List[Tuple[float, float]]
 
 
-class Links:
-    """When each machine's link is in use, up and down.
+class LinkSchedule:
+    """Reserved times of each machine's link, up and down.
 
     Args:
-        machines: how many there are.
+        machines: their number.
     """
 
     def __init__(self, machines: int) -> None:
         self.up: List[Spans] = [[] for _ in range(machines)]
         self.down: List[Spans] = [[] for _ in range(machines)]
 
-    def begin(self, sender: int, receiver: int, at: float, takes: float) -> float:
-        """The first time from ``at`` on when both machines' links are free for so long."""
+    def earliest_start(self, sender: int, receiver: int, at: float, duration: float) -> float:
+        """Return the first time from ``at`` on when both machines' links are free for ``takes`` seconds."""
         up, down = self.up[sender], self.down[receiver]
         begin = -math.inf
         while at > begin:
             begin = at
-            at = gap(down, gap(up, begin, takes), takes)
+            at = find_gap(down, find_gap(up, begin, duration), duration)
         return begin
 
-    def take(self, sender: int, receiver: int, begin: float, end: float, now: float) -> None:
-        """Nobody else sends from or to there meanwhile; what was over by ``now`` is forgotten."""
+    def reserve_span(self, sender: int, receiver: int, begin: float, end: float, now: float) -> None:
+        """Reserve both links from ``begin`` to ``end``; remove reservations that ended before ``now``."""
         for spans in (self.up[sender], self.down[receiver]):
-            over = next((place for place, (_, until) in enumerate(spans) if until > now), len(spans))
-            del spans[:over]
+            past = next((place for place, (_, until) in enumerate(spans) if until > now), len(spans))
+            del spans[:past]
             bisect.insort(spans, (begin, end))
 
 
-def gap(spans: Spans, at: float, takes: float) -> float:
-    """The first time from ``at`` on that is free for so long; of spans that begin before, the last alone matters."""
+def find_gap(spans: Spans, at: float, duration: float) -> float:
+    """Return the first time from ``at`` on that is free for so long; of earlier spans only the last matters."""
     for begin, end in spans[max(0, bisect.bisect_left(spans, (at - 2 * NEAR,)) - 1) :]:
-        if begin >= at + takes - NEAR:
+        if begin >= at + duration - NEAR:
             break
         at = max(at, end)
     return at

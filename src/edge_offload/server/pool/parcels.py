@@ -17,8 +17,8 @@ from edge_offload.execute.tensors import TensorSpec
 Parcel = Tuple[str, Tuple[int, ...], Tuple[int, ...], Array]
 
 
-def packed(tensor: torch.Tensor) -> Parcel:
-    """A tensor of any device with the order in which its dimensions lie in memory.
+def pack_tensor(tensor: torch.Tensor) -> Parcel:
+    """Return a tensor of any device as bytes, with the order in which its dimensions lie in memory.
 
     On the CPU it is copied only where there are gaps; from a GPU it is fetched once it is computed.
     """
@@ -29,8 +29,8 @@ def packed(tensor: torch.Tensor) -> Parcel:
     return TensorSpec.of(tensor).dtype, tuple(tensor.shape), order, raw
 
 
-def unpacked(parcel: Parcel, device: Union[str, torch.device] = "cpu") -> torch.Tensor:
-    """The tensor of :func:`packed` on a device, in memory as it was.
+def unpack_tensor(parcel: Parcel, device: Union[str, torch.device] = "cpu") -> torch.Tensor:
+    """Return the tensor of :func:`pack_tensor` on a device, in memory as it was.
 
     On the CPU the bytes are shared, and not to be written.
 

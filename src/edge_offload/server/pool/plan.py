@@ -1,4 +1,4 @@
-"""How many GPUs each stage of each pipeline gets: exact, without a solver.
+"""Number of GPUs of each stage of each pipeline: exact, without a solver.
 
 Whole GPUs belong to one stage (4.21 with whole ``g / v``). For every number of GPUs of each class, ``Table.single`` is
 the best rate of one pipeline that uses just these; ``Table.total`` that of any set of pipelines that fits in them, its
@@ -17,16 +17,16 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.server.pool.columns import Cluster, Columns, Demand, pipelines
+from edge_offload.server.pool.columns import Cluster, Demand, PipelineColumns, list_pipelines
 
-#: Combinations of GPU counts that a plan is made for.
+#: Limit of combinations of GPU counts, which bounds the time of a plan.
 MAX_COMBINATIONS = 40_000
 _NEAR = 1e-9
 _NOTHING = -1
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlannedStage:
     """One stage of a pipeline.
 
     Attributes:
@@ -34,7 +34,7 @@ class Stage:
         gpu: class of its GPUs.
         parts: each GPU is divided into this many.
         batch: of the whole pipeline.
-        gpus: how many.
+        gpus: their number.
     """
 
     first: int
@@ -46,35 +46,35 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PlannedPipeline:
     """A network in stages.
 
     Attributes:
         network: its name.
         rate: frames per second.
-        latency_s: of one batch when nothing waits.
+        latency_s: of one batch without waiting.
         stages: in order.
     """
 
     network: str
     rate: float
     latency_s: float
-    stages: Tuple[Stage, ...]
+    stages: Tuple[PlannedStage, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What runs where.
+class PoolPlan:
+    """Pipelines of all networks and their GPUs.
 
     Attributes:
         objective: frames per second for a weight of 1, the least of all networks; for a given load: GPUs.
         pipelines: of all networks; those of one network with the same blocks, classes and batch are one.
         rates: frames per second by network.
-        passed_over: objective of a plan that promises more and holds less; 0: there is none.
+        passed_over: objective of a plan with a higher rate and fewer answers in time; 0: there is none.
     """
 
     objective: float
-    pipelines: Tuple[Pipeline, ...]
+    pipelines: Tuple[PlannedPipeline, ...]
     rates: Dict[str, float]
     passed_over: float = 0.0
 
@@ -88,59 +88,59 @@ class Plan:
         return used
 
 
-class Table:
+class RateTable:
     """The best rates of one network for every combination of GPU counts.
 
     Args:
         columns: its pipelines.
-        cluster: what there is.
-        most_gpus: that a stage may have; None: as many as there are.
+        cluster: machines and links.
+        most_gpus: limit of a stage; None: all of them.
     """
 
-    def __init__(self, columns: Sequence[Columns], cluster: Cluster, most_gpus: Optional[int] = None) -> None:
+    def __init__(self, columns: Sequence[PipelineColumns], cluster: Cluster, most_gpus: Optional[int] = None) -> None:
         self._columns = columns
         self._most_gpus = most_gpus
-        self._classes = cluster.classes
+        self._classes = cluster.class_names
         self._shape = tuple(count + 1 for count in cluster.gpus.values())
-        self._which = np.full(self._shape, _NOTHING)
+        self._row_of = np.full(self._shape, _NOTHING)
         self.single = np.zeros(self._shape)
         self._offsets = np.cumsum([0] + [len(one.batch) for one in columns])
         for offset, one in zip(self._offsets, columns):
-            self._enter(one, int(offset))
-        self.total, self._choice = _closure(self.single)
+            self._enter_columns(one, int(offset))
+        self.total, self._choice = _close_sums(self.single)
 
-    def pipelines(self, network: str, gpus: Tuple[int, ...]) -> List[Pipeline]:
-        """The best pipelines for these counts."""
-        made = []
-        at = gpus
-        while any(at):
-            choice = int(self._choice[at])
+    def best_pipelines(self, network: str, gpus: Tuple[int, ...]) -> List[PlannedPipeline]:
+        """Return the best pipelines for these counts."""
+        pipelines = []
+        remaining = gpus
+        while any(remaining):
+            choice = int(self._choice[remaining])
             if choice < 0:  # a GPU of class -choice - 1 is of no use here
-                at = tuple(count - (place == -choice - 1) for place, count in enumerate(at))
+                remaining = tuple(count - (place == -choice - 1) for place, count in enumerate(remaining))
                 continue
             used = tuple(int(count) for count in np.unravel_index(choice, self._shape))
             if self.single[used] <= 0:
                 break
-            made.append(self._pipeline(network, used))
-            at = tuple(count - less for count, less in zip(at, used))
-        return made
+            pipelines.append(self._make_pipeline(network, used))
+            remaining = tuple(count - less for count, less in zip(remaining, used))
+        return pipelines
 
-    def _enter(self, one: Columns, offset: int) -> None:
-        """Enter each pipeline with 1, 2, … GPUs in the stage that bounds it, and as few as do in the others."""
-        places = [self._classes.index(gpu) for gpu in one.classes]
+    def _enter_columns(self, group: PipelineColumns, offset: int) -> None:
+        """Enter each pipeline with 1, 2, … GPUs in its bottleneck stage, and the fewest in the others."""
+        places = [self._classes.index(gpu) for gpu in group.classes]
         steps = np.array([math.prod(self._shape[place + 1 :]) for place in range(len(self._shape))])
         for bound, place in enumerate(places):
             counts = np.arange(1, self._shape[place])
             if not len(counts):
                 return
-            rate = one.rates[:, bound, None] * counts
-            needed = np.ceil(rate[:, :, None] / one.rates[:, None, :] * (1 - _NEAR)).astype(int)
+            rate = group.rates[:, bound, None] * counts
+            needed = np.ceil(rate[:, :, None] / group.rates[:, None, :] * (1 - _NEAR)).astype(int)
             needed[:, :, bound] = counts
             needed = np.maximum(needed, 1)
             allowed = (needed <= (self._most_gpus or needed.max(initial=1))).all(axis=2)
             used = np.zeros((*rate.shape, len(self._shape)), int)
-            for stage, of in enumerate(places):
-                used[:, :, of] += needed[:, :, stage]
+            for stage, axis in enumerate(places):
+                used[:, :, axis] += needed[:, :, stage]
             rows, columns = np.nonzero(allowed & (used < np.array(self._shape)).all(axis=2))
             entries = used[rows, columns] @ steps
             rates = rate[rows, columns]
@@ -148,94 +148,94 @@ class Table:
             entries, rates, rows = entries[order], rates[order], rows[order]
             better = rates > self.single.reshape(-1)[entries] * (1 + _NEAR)
             self.single.reshape(-1)[entries[better]] = rates[better]
-            self._which.reshape(-1)[entries[better]] = offset + rows[better]
+            self._row_of.reshape(-1)[entries[better]] = offset + rows[better]
 
-    def _pipeline(self, network: str, used: Tuple[int, ...]) -> Pipeline:
-        row = int(self._which[used])
+    def _make_pipeline(self, network: str, used: Tuple[int, ...]) -> PlannedPipeline:
+        row = int(self._row_of[used])
         group = int(np.searchsorted(self._offsets, row, side="right")) - 1
-        one, row = self._columns[group], row - int(self._offsets[group])
+        group_columns, row = self._columns[group], row - int(self._offsets[group])
         rate = float(self.single[used])
-        counts = [max(1, math.ceil(rate / each * (1 - _NEAR))) for each in one.rates[row]]
+        counts = [max(1, math.ceil(rate / stage_rate * (1 - _NEAR))) for stage_rate in group_columns.rates[row]]
         stages = tuple(
-            Stage(
-                int(one.bounds[row, stage]), int(one.bounds[row, stage + 1]), gpu,
-                int(one.parts[row, stage]), int(one.batch[row]), counts[stage],
+            PlannedStage(
+                int(group_columns.bounds[row, stage]), int(group_columns.bounds[row, stage + 1]), gpu,
+                int(group_columns.parts[row, stage]), int(group_columns.batch[row]), counts[stage],
             )
-            for stage, gpu in enumerate(one.classes)
+            for stage, gpu in enumerate(group_columns.classes)
         )  # fmt: skip
-        return Pipeline(network, rate, float(one.latency_s[row]), stages)
+        return PlannedPipeline(network, rate, float(group_columns.latency_s[row]), stages)
 
 
-def most(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 3) -> Plan:
-    """The plan with the greatest rate: for several networks, the greatest least rate over weight.
+def plan_most(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 3) -> PoolPlan:
+    """Return the plan with the greatest rate: for several networks, the greatest least rate over weight.
 
     Raises:
         BadInput: too large a cluster, or a network that no pipeline answers in time.
     """
-    tables = tables_of(demands, cluster, margin, most_stages)
-    return alike_as_one(share_out(demands, tables, cluster))
+    tables = make_tables(demands, cluster, margin, most_stages)
+    return merge_alike(share_cluster(demands, tables, cluster))
 
 
-def tables_of(demands: Sequence[Demand], cluster: Cluster, margin: float, most_stages: int) -> List[Table]:
-    """A table for each network. Raises as :func:`most`."""
-    check(cluster)
-    return [Table(pipelines(demand, cluster, margin, most_stages), cluster) for demand in demands]
+def make_tables(demands: Sequence[Demand], cluster: Cluster, margin: float, most_stages: int) -> List[RateTable]:
+    """Make a table for each network. Raises as :func:`plan_most`."""
+    check_cluster(cluster)
+    return [RateTable(list_pipelines(demand, cluster, margin, most_stages), cluster) for demand in demands]
 
 
-def share_out(demands: Sequence[Demand], tables: Sequence[Table], cluster: Cluster) -> Plan:
-    """Max-min over networks of rate over weight, from their tables."""
+def share_cluster(demands: Sequence[Demand], tables: Sequence[RateTable], cluster: Cluster) -> PoolPlan:
+    """Maximise the least rate over weight of all networks, from their tables."""
     full = tuple(cluster.gpus.values())
     best = tables[0].total / demands[0].weight
     choices = []
     for demand, table in zip(demands[1:], tables[1:]):
         best, choice = _max_min(best, table.total / demand.weight)
         choices.append(choice)
-    at, counts = full, []
+    remaining, counts = full, []
     for choice in reversed(choices):
-        mine = tuple(int(count) for count in np.unravel_index(int(choice[at]), best.shape))
-        counts.append(mine)
-        at = tuple(count - less for count, less in zip(at, mine))
-    counts = [at, *reversed(counts)]
-    return plan_of(float(best[full]), demands, tables, counts)
+        share = tuple(int(count) for count in np.unravel_index(int(choice[remaining]), best.shape))
+        counts.append(share)
+        remaining = tuple(count - less for count, less in zip(remaining, share))
+    counts = [remaining, *reversed(counts)]
+    return make_plan(float(best[full]), demands, tables, counts)
 
 
-def plan_of(
-    objective: float, demands: Sequence[Demand], tables: Sequence[Table], counts: Sequence[Tuple[int, ...]]
-) -> Plan:
-    """A plan of what each network gets, from their tables."""
-    made: List[Pipeline] = []
+def make_plan(
+    objective: float, demands: Sequence[Demand], tables: Sequence[RateTable], counts: Sequence[Tuple[int, ...]]
+) -> PoolPlan:
+    """Make a plan from each network's share, from their tables."""
+    all_pipelines: List[PlannedPipeline] = []
     rates = {}
     for demand, table, gpus in zip(demands, tables, counts):
         name = demand.network.name
-        mine = table.pipelines(name, gpus)
-        rates[name] = sum(pipeline.rate for pipeline in mine)
-        made.extend(mine)
-    return Plan(objective, tuple(made), rates)
+        pipelines = table.best_pipelines(name, gpus)
+        rates[name] = sum(pipeline.rate for pipeline in pipelines)
+        all_pipelines.extend(pipelines)
+    return PoolPlan(objective, tuple(all_pipelines), rates)
 
 
-def alike_as_one(plan: Plan) -> Plan:
-    """Pipelines that differ in their GPUs' number alone: together, so that any GPU of a stage can go on from any."""
-    alike: Dict[Tuple[str, Tuple[Stage, ...]], List[Pipeline]] = {}
+def merge_alike(plan: PoolPlan) -> PoolPlan:
+    """Merge pipelines that differ only in their number of GPUs, so that any GPU of a stage can follow any."""
+    alike: Dict[Tuple[str, Tuple[PlannedStage, ...]], List[PlannedPipeline]] = {}
     for pipeline in plan.pipelines:
         shape = tuple(replace(stage, gpus=0) for stage in pipeline.stages)
         alike.setdefault((pipeline.network, shape), []).append(pipeline)
-    together = []
+    merged = []
     for group in alike.values():
-        each = zip(*(pipeline.stages for pipeline in group))
-        stages = tuple(replace(of[0], gpus=sum(stage.gpus for stage in of)) for of in each)
-        together.append(replace(group[0], rate=sum(pipeline.rate for pipeline in group), stages=stages))
-    return replace(plan, pipelines=tuple(together))
+        columns = zip(*(pipeline.stages for pipeline in group))
+        stages = tuple(replace(stages_[0], gpus=sum(stage.gpus for stage in stages_)) for stages_ in columns)
+        merged.append(replace(group[0], rate=sum(pipeline.rate for pipeline in group), stages=stages))
+    return replace(plan, pipelines=tuple(merged))
 
 
-def check(cluster: Cluster) -> None:
-    """Whether a plan can be made for it.
+def check_cluster(cluster: Cluster) -> None:
+    """Check that a plan can be made for a cluster.
 
     Raises:
         BadInput: no GPUs, too many, or links of no bandwidth.
     """
     for gpu, count in cluster.gpus.items():
         if count < 1:
-            raise BadInput(f"{count} GPUs of class {gpu}", remedy="1 is the least; leave out a class that is not there")
+            raise BadInput(f"{count} GPUs of class {gpu}", remedy="1 is the least; omit a class without GPUs")
     combinations = math.prod(count + 1 for count in cluster.gpus.values())
     if not cluster.gpus or combinations > MAX_COMBINATIONS:
         raise BadInput(
@@ -250,38 +250,38 @@ def check(cluster: Cluster) -> None:
         raise BadInput(f"a link share of {cluster.link_share}", remedy="0 (no rule) to 1")
 
 
-def _closure(single: Array) -> Tuple[Array, Array]:
-    """The best sum of entries whose counts fit, for every count; and the entry that is taken first there.
+def _close_sums(single: Array) -> Tuple[Array, Array]:
+    """Return the best sum of entries for every count, and the entry that is used first there.
 
-    A choice of ``-1 - class`` says that a GPU of this class is of no use there.
+    A choice of ``-1 - class`` means that a GPU of this class is of no use there.
     """
     total = np.zeros_like(single)
     choice = np.full(single.shape, _NOTHING)
-    for at in itertools.product(*map(range, single.shape)):
-        if not any(at):
+    for counts in itertools.product(*map(range, single.shape)):
+        if not any(counts):
             continue
-        window = tuple(slice(0, count + 1) for count in at)
+        window = tuple(slice(0, count + 1) for count in counts)
         sums = single[window] + np.flip(total[window])
         place = int(np.argmax(sums))
         best = sums.reshape(-1)[place]
-        taken = int(np.ravel_multi_index(np.unravel_index(place, sums.shape), single.shape))
-        for axis, count in enumerate(at):
+        entry = int(np.ravel_multi_index(np.unravel_index(place, sums.shape), single.shape))
+        for axis, count in enumerate(counts):
             if count:
-                without = total[tuple(one - (other == axis) for other, one in enumerate(at))]
+                without = total[tuple(one - (other == axis) for other, one in enumerate(counts))]
                 if without >= best * (1 - _NEAR):
-                    best, taken = max(best, without), -1 - axis
-        total[at], choice[at] = best, taken
+                    best, entry = max(best, without), -1 - axis
+        total[counts], choice[counts] = best, entry
     return total, choice
 
 
 def _max_min(one: Array, other: Array) -> Tuple[Array, Array]:
-    """For every count the best least of both when it is divided between them, and what ``other`` gets."""
+    """Return the best least of both for every count divided between them, and the share of ``other``."""
     best = np.zeros_like(one)
     choice = np.zeros(one.shape, int)
-    for at in itertools.product(*map(range, one.shape)):
-        window = tuple(slice(0, count + 1) for count in at)
+    for counts in itertools.product(*map(range, one.shape)):
+        window = tuple(slice(0, count + 1) for count in counts)
         least = np.minimum(np.flip(one[window]), other[window])
         place = int(np.argmax(least))
-        best[at] = least.reshape(-1)[place]
-        choice[at] = int(np.ravel_multi_index(np.unravel_index(place, least.shape), one.shape))
+        best[counts] = least.reshape(-1)[place]
+        choice[counts] = int(np.ravel_multi_index(np.unravel_index(place, least.shape), one.shape))
     return best, choice

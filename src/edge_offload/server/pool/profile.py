@@ -1,4 +1,4 @@
-"""What the blocks of a network take on classes of GPUs, and what crosses between them; from and to CSV.
+"""Seconds of a network's blocks on classes of GPUs, and bytes between them; from and to CSV.
 
 The columns are ``dnn, gpu, vgpu_denom, block, batch, latency_us`` and ``dnn, cut_after_block, bytes_batch1``.
 """
@@ -20,12 +20,12 @@ LATENCIES, CUTS = "block_latency_us.csv", "cut_bytes.csv"
 _LATENCY_COLUMNS = ("dnn", "gpu", "vgpu_denom", "block", "batch", "latency_us")
 _CUT_COLUMNS = ("dnn", "cut_after_block", "bytes_batch1")
 MAX_ROWS = 1_000_000
-#: A block that a profile says takes less than a clock can tell takes this long (seconds).
-LEAST_S = 1e-6
+#: Least time of a block: a clock cannot resolve less (seconds).
+LEAST_BLOCK_S = 1e-6
 
 
 @dataclass(frozen=True)
-class Network:
+class BlockProfile:
     """A network by its blocks.
 
     Attributes:
@@ -43,41 +43,43 @@ class Network:
         """Number of blocks."""
         return len(self.cut_bytes) + 1
 
-    def stage_s(self, gpu: str, parts: int, first: int, end: int) -> Array:
-        """Seconds that blocks ``first`` to ``end`` (excluded) take, by batch - 1."""
-        taken: Array = self.latency_s[gpu][parts][first:end].sum(axis=0)
-        return taken
+    def stage_seconds(self, gpu: str, parts: int, first: int, end: int) -> Array:
+        """Return seconds of blocks ``first`` to ``end`` (excluded), by batch - 1."""
+        seconds: Array = self.latency_s[gpu][parts][first:end].sum(axis=0)
+        return seconds
 
 
-def load(folder: pathlib.Path) -> Dict[str, Network]:
-    """Networks of a folder with :data:`LATENCIES` and :data:`CUTS`.
+def load_profiles(folder: pathlib.Path) -> Dict[str, BlockProfile]:
+    """Load networks from a folder with :data:`LATENCIES` and :data:`CUTS`.
 
     Raises:
         BadInput: a file is missing or malformed, a block or batch is missing, a number is not finite and positive.
     """
     latencies: Dict[str, Dict[Tuple[str, int], Dict[Tuple[int, int], float]]] = {}
-    for row in _rows(folder / LATENCIES, _LATENCY_COLUMNS):
-        where = f"{LATENCIES}: {row['dnn']} on {row['gpu']}"
-        parts, block, batch = (_whole(row[key], f"{where}: {key}") for key in ("vgpu_denom", "block", "batch"))
-        taken = _number(row["latency_us"], f"{where}, block {block}, batch {batch}: latency_us")
+    for row in _read_rows(folder / LATENCIES, _LATENCY_COLUMNS):
+        place = f"{LATENCIES}: {row['dnn']} on {row['gpu']}"
+        parts, block, batch = (_parse_integer(row[key], f"{place}: {key}") for key in ("vgpu_denom", "block", "batch"))
+        latency_us = _parse_number(row["latency_us"], f"{place}, block {block}, batch {batch}: latency_us")
         if parts < 1 or block < 0 or batch < 1:
-            raise BadInput(f"{where}: vgpu_denom {parts}, block {block}, batch {batch} cannot be")
-        of = latencies.setdefault(row["dnn"], {}).setdefault((row["gpu"], parts), {})
-        if (block, batch) in of:
-            raise BadInput(f"{where}: block {block}, batch {batch} is there twice")
-        of[block, batch] = max(taken / 1e6, LEAST_S)
+            raise BadInput(f"{place}: vgpu_denom {parts}, block {block}, batch {batch} cannot be")
+        table = latencies.setdefault(row["dnn"], {}).setdefault((row["gpu"], parts), {})
+        if (block, batch) in table:
+            raise BadInput(f"{place}: block {block}, batch {batch} is there twice")
+        table[block, batch] = max(latency_us / 1e6, LEAST_BLOCK_S)
     cuts: Dict[str, Dict[int, float]] = {}
-    for row in _rows(folder / CUTS, _CUT_COLUMNS):
-        where = f"{CUTS}: {row['dnn']}"
-        block = _whole(row["cut_after_block"], f"{where}: cut_after_block")
-        cuts.setdefault(row["dnn"], {})[block] = _number(row["bytes_batch1"], f"{where}, block {block}: bytes_batch1")
+    for row in _read_rows(folder / CUTS, _CUT_COLUMNS):
+        place = f"{CUTS}: {row['dnn']}"
+        block = _parse_integer(row["cut_after_block"], f"{place}: cut_after_block")
+        cuts.setdefault(row["dnn"], {})[block] = _parse_number(
+            row["bytes_batch1"], f"{place}, block {block}: bytes_batch1"
+        )
     if not latencies:
         raise BadInput(f"{folder / LATENCIES} says nothing", remedy="measure with 'edge-offload pool profile'")
-    return {name: _network(name, of, cuts.get(name, {})) for name, of in latencies.items()}
+    return {name: _make_network(name, table, cuts.get(name, {})) for name, table in latencies.items()}
 
 
-def save(folder: pathlib.Path, networks: Mapping[str, Network]) -> None:
-    """Write both files, as :func:`load` reads them."""
+def save_profiles(folder: pathlib.Path, networks: Mapping[str, BlockProfile]) -> None:
+    """Write both files, as :func:`load_profiles` reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LATENCIES, "w", newline="", encoding="utf-8") as out:
         rows = csv.writer(out)
@@ -95,12 +97,12 @@ def save(folder: pathlib.Path, networks: Mapping[str, Network]) -> None:
                 rows.writerow((name, block, int(size)))
 
 
-def _network(
-    name: str, of: Mapping[Tuple[str, int], Mapping[Tuple[int, int], float]], cuts: Mapping[int, float]
-) -> Network:
-    blocks = 1 + max(block for table in of.values() for block, _ in table)
+def _make_network(
+    name: str, tables: Mapping[Tuple[str, int], Mapping[Tuple[int, int], float]], cuts: Mapping[int, float]
+) -> BlockProfile:
+    blocks = 1 + max(block for table in tables.values() for block, _ in table)
     latency: Dict[str, Dict[int, Array]] = {}
-    for (gpu, parts), table in of.items():
+    for (gpu, parts), table in tables.items():
         batches = 1 + max(batch for _, batch in table) - 1
         for block in range(blocks):
             for batch in range(1, batches + 1):
@@ -115,10 +117,10 @@ def _network(
     missing = [block for block in range(blocks - 1) if block not in cuts]
     if missing:
         raise BadInput(f"{name}: nothing says what crosses after block {missing[0]}", remedy=f"add it to {CUTS}")
-    return Network(name, latency, np.array([cuts[block] for block in range(blocks - 1)], float))
+    return BlockProfile(name, latency, np.array([cuts[block] for block in range(blocks - 1)], float))
 
 
-def _rows(path: pathlib.Path, columns: Tuple[str, ...]) -> Iterator[Dict[str, str]]:
+def _read_rows(path: pathlib.Path, columns: Tuple[str, ...]) -> Iterator[Dict[str, str]]:
     try:
         with open(path, newline="", encoding="utf-8") as lines:
             reader = csv.DictReader(lines)
@@ -136,36 +138,36 @@ def _rows(path: pathlib.Path, columns: Tuple[str, ...]) -> Iterator[Dict[str, st
         raise BadInput(f"cannot read {path}: {error}", remedy="name a folder with profiles") from error
 
 
-def _number(text: str, what: str) -> float:
+def _parse_number(text: str, name: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise BadInput(f"{what} is {text!r}", remedy="it is a finite number of at least 0")
+        raise BadInput(f"{name} is {text!r}", remedy="it is a finite number of at least 0")
     return value
 
 
-def _whole(text: str, what: str) -> int:
-    value = _number(text, what)
+def _parse_integer(text: str, name: str) -> int:
+    value = _parse_number(text, name)
     if value != int(value):
-        raise BadInput(f"{what} is {text!r}", remedy="it is a whole number")
+        raise BadInput(f"{name} is {text!r}", remedy="it is a whole number")
     return int(value)
 
 
-def dilated(network: Network, times: float) -> Network:
-    """The network on members that take so many times as long."""
-    return Network(
+def dilate_network(network: BlockProfile, factor: float) -> BlockProfile:
+    """Return the network on members that are slower by a factor."""
+    return BlockProfile(
         network.name,
-        {gpu: {parts: table * times for parts, table in of.items()} for gpu, of in network.latency_s.items()},
+        {gpu: {parts: table * factor for parts, table in shares.items()} for gpu, shares in network.latency_s.items()},
         network.cut_bytes,
     )
 
 
-def undivided(network: Network, classes: AbstractSet[str]) -> Network:
-    """The network without shares of GPUs of ``classes``."""
+def without_shares(network: BlockProfile, classes: AbstractSet[str]) -> BlockProfile:
+    """Return the network without shares of GPUs of ``classes``."""
     latency = {
-        gpu: {parts: table for parts, table in of.items() if parts == 1} if gpu in classes else of
-        for gpu, of in network.latency_s.items()
+        gpu: {parts: table for parts, table in shares.items() if parts == 1} if gpu in classes else shares
+        for gpu, shares in network.latency_s.items()
     }
-    return Network(network.name, latency, network.cut_bytes)
+    return BlockProfile(network.name, latency, network.cut_bytes)

@@ -1,7 +1,7 @@
-"""The members of one driver: Ray's actors, one for each GPU (or share), found by their names if they are there already.
+"""The members of one driver: Ray's actors, one for each GPU (or share), looked up by name if they exist already.
 
-They are detached: a driver that follows one that has died finds them as they are, and needs not begin them. All that
-waits for Ray's head is done on a thread of its own, so that a head that is away stops nothing that is under way.
+They are detached: a driver that follows a dead one uses them as they are. A thread waits for Ray's head, so that a head
+that does not answer stops no call in flight.
 """
 
 from __future__ import annotations
@@ -20,183 +20,190 @@ from edge_offload.server.pool.member import Part
 
 #: Node, class, GPU of the node, part of it.
 Seat = Tuple[str, str, int, int]
-#: Takes what happened and what about, from any thread.
-Post = Callable[[str, Any], None]
-#: Seconds until a member is tried again that could not begin, or could not run its stage.
-AGAIN_S = 5.0
-#: A driver that has said nothing for so long is not there (seconds).
-DRIVER_S = 4.0
-#: Errors of Ray that say that an actor is not there.
-GONE = ("ActorDiedError", "ActorUnavailableError", "RayActorError")
+#: Posts an event with its details, from any thread.
+PostEvent = Callable[[str, Any], None]
+#: Pause before a member is started again that failed to start or to run its stage (seconds).
+RETRY_S = 5.0
+#: A driver without a beat for so long is gone (seconds).
+BEAT_TIMEOUT_S = 4.0
+#: Errors of Ray for an actor that is gone.
+GONE_ERRORS = ("ActorDiedError", "ActorUnavailableError", "RayActorError")
 
 
 @dataclass
-class Sitting:
-    """An actor.
+class SeatedActor:
+    """State of an actor.
 
     Attributes:
-        actor: Ray's handle; None: it is being sought.
-        here: whether it has answered, and was not lost since.
-        asked: whether an answer to a question is awaited.
-        prepared: what it has run once, with the largest batch.
-        preparing: what it is running for the first time.
-        since_s: when ``here`` last changed.
-        again_s: when it is sought anew; infinite: it is not to be.
+        actor: Ray's handle; None: it is being looked up.
+        present: it has answered, and was not lost since.
+        pinged: an answer to a ping is awaited.
+        prepared: stages that it has run once, with the largest batch.
+        preparing: stages that it is running for the first time.
+        since_s: time at which ``present`` last changed.
+        retry_s: time of the next lookup; infinite: there is none.
     """
 
     since_s: float
     actor: Any = None
-    here: bool = False
-    asked: bool = False
+    present: bool = False
+    pinged: bool = False
     prepared: Dict[Part, int] = field(default_factory=dict)
     preparing: Set[Tuple[Part, int]] = field(default_factory=set)
-    again_s: float = math.inf
+    retry_s: float = math.inf
 
 
-def shared(seats: Iterable[Seat], own: str, drivers: Iterable[str]) -> List[Seat]:
-    """Those of a driver, where several have one pool: GPUs of each class in turn, none with two."""
+def share_seats(seats: Iterable[Seat], own: str, drivers: Iterable[str]) -> List[Seat]:
+    """Return the seats of driver ``own`` if several share a pool: GPUs of each class in turn, each with one driver."""
     order = sorted({own, *drivers})
     by_class: Dict[str, List[Seat]] = {}
     for seat in sorted(seats):
         by_class.setdefault(seat[1], []).append(seat)
-    return [seat for of in by_class.values() for seat in of[order.index(own) :: len(order)]]
+    return [seat for seats_ in by_class.values() for seat in seats_[order.index(own) :: len(order)]]
 
 
-class Others:
-    """The drivers that have the pool, too, by what they say.
+class DriverBeats:
+    """Other drivers of the pool, by their beats.
 
     Args:
-        own: name of this one.
+        name: of this driver.
     """
 
-    def __init__(self, own: str) -> None:
-        self.own = own
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.beat = 0
-        self._said: Dict[str, Tuple[bytes, float]] = {}
+        self._beats: Dict[str, Tuple[bytes, float]] = {}
 
-    def there(self, said: Mapping[str, bytes], now: float) -> List[str]:
-        """All that said something new lately, this one too."""
-        for name, word in said.items():
-            if self._said.get(name, (None,))[0] != word:
-                self._said[name] = word, now
-        self._said = {name: of for name, of in self._said.items() if name in said and now - of[1] < DRIVER_S}
-        return sorted({self.own, *self._said})
+    def live_drivers(self, beats: Mapping[str, bytes], now: float) -> List[str]:
+        """Return all drivers with a recent beat, this one too."""
+        for name, beat in beats.items():
+            if self._beats.get(name, (None,))[0] != beat:
+                self._beats[name] = beat, now
+        self._beats = {
+            name: entry for name, entry in self._beats.items() if name in beats and now - entry[1] < BEAT_TIMEOUT_S
+        }
+        return sorted({self.name, *self._beats})
 
 
-class Seats:
-    """Finds, begins and ends actors.
+class ActorPool:
+    """Finds, starts and ends actors.
 
     Args:
         ray: connected.
-        model: what members build.
-        threads, batches: as members take them.
-        post: told ``nodes`` (a list, and drivers' names) or ``away`` (words) after :meth:`look`; ``here`` (seat);
-            ``prepared`` (seat, part, batch); ``lost`` (seat, actor, words): it is not there, or cannot run a stage.
-        name: of this driver, the same for one that follows it.
+        model: the network that members build.
+        threads, batches: arguments of members.
+        post: receives ``nodes`` (a list, and drivers' names) or ``away`` (message) after :meth:`survey_nodes`; ``here``
+            (seat); ``prepared`` (seat, part, batch); ``lost`` (seat, actor, message): it is gone, or cannot run a
+            stage.
+        name: of this driver, the same for its successor.
     """
 
-    def __init__(self, ray: Any, model: Dict[str, Any], threads: int, batches: int, post: Post, name: str) -> None:
+    def __init__(self, ray: Any, model: Dict[str, Any], threads: int, batches: int, post: PostEvent, name: str) -> None:
         self._ray, self._model, self._threads, self._batches, self._post = ray, model, threads, batches, post
-        told = json.dumps([model, threads, batches, cluster.version()], sort_keys=True)
-        self._name = hashlib.sha256(told.encode()).hexdigest()[:12]
-        self.sitting: Dict[Seat, Sitting] = {}
+        facts = json.dumps([model, threads, batches, cluster.release_version()], sort_keys=True)
+        self._name = hashlib.sha256(facts.encode()).hexdigest()[:12]
+        self.actors: Dict[Seat, SeatedActor] = {}
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.others = Others(name)
-        self._looking = threading.Event()
-        threading.Thread(target=self._work, name="edge-offload-seats", daemon=True).start()
+        self.beats = DriverBeats(name)
+        self._surveying = threading.Event()
+        threading.Thread(target=self._run_orders, name="edge-offload-seats", daemon=True).start()
 
-    def look(self) -> None:
-        """Ask the head who is there."""
-        if not self._looking.is_set():
-            self._looking.set()
-            self._orders.put(self._look)
+    def survey_nodes(self) -> None:
+        """Ask the head for its nodes."""
+        if not self._surveying.is_set():
+            self._surveying.set()
+            self._orders.put(self._survey)
 
-    def want(self, seat: Seat, now: float) -> Sitting:
-        """A member; it is begun if it is not there."""
-        found = self.sitting.get(seat)
-        if found is None:
-            found = self.sitting[seat] = Sitting(now)
-            self._orders.put(lambda: self._seat(seat))
-        return found
+    def find_or_start(self, seat: Seat, now: float) -> SeatedActor:
+        """Return a member, which is started if it does not exist."""
+        entry = self.actors.get(seat)
+        if entry is None:
+            entry = self.actors[seat] = SeatedActor(now)
+            self._orders.put(lambda: self._start_actor(seat))
+        return entry
 
-    def seated(self, seat: Seat, actor: Any) -> None:
-        """An actor was found or begun; it answers when it can."""
-        found = self.sitting.get(seat)
-        if found is not None:
-            found.actor = actor
-            self.ask(seat)
+    def set_actor(self, seat: Seat, actor: Any) -> None:
+        """Set an actor that was looked up or started, and ping it."""
+        entry = self.actors.get(seat)
+        if entry is not None:
+            entry.actor = actor
+            self.ping_actor(seat)
 
-    def ask(self, seat: Seat) -> None:
-        """Have a member answer."""
-        found = self.sitting.get(seat)
-        if found is None or found.actor is None or found.asked:
+    def ping_actor(self, seat: Seat) -> None:
+        """Ping a member."""
+        entry = self.actors.get(seat)
+        if entry is None or entry.actor is None or entry.pinged:
             return
-        found.asked = True
-        self._when(found.actor.ready.remote(), "here", seat, seat, found.actor)
+        entry.pinged = True
+        self._post_result(entry.actor.ready.remote(), "here", seat, seat, entry.actor)
 
-    def answered(self, seat: Seat, now: float) -> bool:
-        """A member has answered; whether it was not here before."""
-        found = self.sitting.get(seat)
-        if found is None:
+    def record_answer(self, seat: Seat, now: float) -> bool:
+        """Record a member's answer; return True if it was not present before."""
+        entry = self.actors.get(seat)
+        if entry is None:
             return False
-        found.asked = False
-        if found.here:
+        entry.pinged = False
+        if entry.present:
             return False
-        found.here, found.since_s = True, now
+        entry.present, entry.since_s = True, now
         return True
 
-    def lost(self, seat: Seat, actor: Any, now: float) -> bool:
-        """A member is not there: it is sought, and begun, anew, at once if it was; False: that is known already."""
-        found = self.sitting.get(seat)
-        if found is None or found.actor is not actor or math.isfinite(found.again_s):
+    def lose_actor(self, seat: Seat, actor: Any, now: float) -> bool:
+        """Restart a lost member, at once if it was present; False: the loss was recorded already."""
+        entry = self.actors.get(seat)
+        if entry is None or entry.actor is not actor or math.isfinite(entry.retry_s):
             return False
-        was = found.here
-        self.sitting[seat] = Sitting(now if was else found.since_s, again_s=now if was else now + AGAIN_S)
-        self.again(now)
+        was_present = entry.present
+        self.actors[seat] = SeatedActor(
+            now if was_present else entry.since_s, retry_s=now if was_present else now + RETRY_S
+        )
+        self.retry_due(now)
         return True
 
-    def again(self, now: float) -> None:
-        """Seek those whose time has come."""
-        for seat, found in self.sitting.items():
-            if now >= found.again_s:
-                found.again_s = math.inf
-                self._orders.put(lambda seat=seat: self._seat(seat))  # type: ignore[misc]
+    def retry_due(self, now: float) -> None:
+        """Start actors whose retry is due."""
+        for seat, entry in self.actors.items():
+            if now >= entry.retry_s:
+                entry.retry_s = math.inf
+                self._orders.put(lambda seat=seat: self._start_actor(seat))  # type: ignore[misc]
 
-    def prepare(self, seat: Seat, part: Part, batch: int) -> bool:
-        """Whether a member has run a stage before; if not, it does now."""
-        found = self.sitting[seat]
-        if found.here and found.prepared.get(part, 0) >= batch:
+    def prepare_stage(self, seat: Seat, part: Part, batch: int) -> bool:
+        """Return True if a member has run a stage before; if not, it does now."""
+        entry = self.actors[seat]
+        if entry.present and entry.prepared.get(part, 0) >= batch:
             return True
-        if found.actor is not None and (part, batch) not in found.preparing:
-            found.preparing.add((part, batch))
-            self._when(found.actor.prepare.remote(part, batch), "prepared", (seat, part, batch), seat, found.actor)
+        if entry.actor is not None and (part, batch) not in entry.preparing:
+            entry.preparing.add((part, batch))
+            self._post_result(
+                entry.actor.prepare.remote(part, batch), "prepared", (seat, part, batch), seat, entry.actor
+            )
         return False
 
-    def prepared(self, seat: Seat, part: Part, batch: int) -> None:
-        """A member has run a stage."""
-        found = self.sitting.get(seat)
-        if found is not None:
-            found.preparing.discard((part, batch))
-            found.prepared[part] = max(found.prepared.get(part, 0), batch)
+    def record_prepared(self, seat: Seat, part: Part, batch: int) -> None:
+        """Record that a member has run a stage."""
+        entry = self.actors.get(seat)
+        if entry is not None:
+            entry.preparing.discard((part, batch))
+            entry.prepared[part] = max(entry.prepared.get(part, 0), batch)
 
-    def forget(self, seats: List[Seat], end: bool) -> None:
-        """These are not wanted any more."""
+    def remove_seats(self, seats: List[Seat], end: bool) -> None:
+        """Remove members, and end their actors if ``end``."""
         for seat in seats:
-            found = self.sitting.pop(seat, None)
-            if end and found is not None and found.actor is not None:
-                self._orders.put(lambda actor=found.actor: self._ray.kill(actor))  # type: ignore[misc]
+            entry = self.actors.pop(seat, None)
+            if end and entry is not None and entry.actor is not None:
+                self._orders.put(lambda actor=entry.actor: self._ray.kill(actor))  # type: ignore[misc]
 
-    def end(self, members: bool = True) -> None:
-        """End, all members too unless another driver is to find them as they are; waits for it."""
+    def end_actors(self, members: bool = True) -> None:
+        """End this driver's beats, and all members unless another driver is to use them; wait for it."""
         done = threading.Event()
-        self.forget(list(self.sitting), members)
-        self._orders.put(lambda: cluster.driver_ends(self.others.own))
+        self.remove_seats(list(self.actors), members)
+        self._orders.put(lambda: cluster.remove_driver(self.beats.name))
         self._orders.put(done.set)
         done.wait(5.0)
 
     # ------------------------------------------------------------------ the thread that waits for the head
 
-    def _work(self) -> None:
+    def _run_orders(self) -> None:
         while True:
             order = self._orders.get()
             try:
@@ -204,21 +211,23 @@ class Seats:
             except Exception as error:
                 self._post("away", f"{type(error).__name__}: {str(error)[:200]}")
 
-    def _look(self) -> None:
+    def _survey(self) -> None:
         try:
-            self.others.beat += 1
-            drivers = self.others.there(cluster.drivers(self.others.own, self.others.beat), time.monotonic())
-            self._post("nodes", (cluster.nodes(self._ray), drivers))
+            self.beats.beat += 1
+            drivers = self.beats.live_drivers(
+                cluster.exchange_beats(self.beats.name, self.beats.beat), time.monotonic()
+            )
+            self._post("nodes", (cluster.list_nodes(self._ray), drivers))
         finally:
-            self._looking.clear()
+            self._surveying.clear()
 
-    def _seat(self, seat: Seat) -> None:
+    def _start_actor(self, seat: Seat) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from edge_offload.server.pool.member import Member
 
         node, gpu, number, part = seat
-        # a fraction: the shares of the next plan begin beside those of this one; who runs where is the plan's matter
+        # a fraction: shares of the next plan start beside those of this one; the plan decides who runs where
         options = {
             "num_cpus": 0,
             "resources": {f"{cluster.RESOURCE}{gpu}": math.floor(1e4 / 16) / 1e4},
@@ -231,19 +240,19 @@ class Seats:
             "get_if_exists": True,
         }
         try:
-            told = (self._model, gpu, self._threads, self._batches, number)
-            actor = self._ray.remote(Member).options(**options).remote(*told)
+            arguments = (self._model, gpu, self._threads, self._batches, number)
+            actor = self._ray.remote(Member).options(**options).remote(*arguments)
         except Exception as error:
             self._post("lost", (seat, None, f"{type(error).__name__}: {str(error)[:200]}"))
             return
         self._post("seated", (seat, actor))
 
-    def _when(self, reference: Any, what: str, about: Any, seat: Seat, actor: Any) -> None:
-        def done(future: Any) -> None:
+    def _post_result(self, reference: Any, kind: str, details: Any, seat: Seat, actor: Any) -> None:
+        def post_outcome(future: Any) -> None:
             error = future.exception()
             if error is None:
-                self._post(what, about)
+                self._post(kind, details)
             else:
                 self._post("lost", (seat, actor, " ".join(str(error).split())[-300:]))
 
-        reference.future().add_done_callback(done)
+        reference.future().add_done_callback(post_outcome)

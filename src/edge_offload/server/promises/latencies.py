@@ -1,4 +1,4 @@
-"""What a batch takes on a device: the table that every plan is made from."""
+"""Latencies of batches on a device: the table from which every plan is made."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import List, Sequence, Tuple
 
 from edge_offload.errors import BadInput
 
-#: Larger batches than this are not planned.
+#: Limit of batch sizes, which bounds tables from files and from the network.
 MAX_BATCH = 64
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Time of one batch by its size, in seconds or whatever unit the plan is in.
+    """Latency of one batch by its size, in seconds or the unit of the plan.
 
     Attributes:
-        of: ``of[b - 1]`` is what a batch of ``b`` takes.
+        seconds: ``seconds[b - 1]`` is the latency of a batch of ``b``.
     """
 
-    of: Tuple[float, ...]
+    seconds: Tuple[float, ...]
 
     @classmethod
     def parse(cls, values: Sequence[object]) -> Latencies:
-        """A table from a file or a measurement.
+        """Check values of a file or a measurement and build a table from them.
 
         Raises:
             BadInput: empty, too long, not finite and positive, or a larger batch that takes less than a smaller one.
@@ -45,9 +45,9 @@ class Latencies:
 
     @property
     def largest(self) -> int:
-        """The largest batch that the table knows."""
-        return len(self.of)
+        """Size of the largest batch in the table."""
+        return len(self.seconds)
 
-    def batch(self, size: int) -> float:
-        """What a batch of ``size`` takes, ``1 <= size <= largest``."""
-        return self.of[size - 1]
+    def batch_latency(self, size: int) -> float:
+        """Return the latency of a batch of ``size``, ``1 <= size <= largest``."""
+        return self.seconds[size - 1]

@@ -1,4 +1,4 @@
-"""A robot with a promise: what it was promised and had so far, when its frames come. No clock, no thread."""
+"""A robot with a promise: its promise, its drops so far and its clock. No clock, no thread."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import Optional, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.planner import Client
-from edge_offload.server.promises.settings import settle
+from edge_offload.server.promises.settings import choose_settings
 
-#: A promise is kept on average over about this many seconds: who had less may have so many times the rest, but a single
-#: plan costs at most half a bound more, or less.
-MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
-#: Plans keep to this share of what was promised: links are uneven.
+#: A promise holds on average over about this many seconds. A lower drop before permits this many times the difference
+#: now, but a plan deviates by at most half a bound.
+MEMORY_S, SPARE_GAIN, MOST_SPARE = 10.0, 2.0, 0.5
+#: Plans aim at this share of the bound, since links are uneven.
 PLANNED = 0.965
-#: Where single results are noisy sessions differ: their means over 20 s are within this share of the noise. What a plan
-#: keeps to is that much less, and at least this share of what was promised.
-SESSION, LEAST = 0.21, 0.71
-#: Nor may the mean over 5 s exceed so many bounds in more than one case of twenty: it is within so much of the noise.
-BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.5, 0.51
-#: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
-#: frames are expected when nearly all of them have come.
+#: Noisy results make sessions differ: their means over 20 s are within this share of the noise. Plans aim lower by as
+#: much, but at no less than this share of the bound.
+NOISE_SHARE, LEAST_SHARE = 0.21, 0.71
+#: The mean over 5 s exceeds so many bounds in at most 5 % of cases: it is within this share of the noise.
+WINDOW_BOUNDS, WINDOW_NOISE, LEAST_WINDOW_SHARE = 1.5, 0.5, 0.51
+#: A frame later than its estimate moves the estimate by the first share, an earlier one by the second: the estimate is
+#: the time by which nearly all frames have arrived.
 _LATER, _EARLIER = 0.3, 0.01
-#: Share of a frame in what is known of how far from that belief they are.
-_APART = 0.05
-#: Share of a plan in what is known of how much less plans cost than they say, and the most that is believed of it.
-_LESS, _MOST_LESS = 0.05, 0.1
+#: Weight of a frame in the mean error of that estimate.
+_CLOCK_SHARE = 0.05
+#: Weight of a plan in the mean margin (planned minus real drop), and the margin's limit in bounds.
+_MARGIN_SHARE, _MOST_MARGIN = 0.05, 0.1
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How plans are made.
+    """Parameters of planning.
 
     Attributes:
-        horizon_s: that is planned ahead (seconds).
-        most_spare: share of a bound by which a plan may exceed it, if plans of before cost less.
+        horizon_s: length of a plan (seconds).
+        most_spare: share of a bound by which a plan may exceed it, if earlier plans cost less.
         planned: share of a bound that plans keep to.
-        whole: intervals as in the text.
-        cautious: so much of what is usually kept back is; 1: all.
+        fixed_intervals: intervals as in the text.
+        caution: share of the usual reserve that is applied, 0 to 1.
     """
 
     # the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
     horizon_s: float = 2.0
     most_spare: float = MOST_SPARE
     planned: float = PLANNED
-    whole: bool = False
-    cautious: float = 1.0
+    fixed_intervals: bool = False
+    caution: float = 1.0
 
 
 @dataclass
@@ -54,62 +54,64 @@ class Robot:
     """One robot on a board.
 
     Attributes:
-        client: what it was promised, and says of itself.
+        client: its promise and declaration.
     """
 
     client: Client
-    #: Newest frame that is in a batch, and when that arrives if it is sent as soon as it is taken.
+    #: Newest frame in a batch, and its arrival if it is sent as soon as it is taken.
     frame: int
     arrival: float
-    #: Share of the device that it was admitted with.
+    #: Share of the device at its admission.
     claim: float = 0.0
-    #: Mean drop of what it was given so far, what is long ago counting less; None before its first turn.
+    #: Mean drop so far, decayed over :data:`MEMORY_S`; None before its first slot.
     mean: Optional[float] = None
-    #: How much less plans cost than they say, on average: batches begin as soon as all members have come.
-    less: float = 0.0
-    #: How much earlier or later frames come than believed, on average; None before the first.
-    apart: Optional[float] = None
-    #: Frames from turn to turn in the last plan in windows; 0: there was none.
+    #: Mean of planned minus real drop: batches begin as soon as all members have arrived.
+    margin: float = 0.0
+    #: Mean error of the estimated arrival (seconds); None before the first frame.
+    clock_error: Optional[float] = None
+    #: Frames between slots in the last plan with windows; 0: there was none.
     interval: float = 0.0
-    #: Newest frame whose result it has, and the first frame it is used for.
+    #: Newest frame with a result, and the first frame it is used for.
     result: Optional[Tuple[int, int]] = None
 
-    def at(self, begin: float, latencies: Latencies, rules: Rules) -> Client:
-        """On the clock of a plan that begins then, with what earlier plans have left of its bound.
+    def as_client(self, begin: float, latencies: Latencies, rules: Rules) -> Client:
+        """Return the client of a plan that begins at ``begin``, with the rest of its bound.
 
-        Who has had no plan yet does without until then; its first turn is due at once.
+        A robot without a plan does without results until then; its first slot is due at once.
         """
         wish = self.client.wish
-        left = rules.planned * wish.bound
+        remaining = rules.planned * wish.bound
         if rules.most_spare:
-            left = max(LEAST * wish.bound, left - SESSION * wish.noise)
-            left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
-            left = wish.bound - rules.cautious * (wish.bound - left)
-        wish, interval = replace(wish, bound=left), self.interval
+            remaining = max(LEAST_SHARE * wish.bound, remaining - NOISE_SHARE * wish.noise)
+            remaining = max(
+                LEAST_WINDOW_SHARE * wish.bound, min(remaining, WINDOW_BOUNDS * wish.bound - WINDOW_NOISE * wish.noise)
+            )
+            remaining = wish.bound - rules.caution * (wish.bound - remaining)
+        wish, interval = replace(wish, bound=remaining), self.interval
         if self.mean is None:
             frames = math.floor((begin - self.arrival) / wish.frame_interval) - math.ceil(
-                settle(wish, latencies).interval
+                choose_settings(wish, latencies).interval
             )
             arrival = self.arrival + frames * wish.frame_interval
             return replace(
                 self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True, interval=interval
             )
         most = rules.most_spare * wish.bound
-        spare = min(max((wish.bound - self.mean) * GAIN, -most), most)
+        spare = min(max((wish.bound - self.mean) * SPARE_GAIN, -most), most)
         return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare, interval=interval)
 
     @property
-    def kept(self) -> bool:
-        """Whether it had what it was promised of late."""
+    def within_bound(self) -> bool:
+        """True if its recent mean drop is within its bound."""
         return self.mean is None or self.mean <= self.client.wish.bound
 
     @property
     def usual_spare(self) -> float:
-        """What a plan may cost it beyond its bound, in the long run."""
-        return min(max(self.less, 0.0), _MOST_LESS * self.client.wish.bound)
+        """Drop beyond its bound that a plan may cost it in the long run."""
+        return min(max(self.margin, 0.0), _MOST_MARGIN * self.client.wish.bound)
 
-    def used(self, frame: int, begin: int, latencies: Latencies) -> None:
-        """A result for ``frame`` is used from the frame ``begin`` on."""
+    def record_use(self, frame: int, begin: int, latencies: Latencies) -> None:
+        """Record that a result for ``frame`` is used from the frame ``begin`` on."""
         before, wish = self.result, self.client.wish
         if before is not None and frame <= before[0]:
             return
@@ -117,39 +119,39 @@ class Robot:
         if before is None or begin <= before[1]:
             return
         count = begin - before[1]
-        drop = wish.lost(before[1] - before[0], count) / count - wish.reference(latencies)
-        kept = math.exp(-count * wish.frame_interval / MEMORY_S)
-        self.mean = drop if self.mean is None else drop + kept * (self.mean - drop)
+        drop = wish.total_loss(before[1] - before[0], count) / count - wish.reference_loss(latencies)
+        decay = math.exp(-count * wish.frame_interval / MEMORY_S)
+        self.mean = drop if self.mean is None else drop + decay * (self.mean - drop)
 
-    def came(self, frame: int, arrival: float) -> None:
-        """A frame has come: what is believed of the robot's clock follows, slowly, since links are uneven."""
-        late = arrival - self._expected(frame)
+    def record_arrival(self, frame: int, arrival: float) -> None:
+        """Update the estimate of the robot's clock, slowly, since links are uneven."""
+        late = arrival - self._expected_arrival(frame)
         if abs(late) > 10 * self.client.wish.frame_interval:
             self.frame, self.arrival = max(self.frame, frame), arrival  # the robot counts anew, or its clock stepped
-            self.apart = None
+            self.clock_error = None
         else:
-            before = late if self.apart is None else self.apart
-            self.apart = before + _APART * (late - before)
+            before = late if self.clock_error is None else self.clock_error
+            self.clock_error = before + _CLOCK_SHARE * (late - before)
             self.arrival += (_LATER if late > 0 else _EARLIER) * late
 
-    def captured(self, frame: int) -> float:
-        """When a frame was captured, as believed."""
+    def capture_time(self, frame: int) -> float:
+        """Return the estimated capture time of a frame."""
         wish = self.client.wish
-        if self.apart is None or wish.usual is None:
-            return self._expected(frame) - wish.up
-        return self._expected(frame) + self.apart - wish.usual
+        if self.clock_error is None or wish.usual is None:
+            return self._expected_arrival(frame) - wish.up
+        return self._expected_arrival(frame) + self.clock_error - wish.usual
 
-    def planned(self, drop: float, interval: float) -> None:
-        """A plan costs it so much, with so many frames from turn to turn."""
+    def record_plan(self, drop: float, interval: float) -> None:
+        """Record a plan's drop, and its number of frames between slots."""
         self.interval = interval
         if self.mean is None:
             self.mean = drop
-        self.less += _LESS * (drop - self.mean - self.less)
+        self.margin += _MARGIN_SHARE * (drop - self.mean - self.margin)
 
-    def take(self, frame: int) -> None:
-        """A frame of it is in a batch."""
+    def mark_planned(self, frame: int) -> None:
+        """Record that a frame is in a batch."""
         if frame > self.frame:
-            self.arrival, self.frame = self._expected(frame), frame
+            self.arrival, self.frame = self._expected_arrival(frame), frame
 
-    def _expected(self, frame: int) -> float:
+    def _expected_arrival(self, frame: int) -> float:
         return self.arrival + (frame - self.frame) * self.client.wish.frame_interval

@@ -15,25 +15,25 @@ MAX_INTERVAL = 60
 _NEAR = 1e-9
 #: Standard deviations within which nearly all frames come (95 %), and beyond which none do.
 _NEARLY_ALL, _FAR = 1.645, 4.0
-#: Newton's, which an interval is found by.
-_STEPS = 6
+#: Newton's steps to an interval.
+_NEWTON_STEPS = 6
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a robot was promised, and what it says of itself.
+    """A robot's promise and its declaration.
 
     Attributes:
-        bound: accuracy that sharing the server may cost it, over having the server alone.
-        slope: accuracy that it loses for each frame that a result is older.
+        bound: accuracy that sharing the server may cost, over an exclusive server.
+        slope: accuracy lost per frame of age of a result.
         frame_interval: time between two of its frames, in the unit of the latencies.
-        up: from the capture of a frame to its arrival, as late as nearly all come.
-        down: from the end of a batch to the result's use.
+        up: time from the capture of a frame to its arrival, 95th percentile.
+        down: time from the end of a batch to the result's use.
         batch: the largest batch that is exact enough for it.
-        usual: as ``up``, of a usual frame: so long it takes where nobody waits for those that come late; None: as long.
-        flicker: accuracy that any older result loses, however little older: networks flicker.
+        usual: median of ``up``, which counts if late frames are not waited for; None: equal to ``up``.
+        flicker: accuracy that any older result loses, whatever its age: networks flicker.
         settle: frames in which two thirds of that are lost; 0: all at once.
-        noise: standard deviation of what a single result loses, as far as it does not average out.
+        noise: standard deviation of a single result's loss, as far as it does not average out.
     """
 
     bound: float
@@ -69,48 +69,48 @@ class Wish:
         if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
             raise BadInput(f"batch is {self.batch!r}", remedy="1 is the least")
 
-    def age(self, service: float, up: Optional[float] = None) -> int:
-        """Frames from a capture to the use of its result, if the server takes ``service``."""
+    def result_age(self, service: float, up: Optional[float] = None) -> int:
+        """Return frames from a capture to the use of its result, if the server takes ``service``."""
         return max(1, math.ceil(((self.up if up is None else up) + service + self.down) / self.frame_interval - _NEAR))
 
-    def lost(self, age: int, count: int) -> float:
-        """What is lost in ``count`` frames, one after the other, with a result that is ``age`` frames old at first."""
+    def total_loss(self, age: int, count: int) -> float:
+        """Return the accuracy lost in ``count`` successive frames with a result that is ``age`` frames old at first."""
         total = self.slope * (count * age + count * (count - 1) / 2)
         if self.flicker:
             total += self.flicker * count
             if self.settle:
-                kept = math.exp(-1 / self.settle)
-                total -= self.flicker * math.exp(-age / self.settle) * (1 - kept**count) / (1 - kept)
+                decay = math.exp(-1 / self.settle)
+                total -= self.flicker * math.exp(-age / self.settle) * (1 - decay**count) / (1 - decay)
         return total
 
     def planned_age(self, service: float, fresh: bool = False) -> float:
-        """How old a result is at first, in frames, if batches begin at any time, or (fresh) when the frame arrives.
+        """Return a result's first age in frames, if batches begin at any time, or (fresh) when the frame arrives.
 
-        At any time the newest frame there is half an interval old when its batch begins, and its result is used with
-        the next frame that is taken, half an interval later: one frame more than what sending and computing take.
+        At any time the newest frame is half an interval old when its batch begins, and its result is used with the next
+        frame that is taken, half an interval later: one frame more than the time for sending and computing.
         """
         if fresh:
-            return float(self.age(service))
+            return float(self.result_age(service))
         return (self.up + service + self.down) / self.frame_interval + 1
 
     def planned_drop(self, service: float, interval: float, latencies: Latencies) -> float:
-        """What it costs over the reference to have a result every ``interval`` frames."""
+        """Return the loss over the reference of a result every ``interval`` frames."""
         age = self.planned_age(service)
         mean = self.slope * (age + (interval - 1) / 2) + self.flicker * (1 - self._unsettled(age, interval))
-        return mean - self.reference(latencies)
+        return mean - self.reference_loss(latencies)
 
     def _unsettled(self, age: float, interval: float) -> float:
-        """Share of the flicker that is not lost yet, on average over the ages of an interval."""
+        """Return the share of the flicker that is not lost yet, on average over the ages of an interval."""
         if not self.flicker or not self.settle:
             return 0.0
         begin = (age - 0.5) / self.settle
         return math.exp(-begin) * -math.expm1(-interval / self.settle) * self.settle / interval
 
-    def longest(self, service: float, latencies: Latencies, fresh: bool = False) -> float:
-        """The longest interval that keeps the bound, in frames; below 1: none does."""
-        return self._longest(service, self.reference(latencies), fresh)
+    def longest_interval(self, service: float, latencies: Latencies, fresh: bool = False) -> float:
+        """Return the longest interval that keeps the bound, in frames; below 1: none does."""
+        return self._find_interval(service, self.reference_loss(latencies), fresh)
 
-    def _longest(self, service: float, reference: float, fresh: bool) -> float:
+    def _find_interval(self, service: float, reference: float, fresh: bool) -> float:
         if self.slope == 0 and not (self.flicker and self.settle):
             return float(MAX_INTERVAL)
         age = self.planned_age(service, fresh)
@@ -119,7 +119,7 @@ class Wish:
             return min(float(MAX_INTERVAL), 2 * most / self.slope)
         # the drop is concave in the interval: from the left, Newton's steps stay on the left
         interval = 1.0
-        for _ in range(_STEPS):
+        for _ in range(_NEWTON_STEPS):
             unsettled = self._unsettled(age, interval)
             over = self.slope * interval / 2 - self.flicker * unsettled - most
             begin = math.exp(-(age - 0.5 + interval) / self.settle)
@@ -129,32 +129,32 @@ class Wish:
             interval = min(float(MAX_INTERVAL), interval - over / rise)
         return interval
 
-    def reference(self, latencies: Latencies) -> float:
-        """What it loses for the robot alone on this server: batch 1, the next frame when the last result has come.
+    def reference_loss(self, latencies: Latencies) -> float:
+        """Return the loss with an exclusive server: batch 1, and the next frame when the last result has arrived.
 
         Nothing waits there: results are ``age`` to ``2 * age - 1`` frames old.
         """
-        return _reference(self, latencies.batch(1))
+        return _mean_reference(self, latencies.batch_latency(1))
 
 
 @functools.lru_cache(maxsize=4096)
-def _reference(wish: Wish, service: float) -> float:
-    """Ways up are taken to be normally distributed: each age counts by how often it occurs."""
+def _mean_reference(wish: Wish, service: float) -> float:
+    """Average over delays up, which are taken as normally distributed, weighted by how often each age occurs."""
     usual = wish.up if wish.usual is None else wish.usual
     spread = max(0.0, wish.up - usual) / _NEARLY_ALL
-    age = wish.age(service, max(0.0, usual - _FAR * spread))
-    most = max(age, wish.age(service, usual + _FAR * spread))
+    age = wish.result_age(service, max(0.0, usual - _FAR * spread))
+    most = max(age, wish.result_age(service, usual + _FAR * spread))
     total = before = 0.0
     while age < most:
         way = age * wish.frame_interval - service - wish.down
         share = 0.5 + 0.5 * math.erf((way - usual) / (spread * math.sqrt(2)))
-        total += (share - before) * wish.lost(age, age) / age
+        total += (share - before) * wish.total_loss(age, age) / age
         age, before = age + 1, share
-    return total + (1 - before) * wish.lost(most, most) / most
+    return total + (1 - before) * wish.total_loss(most, most) / most
 
 
 @dataclass(frozen=True)
-class Settings:
+class RequestSettings:
     """Frames from request to request, and the largest batch that its promise allows."""
 
     interval: float
@@ -162,29 +162,31 @@ class Settings:
 
 
 @functools.lru_cache(maxsize=4096)
-def settle(wish: Wish, latencies: Latencies, whole: bool = False, fresh: bool = False) -> Settings:
-    """What lets a server hold most robots of this kind: the greatest ``(batch / latency) * interval`` in the bound.
+def choose_settings(
+    wish: Wish, latencies: Latencies, fixed_intervals: bool = False, fresh: bool = False
+) -> RequestSettings:
+    """Choose the greatest ``(batch / latency) * interval`` within the bound: most robots of this kind fit on a server.
 
-    The smaller batch wins where two are equal. A bound that nothing keeps gets what comes nearest: every frame, alone.
+    The smaller of two equal batches wins. If no setting keeps the bound, the result is every frame, in a batch of one.
 
     Args:
-        wish: what was promised.
-        latencies: of batches.
-        whole: whole intervals, as in the text; else they use the bound up.
+        wish: the promise.
+        latencies: seconds per batch size.
+        fixed_intervals: whole intervals, as in the text; otherwise they use the bound up.
         fresh: batches begin when a frame arrives.
     """
-    best, most = Settings(1, 1), -math.inf
-    reference, longest = wish.reference(latencies), float(MAX_INTERVAL)
+    best, most = RequestSettings(1, 1), -math.inf
+    reference, longest = wish.reference_loss(latencies), float(MAX_INTERVAL)
     for batch in range(1, min(wish.batch, latencies.largest) + 1):
-        service = latencies.batch(batch)
+        service = latencies.batch_latency(batch)
         # a larger batch takes longer, so that its interval is no longer than that of a smaller one
         if batch / service * longest <= most:
             continue
-        longest = wish._longest(service, reference, fresh) + _NEAR
+        longest = wish._find_interval(service, reference, fresh) + _NEAR
         if longest < 1:
             break
-        interval = float(math.floor(longest)) if whole else longest
-        held = batch / service * interval
-        if held > most * (1 + _NEAR):
-            best, most = Settings(interval, batch), held
+        interval = float(math.floor(longest)) if fixed_intervals else longest
+        throughput = batch / service * interval
+        if throughput > most * (1 + _NEAR):
+            best, most = RequestSettings(interval, batch), throughput
     return best

@@ -1,4 +1,4 @@
-"""What the ages of a schedule's results cost, robot by robot (3.4.4, *verify*)."""
+"""Accuracy lost to the age of a schedule's results, robot by robot (3.4.4, *verify*)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.settings import Wish
 
 _NEAR = 1e-9
-#: Frames in which a flicker is lost that is lost at once.
+#: Time constant (frames) of a flicker that is lost at once.
 _AT_ONCE = 1e-300
 
 
 class Staleness:
-    """Of plans for the same robots, which differ in their intervals and batches.
+    """Losses under plans for the same robots, which differ in their intervals and batches.
 
     Args:
         wishes: of the robots.
-        latencies: what a batch takes.
-        paces: from which frame and time on they ask.
-        fresh: of those who have had no turn yet: it counts from their first result.
+        latencies: seconds per batch size.
+        paces: first frame, time and interval of requests.
+        fresh: True for robots without a slot so far: counting starts at their first result.
     """
 
     def __init__(
@@ -37,43 +37,43 @@ class Staleness:
         ]
         columns = np.array(facts).reshape(-1, 7).T
         self._slope, self._flicker, self._settle, self._up, self._down, self._arrival, self._frame_interval = columns
-        self._asked = np.array([pace.frame for pace in paces], int)
+        self._requested = np.array([pace.frame for pace in paces], int)
         self._flicker_s = bool(np.any(self._flicker > 0))
-        self._kept = np.exp(-1 / self._settle)
+        self._decay = np.exp(-1 / self._settle)
         self._places = np.arange(len(wishes))
         self._none = np.zeros(len(wishes))
         self._ages: Dict[Tuple[int, int], float] = {}
 
     def mean_drops(self, plan: Sequence[Batch], paces: Sequence[Pace], until: Optional[float] = None) -> List[float]:
-        """What each robot's results lose under ``plan``, on average over its frames; the reference is not taken off.
+        """Return each robot's mean loss per frame under ``plan``, without subtracting the reference.
 
-        It counts from the result of the frame that the robot asked for last to when, an interval after its last turn in
-        the plan, the next result would be used: who waits for its first turn, or gets too few, is charged for it.
+        Counting goes from the result of the robot's last request to the use of the next result, an interval after its
+        last slot in the plan: waiting for a first slot, or too few slots, costs.
 
         Args:
             plan: batches in order of time.
-            paces: who asks.
-            until: it counts at least to then; None: the plan has all turns.
+            paces: of the robots.
+            until: counting goes at least to this time; None: the plan has all slots.
         """
         if not paces:
             return []
         arrival, frame_interval = self._arrival, self._frame_interval
         interval = np.ceil(np.array([pace.interval for pace in paces]) - _NEAR)
-        # of each turn: the robot's place, its frame, and the end of its batch
-        takes, ends = self._latencies.of, []
+        # of each slot: the robot's place, its frame, and the end of its batch
+        seconds, ends = self._latencies.seconds, []
         members: List[int] = []
-        for start, turns in plan:
-            size = len(turns)
-            ends += [start + takes[size - 1]] * size
-            for turn in turns:
-                members += turn
+        for start, slots in plan:
+            size = len(slots)
+            ends += [start + seconds[size - 1]] * size
+            for slot in slots:
+                members += slot
         place, frame = np.array(members, int).reshape(-1, 2).T
-        # frames count from the one that was asked for last
-        frame = frame - self._asked[place]
-        own = frame_interval[place]
-        late = (np.array(ends) + self._down[place] - (arrival[place] + frame * own - self._up[place])) / own
+        # frames count from the last request
+        frame = frame - self._requested[place]
+        spacing = frame_interval[place]
+        late = (np.array(ends) + self._down[place] - (arrival[place] + frame * spacing - self._up[place])) / spacing
         begin = frame + np.maximum(1.0, np.ceil(late - _NEAR))
-        first = [self._age(one, pace.batch) for one, pace in enumerate(paces)]
+        first = [self._first_age(index, pace.batch) for index, pace in enumerate(paces)]
         # robot by robot: the result that it has, then those of the plan
         place = np.concatenate((self._places, place))
         order = place.argsort(kind="stable")
@@ -87,28 +87,28 @@ class Staleness:
             following[last] = np.maximum(following[last], np.floor((until - arrival) / frame_interval))
         more = last > starts
         second = np.minimum(starts + 1, last)
-        # what it has counts for nothing: for who is new, and where the plan's first result comes before
-        nothing = starts[more & (self._fresh | (begin[second] < begin[starts]))]
-        following[nothing] = begin[nothing]
+        # the present result does not count for a new robot, nor if the plan's first result arrives before it
+        unused = starts[more & (self._fresh | (begin[second] < begin[starts]))]
+        following[unused] = begin[unused]
         number = np.maximum(0.0, following - begin)
-        lost = self._lost(place, begin - frame, number)
+        lost = self._total_loss(place, begin - frame, number)
         frames = np.maximum(1.0, np.add.reduceat(number, starts))
-        found: List[float] = (np.add.reduceat(lost, starts) / frames).tolist()
-        return found
+        means: List[float] = (np.add.reduceat(lost, starts) / frames).tolist()
+        return means
 
-    def _age(self, place: int, batch: int) -> float:
-        """Of the result that a robot has when the plan begins, in frames."""
-        found = self._ages.get((place, batch))
-        if found is None:
-            service = self._latencies.batch(min(batch, self._latencies.largest))
-            found = self._ages[place, batch] = float(self._wishes[place].age(service))
-        return found
+    def _first_age(self, place: int, batch: int) -> float:
+        """Return the age, in frames, of a robot's result when the plan begins."""
+        age = self._ages.get((place, batch))
+        if age is None:
+            service = self._latencies.batch_latency(min(batch, self._latencies.largest))
+            age = self._ages[place, batch] = float(self._wishes[place].result_age(service))
+        return age
 
-    def _lost(self, place: Array, age: Array, count: Array) -> Array:
-        """As :meth:`~.settings.Wish.lost`, of many."""
+    def _total_loss(self, place: Array, age: Array, count: Array) -> Array:
+        """Vectorise :meth:`~.settings.Wish.total_loss` over robots."""
         total: Array = self._slope[place] * (count * age + count * (count - 1) / 2)
         if self._flicker_s:
-            kept = self._kept[place]
-            unsettled = np.exp(-age / self._settle[place]) * (1 - kept**count) / (1 - kept)
+            decay = self._decay[place]
+            unsettled = np.exp(-age / self._settle[place]) * (1 - decay**count) / (1 - decay)
             total += self._flicker[place] * (count - unsettled)
         return total

@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 20
 
 
 def load_csv(path: pathlib.Path) -> Latencies:
-    """The latencies, in seconds, of a table with the columns ``batch`` (1, 2, …, without a gap) and ``latency_ms``.
+    """Read latencies, in seconds, from columns ``batch`` (1, 2, …, without a gap) and ``latency_ms``.
 
     Raises:
         BadInput: it cannot be read, has other columns, or is no such table.
@@ -40,6 +40,6 @@ def load_csv(path: pathlib.Path) -> Latencies:
         except (TypeError, ValueError) as error:
             raise BadInput(f"{path}: latency_ms of batch {row['batch']} is {row['latency_ms']!r}") from error
     try:
-        return Latencies(tuple(one / 1e3 for one in Latencies.parse(values).of))
+        return Latencies(tuple(one / 1e3 for one in Latencies.parse(values).seconds))
     except BadInput as error:
         raise BadInput(f"{path}, in ms: {error.cause}", error.remedy) from error

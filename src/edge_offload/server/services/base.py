@@ -32,7 +32,7 @@ class OpenHandles(Generic[Item]):
         self._lock = threading.Lock()
 
     def add(self, request: Request, item: Item) -> int:
-        """A handle for ``item``; 0, and it is released, if the robot has gone meanwhile."""
+        """Return a handle for ``item``; 0, and the item is released, if the robot has disconnected meanwhile."""
         handle = next(self._numbers)
         with self._lock:
             if not request.peer.gone:
@@ -65,19 +65,19 @@ class OpenHandles(Generic[Item]):
         request.reply({})
 
     def forget(self, peer: Peer) -> None:
-        """The connection has gone, and what was open on it."""
+        """Release all items of a closed connection."""
         with self._lock:
             items = self._open.pop(peer, {})
         for item in items.values():
             self._release(item)
 
     def of_connection(self, peer: Peer) -> List[Item]:
-        """What is open on one connection."""
+        """Return the open items of one connection."""
         with self._lock:
             return list(self._open.get(peer, {}).values())
 
     def of_robot(self, peer: Peer) -> List[Item]:
-        """What the robot has open, on this connection and its others."""
+        """Return the open items of a robot over all of its connections."""
         with self._lock:
             return [item for other, items in self._open.items() if other.key == peer.key for item in items.values()]
 
@@ -101,7 +101,7 @@ class Service:
         worker.submit(request.peer, lambda: self.answer(request, work), cost_s)
 
     def answer(self, request: Request, work: Callable[[], None]) -> None:
-        """Do ``work``, which answers ``request``; so does whatever it raises."""
+        """Do ``work``, which answers ``request``; so does any exception."""
         try:
             work()
         except Exception as error:

@@ -33,7 +33,7 @@ BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "
 
 @rule(*(f"aten.{name}" for name in UNARY), *(f"aten.{name}" for name in POINTWISE))
 def pointwise(site: Site) -> Optional[Local]:
-    """All tensors among the arguments broadcast to the output's shape."""
+    """Broadcast all tensors among the arguments to the output's shape."""
     if any(position != 0 for position in site.used) or site.arg("train"):
         return None  # dropout while training is random
     return broadcast(site, site.operator.input_ids())
@@ -41,7 +41,7 @@ def pointwise(site: Site) -> Optional[Local]:
 
 @rule("aten.prelu")
 def prelu(site: Site) -> Optional[Local]:
-    """The slope is one number, or one per channel along axis 1 whatever the rank; programs record ``_prelu_kernel``."""
+    """Slope: one number, or one per channel along axis 1 whatever the rank; programs record ``_prelu_kernel``."""
     source, weight = site.number("self"), site.number("weight")
     if site.axis(weight) is not None:
         return None
@@ -58,7 +58,7 @@ def prelu(site: Site) -> Optional[Local]:
 
 @rule(*BATCH_NORMS)
 def batch_norm(site: Site) -> Optional[Local]:
-    """With fixed statistics: scale and shift per channel. While training the statistics need every row."""
+    """Scale and shift per channel, with fixed statistics. While training the statistics need every row."""
     name = "input" if site.number("input") >= 0 else "self"
     axis = site.axis(site.number(name))
     training = site.arg("training") or site.arg("train")
@@ -69,7 +69,7 @@ def batch_norm(site: Site) -> Optional[Local]:
 
 @rule("aten.expand")
 def expand(site: Site) -> Optional[Local]:
-    """Like broadcasting, with the output's rows written into the size argument."""
+    """Broadcast, with the output's rows written into the size argument."""
     found = broadcast(site, (site.number("self"),))
     if found is None:
         return None

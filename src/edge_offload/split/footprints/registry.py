@@ -52,13 +52,13 @@ class Locality(str, enum.Enum):
 
 
 class Rows(Protocol):
-    """What a rule's ``run`` may read: exactly the rows that its footprint named, and whole values."""
+    """Reader of the rows that a rule's footprint named, and of whole values."""
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
-        """Rows [low, high) of a value that has an axis; none for an empty range."""
+        """Return rows [low, high) of a value that has an axis; none for an empty range."""
 
     def whole(self, number: int) -> torch.Tensor:
-        """All of a value."""
+        """Return all of a value."""
 
 
 Run = Callable[[int, int, Rows], List[Any]]
@@ -106,11 +106,11 @@ class Site:
         self.bound = bind(self.operator)
 
     def arg(self, name: str, default: Arg = None) -> Any:
-        """Argument ``name``, positional or keyword, or the schema's default."""
+        """Return argument ``name``, positional or keyword, or the default."""
         return self.bound.get(name, default)
 
     def number(self, name: str) -> int:
-        """Number of the tensor given as ``name``; -1 if none was."""
+        """Return the number of the tensor given as ``name``; -1 if there is none."""
         arg = self.bound.get(name)
         return arg.id if isinstance(arg, Ref) else -1
 
@@ -119,7 +119,7 @@ class Site:
         return self.sequence.values[number].shape
 
     def axis(self, number: int) -> Optional[int]:
-        """Axis of a value, or ``None`` if it is only there as a whole."""
+        """Return the axis of a value, or ``None`` if it exists only as a whole."""
         return self.axes.get(number)
 
     @property
@@ -135,7 +135,7 @@ class Site:
         return tuple(number for number in self.operator.input_ids() if number in self.axes)
 
     def one_axis(self, axis: int) -> Tuple[Optional[int], ...]:
-        """``axis`` for the first output, none for the others."""
+        """Return ``axis`` for the first output, none for the others."""
         return (axis,) + (None,) * (len(self.operator.outputs) - 1)
 
     def call(self, reader: Rows, /, **replaced: Any) -> List[Any]:
@@ -162,7 +162,7 @@ class Site:
         return flatten_outputs(find_overload(self.operator.name)(*positional, **keywords))
 
     def _arrange(self, replaced: Tuple[str, ...], reader: Rows, place: str) -> Tuple[Slot, ...]:
-        """Where each argument goes and where it comes from: torch takes long to tell, and a runtime calls often."""
+        """Arrange the sources of all arguments once: torch's schemas are slow, and a runtime calls often."""
         slots: List[Slot] = []
         gap = False  # behind an argument left at its default, the rest goes by name
         for argument in _schema_arguments(self.operator.name):
@@ -197,27 +197,27 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def find_rule(operator: Operator) -> Optional[Rule]:
-    """The rule for this overload, or ``None`` (the operator is global)."""
+    """Return the rule for this overload, or ``None`` (the operator is global)."""
     return _RULES.get(operator.name) or _RULES.get(operator.base_name)
 
 
 def covered_names() -> Tuple[str, ...]:
-    """Every name that has a rule, sorted."""
+    """Return every name that has a rule, sorted."""
     return tuple(sorted(_RULES))
 
 
 def same_rows(low: int, high: int) -> Range:
-    """Footprint of element-wise and row-wise operators."""
+    """Return the footprint of element-wise and row-wise operators."""
     return low, high
 
 
 def all_rows(length: int) -> Footprint:
-    """Footprint of an operand that is needed whole although its producer is split."""
+    """Return the footprint of an operand that is needed whole although its producer is split."""
     return lambda low, high: (0, length)
 
 
 def normal(axis: int, rank: int) -> int:
-    """``axis`` counted from the front."""
+    """Return ``axis`` counted from the front."""
     return axis + rank if axis < 0 else axis
 
 
@@ -247,7 +247,7 @@ def window(low: int, high: int, size: int, kernel: int, stride: int, padding: in
 
 
 def per_axis(value: Any, count: int, default: int) -> Tuple[int, ...]:
-    """An int-list argument as one number per spatial axis (torch accepts one number, one-element and empty lists)."""
+    """Expand an int-list argument to one number per spatial axis (torch accepts one number and short lists)."""
     if value is None or value == ():
         return (default,) * count
     if isinstance(value, int):
@@ -263,7 +263,7 @@ def _schema_arguments(name: str) -> Tuple[Any, ...]:
 
 
 def bind(operator: Operator) -> Dict[str, Arg]:
-    """Arguments by the schema's names, as far as they were given; empty if torch has no such overload."""
+    """Return given arguments by the schema's names; empty if torch has no such overload."""
     try:
         arguments = _schema_arguments(operator.name)
     except Unsupported:

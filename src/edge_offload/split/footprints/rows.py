@@ -20,7 +20,7 @@ from edge_offload.split.footprints.registry import (
 
 
 def _rowwise(site: Site, name: str, axis: int, outputs: Optional[int] = None) -> Local:
-    """Output rows on ``axis`` need the same rows of argument ``name``, and everything else whole."""
+    """Return locality where output rows on ``axis`` need equal rows of argument ``name``, and the rest whole."""
     source = site.number(name)
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
@@ -31,7 +31,7 @@ def _rowwise(site: Site, name: str, axis: int, outputs: Optional[int] = None) ->
 
 
 def _with_whole(site: Site, needs: Dict[int, Footprint]) -> Dict[int, Footprint]:
-    """``needs`` plus: every other operand that has an axis is needed in full."""
+    """Add every other operand that has an axis to ``needs``, in full."""
     for number in site.carried:
         if number not in needs:
             axis = site.axis(number)
@@ -42,7 +42,7 @@ def _with_whole(site: Site, needs: Dict[int, Footprint]) -> Dict[int, Footprint]
 
 @rule("aten.linear")
 def linear(site: Site) -> Optional[Local]:
-    """Any axis but the last, which the product sums over."""
+    """Split any axis but the last, which the product sums over."""
     source = site.number("input")
     axis = site.axis(source)
     if axis is None or axis == len(site.shape(source)) - 1:
@@ -52,7 +52,7 @@ def linear(site: Site) -> Optional[Local]:
 
 @rule("aten.mm", "aten.bmm", "aten.matmul")
 def product(site: Site) -> Optional[Local]:
-    """Rows of the left operand, columns of the right one, or a batch axis of both."""
+    """Split rows of the left operand, columns of the right one, or a batch axis of both."""
     left_name = "self"
     right_name = "mat2" if site.number("mat2") >= 0 else "other"
     return _product(site, left_name, right_name)
@@ -60,7 +60,7 @@ def product(site: Site) -> Optional[Local]:
 
 @rule("aten.addmm", "aten.baddbmm")
 def product_with_sum(site: Site) -> Optional[Local]:
-    """A product whose addend broadcasts to the result: it must not itself be split."""
+    """Split a product whose addend broadcasts to the result: the addend must not itself be split."""
     left_name, right_name = ("mat1", "mat2") if site.number("mat1") >= 0 else ("batch1", "batch2")
     addend = site.number("self")
     found = _product(site, left_name, right_name)
@@ -99,7 +99,7 @@ def _product(site: Site, left_name: str, right_name: str) -> Optional[Local]:
 
 
 def _cut_addend(site: Site, found: Local, left_name: str, right_name: str, addend: int, own: int) -> Local:
-    """The addend has rows of its own: cut it where the product is cut."""
+    """Slice an addend that has rows where the product is split."""
     carried = {name: site.number(name) for name in (left_name, right_name)}
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
@@ -115,7 +115,7 @@ def _cut_addend(site: Site, found: Local, left_name: str, right_name: str, adden
 @rule("aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten.cumsum", "aten.cumprod",
       "aten.glu", "aten.flip", "aten.roll")  # fmt: skip
 def along_another_axis(site: Site) -> Optional[Local]:
-    """Works along ``dim`` (``dims``): local along every other axis."""
+    """Split operators along ``dim`` (``dims``) on every other axis."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.shape(source))
     given = site.arg("dims") if "dims" in site.bound else site.arg("dim", -1)
@@ -125,7 +125,7 @@ def along_another_axis(site: Site) -> Optional[Local]:
 
 @rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.kthvalue")
 def order_along_another_axis(site: Site) -> Optional[Local]:
-    """Two outputs, values and positions along ``dim``; positions do not depend on the split axis."""
+    """Split the outputs, values and positions along ``dim``; positions do not depend on the split axis."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.shape(source))
     dim = normal(int(site.arg("dim", -1)), rank)
@@ -139,7 +139,7 @@ def order_along_another_axis(site: Site) -> Optional[Local]:
       "aten.prod.dim_int", "aten.logsumexp", "aten.any.dim", "aten.all.dim", "aten.norm.ScalarOpt_dim",
       "aten.var.correction", "aten.linalg_vector_norm", "aten.std.correction")  # fmt: skip
 def reduction(site: Site) -> Optional[Local]:
-    """Over other axes than the split one."""
+    """Split reductions over other axes than the split one."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.shape(source))
     dims = _dims(site.arg("dim"), rank)
@@ -150,7 +150,7 @@ def reduction(site: Site) -> Optional[Local]:
 
 @rule("aten.layer_norm", "aten.native_layer_norm", "aten.rms_norm")
 def layer_norm(site: Site) -> Optional[Local]:
-    """Local along the axes in front of the normalised ones."""
+    """Split the axes in front of the normalised ones."""
     source = site.number("input")
     axis, rank = site.axis(source), len(site.shape(source))
     inside = rank - len(site.arg("normalized_shape"))
@@ -161,7 +161,7 @@ def layer_norm(site: Site) -> Optional[Local]:
 
 @rule("aten.scaled_dot_product_attention", "aten._scaled_dot_product_flash_attention_for_cpu")
 def attention(site: Site) -> Optional[Local]:
-    """Along the queries, with keys and values whole; or along a batch or head axis of all three."""
+    """Split the queries, with keys and values whole; or a batch or head axis of all three."""
     query, key, value = (site.number(name) for name in ("query", "key", "value"))
     mask = site.number("attn_mask")
     axis, rank = site.axis(query), len(site.shape(query))
@@ -195,7 +195,7 @@ def attention(site: Site) -> Optional[Local]:
 
 @rule("aten.embedding")
 def embedding(site: Site) -> Optional[Local]:
-    """A table look-up per index."""
+    """Split a table look-up per index."""
     axis = site.axis(site.number("indices"))
     return None if axis is None or site.axis(site.number("weight")) is not None else _rowwise(site, "indices", axis)
 

@@ -23,7 +23,7 @@ from edge_offload.split.footprints.registry import (
 
 
 def _moved(site: Site, axis: int) -> Local:
-    """The first argument's rows become the output's, on ``axis``; arguments do not mention sizes."""
+    """Move the first argument's rows to ``axis`` of the output; arguments do not mention sizes."""
     source = site.number("self")
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
@@ -34,7 +34,7 @@ def _moved(site: Site, axis: int) -> Local:
 
 @rule("aten.permute")
 def permute(site: Site) -> Optional[Local]:
-    """The axis goes where the permutation sends it."""
+    """Move the axis to its place in the permutation."""
     axis = site.axis(site.number("self"))
     rank = len(site.output_shape)
     order = [normal(int(dim), rank) for dim in site.arg("dims")]
@@ -43,7 +43,7 @@ def permute(site: Site) -> Optional[Local]:
 
 @rule("aten.transpose.int", "aten.t", "aten.numpy_T", "aten.movedim.int")
 def transpose(site: Site) -> Optional[Local]:
-    """Exchange of two axes (``movedim`` moves one)."""
+    """Exchange two axes (``movedim`` moves one)."""
     source = site.number("self")
     axis, rank = site.axis(source), len(site.output_shape)
     if axis is None or rank < 2:
@@ -63,7 +63,7 @@ def transpose(site: Site) -> Optional[Local]:
 
 @rule("aten.unsqueeze")
 def unsqueeze(site: Site) -> Optional[Local]:
-    """A new axis in front of the split one moves it back."""
+    """Move the axis back behind a new one."""
     axis = site.axis(site.number("self"))
     place = normal(site.arg("dim"), len(site.output_shape))
     return None if axis is None else _moved(site, axis + (place <= axis))
@@ -71,7 +71,7 @@ def unsqueeze(site: Site) -> Optional[Local]:
 
 @rule("aten.squeeze")
 def squeeze(site: Site) -> Optional[Local]:
-    """Axes of size 1 vanish; the split axis is never one of them."""
+    """Remove axes of size 1; the split axis is never one of them."""
     source = site.number("self")
     axis, shape = site.axis(source), site.shape(source)
     if axis is None:
@@ -88,7 +88,7 @@ def squeeze(site: Site) -> Optional[Local]:
 @rule("aten.view.default", "aten.reshape", "aten._unsafe_view", "aten.flatten.using_ints", "aten.unflatten.int",
       "aten._reshape_alias")  # fmt: skip
 def reshape(site: Site) -> Optional[Local]:
-    """Row-major order is kept, so a range of rows stays one stretch of elements inside every outer slab."""
+    """Split in row-major order: a range of rows stays one stretch of elements inside every outer slab."""
     source = site.number("self")
     axis = site.axis(source)
     if axis is None:
@@ -127,7 +127,7 @@ def _reshaped(site: Site, place: int, result: Any) -> Local:
 
 @rule("aten.cat", "aten.concat", "aten.concatenate")
 def cat(site: Site) -> Optional[Local]:
-    """Across the split axis every part gives the same rows; along it each part gives its own stretch."""
+    """Concatenate equal rows of all parts across the split axis; along it each part gives its own stretch."""
     numbers = [item.id for item in site.arg("tensors", ()) if isinstance(item, Ref)]
     shape = site.output_shape
     dim = normal(int(site.arg("dim", 0)), len(shape))
@@ -167,7 +167,7 @@ def cat(site: Site) -> Optional[Local]:
 
 
 def _cat_repeated(site: Site, numbers: List[int], dim: int) -> Optional[Local]:
-    """The same tensor given twice is fine across the axis only."""
+    """Concatenate a tensor with itself, across the axis only."""
     axis = next(site.axis(number) for number in numbers if site.axis(number) is not None)
     if axis is None or axis == dim or any(len(site.shape(n)) != len(site.output_shape) for n in numbers):
         return None
@@ -185,7 +185,7 @@ def _cat_across(site: Site, numbers: List[int], dim: int, axis: int) -> Local:
 
 @rule("aten.stack")
 def stack(site: Site) -> Optional[Local]:
-    """Parts side by side on a new axis."""
+    """Stack parts on a new axis."""
     numbers = [item.id for item in site.arg("tensors", ()) if isinstance(item, Ref)]
     axes = {site.axis(number) for number in numbers} - {None}
     if len(axes) != 1:
@@ -204,7 +204,7 @@ def stack(site: Site) -> Optional[Local]:
 
 @rule("aten.slice.Tensor")
 def slice_rows(site: Site) -> Optional[Local]:
-    """Along the split axis, output row j is input row start + step * j."""
+    """Map output row j to input row start + step * j along the split axis."""
     source = site.number("self")
     axis, shape = site.axis(source), site.shape(source)
     if axis is None:
@@ -228,7 +228,7 @@ def slice_rows(site: Site) -> Optional[Local]:
 
 @rule("aten.select.int")
 def select(site: Site) -> Optional[Local]:
-    """Taking one index of another axis keeps the rows; taking one row is global."""
+    """Select an index of another axis, which preserves the rows; selecting one row is global."""
     source = site.number("self")
     axis = site.axis(source)
     dim = normal(int(site.arg("dim")), len(site.shape(source)))
@@ -237,7 +237,7 @@ def select(site: Site) -> Optional[Local]:
 
 @rule("aten.chunk", "aten.split", "aten.unsafe_split", "aten.split_with_sizes", "aten.unbind", "aten.tensor_split")
 def pieces(site: Site) -> Optional[Local]:
-    """Several outputs cut along another axis."""
+    """Cut several outputs along another axis."""
     source = site.number("self")
     axis = site.axis(source)
     dim = normal(int(site.arg("dim", 0)), len(site.shape(source)))
@@ -254,7 +254,7 @@ def pieces(site: Site) -> Optional[Local]:
 
 @rule("aten.index_select")
 def index_select(site: Site) -> Optional[Local]:
-    """Picking along another axis keeps the rows."""
+    """Select along another axis, which preserves the rows."""
     source = site.number("self")
     axis = site.axis(source)
     dim = normal(int(site.arg("dim")), len(site.shape(source)))
@@ -263,7 +263,7 @@ def index_select(site: Site) -> Optional[Local]:
 
 @rule("aten.pixel_shuffle")
 def pixel_shuffle(site: Site) -> Optional[Local]:
-    """Output row j comes from input row j // factor."""
+    """Map output row j to input row j // factor."""
     source = site.number("self")
     axis, factor = site.axis(source), int(site.arg("upscale_factor"))
     if axis is None or axis < len(site.shape(source)) - 2:
@@ -283,7 +283,7 @@ def pixel_shuffle(site: Site) -> Optional[Local]:
 
 @rule("aten.pixel_unshuffle")
 def pixel_unshuffle(site: Site) -> Optional[Local]:
-    """Output row j takes ``factor`` input rows."""
+    """Map output row j to ``factor`` input rows."""
     source = site.number("self")
     axis, factor = site.axis(source), int(site.arg("downscale_factor"))
     if axis is None or axis < len(site.shape(source)) - 2:
@@ -301,7 +301,7 @@ def pixel_unshuffle(site: Site) -> Optional[Local]:
 @rule("aten.pad", "aten.constant_pad_nd", "aten.reflection_pad1d", "aten.reflection_pad2d", "aten.reflection_pad3d",
       "aten.replication_pad1d", "aten.replication_pad2d", "aten.replication_pad3d")  # fmt: skip
 def pad(site: Site) -> Optional[Local]:
-    """Every output row is a copy of one input row, or constant; which one depends on the mode."""
+    """Copy one input row per output row, or a constant; the mode decides which."""
     source = site.number("self")
     axis, shape = site.axis(source), site.shape(source)
     if axis is None:
@@ -346,7 +346,7 @@ def pad(site: Site) -> Optional[Local]:
 
 
 def _origin(row: int, size: int, mode: str) -> Optional[int]:
-    """Input row that output row ``row`` (counted from the first real one) copies."""
+    """Return the input row that output row ``row`` (counted from the first real one) copies."""
     if 0 <= row < size:
         return row
     if mode == "constant":
@@ -359,7 +359,7 @@ def _origin(row: int, size: int, mode: str) -> Optional[int]:
 
 
 def _without_trailing_zeros(amounts: List[int]) -> List[int]:
-    """``functional.pad`` wants pairs for as many axes as the mode pads, and no zeros on the batch axes."""
+    """Return pairs for ``functional.pad``: as many axes as the mode pads, without zeros on batch axes."""
     kept = list(amounts)
     while len(kept) > 4 and kept[-2:] == [0, 0]:
         kept = kept[:-2]

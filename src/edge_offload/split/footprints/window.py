@@ -15,7 +15,7 @@ from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range
 
 
 def _spatial(site: Site, number: int, rank: int) -> Optional[int]:
-    """Which spatial axis (0 = first after channels) the value is split along, or ``None``."""
+    """Return the spatial axis (0 = first after channels) along which the value is split, or ``None``."""
     axis = site.axis(number)
     if axis is None:
         return None
@@ -30,7 +30,7 @@ def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> Tuple[Tuple
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
 def convolution(site: Site) -> Optional[Local]:
-    """Direct and transposed convolution with whole weights."""
+    """Split direct and transposed convolution with whole weights."""
     name = "input" if site.number("input") >= 0 else "self"
     source, weight = site.number(name), site.number("weight")
     if site.axis(weight) is not None or site.axis(site.number("bias")) is not None:
@@ -83,7 +83,7 @@ def _direct(site: Site, reader: Rows, rows: torch.Tensor, padding: Any, stride: 
 
 @rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
 def transposed(site: Site) -> Optional[Local]:
-    """An output row j takes input rows i with j = i * stride - padding + dilation * k."""
+    """Map an output row j to input rows i with j = i * stride - padding + dilation * k."""
     name = "input" if site.number("input") >= 0 else "self"
     source, weight, bias = site.number(name), site.number("weight"), site.number("bias")
     rank = len(site.shape(weight)) - 2
@@ -137,7 +137,7 @@ def _with_bias(site: Site, reader: Rows, rows: torch.Tensor, rank: int) -> torch
 @rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d",
       "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")  # fmt: skip
 def max_pool(site: Site) -> Optional[Local]:
-    """Padding counts as minus infinity. Indices point into the whole tensor, so whoever reads them makes it global."""
+    """Split with padding of minus infinity. Indices point into the whole tensor, so reading them makes it global."""
     rank = _rank(site)
     if any(position != 0 for position in site.used):
         return None
@@ -146,7 +146,7 @@ def max_pool(site: Site) -> Optional[Local]:
 
 @rule("aten.avg_pool2d", "aten.avg_pool3d")
 def average_pool(site: Site) -> Optional[Local]:
-    """Sums of windows over the number of elements that torch counts for each (padding, overhang, override)."""
+    """Divide sums of windows by the counts that torch uses for each (padding, overhang, override)."""
     rank = _rank(site)
     pool = functional.avg_pool2d if rank == 2 else functional.avg_pool3d
     source = site.number("self")
@@ -284,7 +284,7 @@ def interpolation(site: Site) -> Optional[Local]:
 
 
 def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype: Any) -> Optional[torch.Tensor]:
-    """[output rows, input rows] matrix of the interpolation along one spatial axis."""
+    """Return the [output rows, input rows] matrix of the interpolation along one spatial axis."""
     shape = [1, size] + [1] * rank
     shape[2 + place] = size
     probe = torch.eye(size, dtype=dtype).reshape(shape)
@@ -294,7 +294,7 @@ def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype
 
 
 def _resize(site: Site, name: str, value: torch.Tensor, sizes: List[int], keep: int) -> Optional[torch.Tensor]:
-    """The operator on ``value`` with output ``sizes``; the scales of axes other than ``keep`` are dropped."""
+    """Run the operator on ``value`` with output ``sizes``, without the scales of axes other than ``keep``."""
 
     class Nothing:
         def rows(self, number: int, low: int, high: int) -> torch.Tensor:
@@ -325,12 +325,12 @@ _SCALE_NAMES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "sc
 
 
 def _beside(rows: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
-    """A small tensor of the host where the rows are."""
+    """Copy a small tensor of the host to the device of the rows."""
     return small.to(rows.device, non_blocking=True)
 
 
 def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
-    """Output rows as the weighted sums that ``band`` says; plain selection where every weight is one."""
+    """Weight input rows by ``band``; plain selection if every weight is one."""
     if bool(((band == 1).sum(dim=1) == 1).all()) and bool(((band != 0).sum(dim=1) == 1).all()):
         return rows.index_select(axis, _beside(rows, (band == 1).to(torch.int8).argmax(dim=1)))
     mixed: torch.Tensor = torch.tensordot(rows, _beside(rows, band), dims=([axis], [1])).movedim(-1, axis)
@@ -338,7 +338,7 @@ def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _rank(site: Site) -> int:
-    """Number of spatial axes, from the operator's name: ``avg_pool2d`` has 2."""
+    """Return the number of spatial axes, from the operator's name: ``avg_pool2d`` has 2."""
     return int(site.operator.base_name.split("pool")[1][0])
 
 
@@ -356,12 +356,12 @@ def _missing(low: int, high: int, first: int, last: int, kernel: int, stride: in
 
 
 def _flat(sides: Sequence[Tuple[int, int]]) -> List[int]:
-    """Padding per axis, as ``functional.pad`` wants it: last axis first."""
+    """Return padding per axis for ``functional.pad``: last axis first."""
     return [amount for pair in reversed(list(sides)) for amount in pair]
 
 
 def _pad(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> Tuple[torch.Tensor, List[int]]:
-    """Pad explicitly what is lop-sided or negative; leave what is symmetric to the kernel."""
+    """Pad asymmetric or negative sides explicitly; the kernel pads symmetric ones."""
     explicit = [(0, 0) if low == high and low >= 0 else (low, high) for low, high in sides]
     rest = [low if low == high and low >= 0 else 0 for low, high in sides]
     if any(pair != (0, 0) for pair in explicit):
@@ -370,7 +370,7 @@ def _pad(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> 
 
 
 def _fit(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> torch.Tensor:
-    """Grow with ``value`` or crop the last axes; windows that lie in padding alone see nothing but ``value``."""
+    """Pad with ``value`` or crop the last axes; windows that lie in padding alone read only ``value``."""
     sizes = list(rows.shape)
     outside = False
     for k, (before, after) in enumerate(sides):

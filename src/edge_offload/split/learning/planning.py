@@ -56,7 +56,7 @@ class Plans:
     undivided: Tuple[int, ...] = ()
 
     def to_facts(self) -> Dict[str, Any]:
-        """As data."""
+        """Return plain data."""
         return {
             "planner": self.table.planner,
             "bandwidths": list(self.table.bandwidths),
@@ -69,7 +69,7 @@ class Plans:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> Plans:
-        """From :meth:`to_facts`; plans are not checked."""
+        """Return the plans of :meth:`to_facts`, unchecked."""
         plans: List[Plan] = []
         for text in facts["plans"]:
             background.give_way()
@@ -81,7 +81,7 @@ class Plans:
 
 
 def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSettings) -> Plans:
-    """Plans for ``bandwidths`` (bytes per second, ascending), the equal ones once.
+    """Make plans for ``bandwidths`` (bytes per second, ascending), equal ones once.
 
     Raises:
         BadInput: no such planner.
@@ -112,7 +112,7 @@ def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSetti
 
 
 def costs_to_facts(model: CostModel) -> Dict[str, Any]:
-    """A cost model without its sequence, as data."""
+    """Return a cost model without its sequence as plain data."""
     return {
         "robot": [[cost.launch_s, cost.row_s] for cost in model.robot],
         "server": [[cost.launch_s, cost.row_s] for cost in model.server],
@@ -142,12 +142,12 @@ def costs_from_facts(facts: Mapping[str, Any], located: LocalityMap) -> CostMode
 
 
 def settings_to_facts(settings: PlanSettings) -> Dict[str, Any]:
-    """Settings as data."""
+    """Return settings as plain data."""
     return dataclasses.asdict(settings)
 
 
 def settings_from_facts(facts: Mapping[str, Any]) -> PlanSettings:
-    """From :func:`settings_to_facts`."""
+    """Return the settings of :func:`settings_to_facts`."""
     kinds = (("objective", Objective), ("effort", Effort), ("power", StatePowers))
     made = {name: None if facts[name] is None else kind(**facts[name]) for name, kind in kinds}
     return PlanSettings(**{**facts, **made})

@@ -81,7 +81,7 @@ class Learning:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """The process, once it was begun, is kept until this is left; after one that failed, another is tried next."""
+        """Retain the process during the context; after a failure, the next context tries another one."""
         with self._lock:
             if not self._users:
                 self._without = self._for_good
@@ -106,7 +106,7 @@ class Learning:
             process.close()
 
     def trace(self, module: nn.Module, examples: Sequence[torch.Tensor], tell: Tell = lambda doing: None) -> Network:
-        """``module``, which the name builds, traced; see :func:`edge_offload.split.runtime.tracing.trace`."""
+        """Trace ``module``, which the name builds; see :func:`edge_offload.split.runtime.tracing.trace`."""
         if self._name:
             with self._turn, self.at_work():
                 asked = {"name": self._name, "built_from": self._built_from, "options": self._options}
@@ -134,7 +134,7 @@ class Learning:
     def plans(
         self, model: CostModel, bandwidths: Sequence[float], settings: PlanSettings, tell: Tell = lambda doing: None
     ) -> Plans:
-        """See :func:`plans_for`."""
+        """Make plans like :func:`plans_for`."""
         facts = {
             "sequence": wire.encode(model.located.sequence),
             "costs": costs_to_facts(model),
@@ -151,7 +151,7 @@ class Learning:
     def _ask(
         self, what: str, tell: Tell, tensors: Sequence[torch.Tensor], **facts: Any
     ) -> Optional[Tuple[Dict[str, Any], List[Any]]]:
-        """What the process answers; None where there is none (any more)."""
+        """Return the answer of the process; None if there is none (any more)."""
         if self._closed:
             raise Refused(OVER)
         if self._without:
@@ -188,7 +188,7 @@ class Learning:
             raise Refused(OVER)
 
     def _failed(self, why: str, for_good: bool) -> None:
-        """Learn without a process until the next time; what one refused, the next one would refuse as well."""
+        """Learn without a process until the next context; a refusal is permanent, since any process would refuse."""
         self._failures += 1
         self._for_good = for_good or self._failures >= MOST_FAILURES
         self._without = True

@@ -45,7 +45,7 @@ class Learner:
         self._networks: Dict[str, Any] = {}
 
     def trace(self, tensors: Any, name: str, built_from: str, options: Dict[str, Any], state_hash: str) -> Answer:
-        """``{name, built_from, options, state_hash}``, inputs → ``{sequence, encoded, tensors}`` and constants."""
+        """Answer ``{name, built_from, options, state_hash}`` and inputs with ``{sequence, encoded, tensors}``."""
         from edge_offload.errors import Refused
         from edge_offload.ir import sequence_hash
         from edge_offload.models import registry
@@ -66,7 +66,7 @@ class Learner:
         return facts, list(written.buffers)
 
     def measure(self, tensors: Any, sequence: str, repeats: int) -> Answer:
-        """``{sequence, repeats}`` → ``{profile}`` of a model that was traced here."""
+        """Answer ``{sequence, repeats}`` with ``{profile}`` of a model that was traced here."""
         del tensors
         from edge_offload.split.runtime.places import Place
 
@@ -75,7 +75,7 @@ class Learner:
     def plans(
         self, tensors: Any, sequence: bytes, costs: Dict[str, Any], bandwidths: List[float], settings: Dict[str, Any]
     ) -> Answer:
-        """``{sequence, costs, bandwidths, settings}`` → ``{plans}``."""
+        """Answer ``{sequence, costs, bandwidths, settings}`` with ``{plans}``."""
         del tensors
         from edge_offload.ir import wire
         from edge_offload.split.learning import planning
@@ -92,7 +92,7 @@ class Learner:
 
 
 def serve(channel: Any) -> None:
-    """Answer one question after the other, until the other end is gone."""
+    """Answer requests one by one, until the other end is gone."""
     from edge_offload.errors import EdgeOffloadError, LinkLost
     from edge_offload.execute.tensors import unpack_tensors
 
@@ -136,7 +136,7 @@ def serve(channel: Any) -> None:
 
 
 def main(arguments: List[str]) -> int:
-    """Answer over the socket of that number, with so many of torch's threads."""
+    """Answer over the socket of that number, with that number of torch's threads."""
     lower_priority()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program decides when it ends
     import torch

@@ -63,7 +63,7 @@ def _check_axes(plan: Plan, located: LocalityMap) -> None:
 
 
 def _check_steps(plan: Plan, located: LocalityMap, side: Side) -> None:
-    """Every step exists, and each operator's steps on one side are disjoint and make one stretch."""
+    """Require existing steps, and for each operator disjoint steps on one side in one stretch."""
     ranges: Dict[int, List[Range]] = {}
     for step in plan.steps(side):
         if not 0 <= step.operator < len(located.operators):
@@ -82,7 +82,7 @@ def _check_steps(plan: Plan, located: LocalityMap, side: Side) -> None:
 
 
 def _check_placement(plan: Plan, located: LocalityMap) -> None:
-    """Coverage by both sides together; a global operator on exactly one."""
+    """Require coverage by both sides together, and a global operator on exactly one."""
     computed: Dict[int, List[Range]] = {}
     sides: Dict[int, List[Side]] = {}
     for side in Side:
@@ -150,7 +150,7 @@ def _missing(located: LocalityMap, held: Held, step: Step) -> Optional[Tuple[int
 
 
 def add(held: Held, number: int, rows: Range) -> None:
-    """Note that a side has ``rows`` of a value; stretches that touch become one."""
+    """Add ``rows`` of a value to a side; stretches that touch become one."""
     merged = rows
     apart: List[Range] = []
     for low, high in held.get(number, []):
@@ -162,7 +162,7 @@ def add(held: Held, number: int, rows: Range) -> None:
 
 
 def covers(ranges: Sequence[Range], rows: Range) -> bool:
-    """Whether ``ranges`` together hold all of ``rows``."""
+    """True if ``ranges`` together cover all of ``rows``."""
     position = rows[0]
     for low, high in sorted(ranges):
         if low > position:
@@ -178,5 +178,5 @@ def _name(located: LocalityMap, index: int) -> str:
 
 
 def rows_computed(plan: Plan) -> Mapping[Side, int]:
-    """Output rows that each side computes, summed over operators."""
+    """Return output rows that each side computes, summed over operators."""
     return {side: sum(step.high - step.low for step in plan.steps(side)) for side in Side}

@@ -15,7 +15,7 @@ ChooseCodec = Callable[[int, int, int], str]
 
 
 def needed_rows(located: LocalityMap, ranges: Ranges) -> Dict[int, List[Range]]:
-    """Rows of every value that the steps of one side need, as stretches that do not touch; empty ranges need none."""
+    """Return rows of every value that one side's steps need, as separate stretches; empty ranges need none."""
     needed: Dict[int, List[Range]] = {}
     for index, (low, high) in ranges.items():
         for number, rows in located.footprint(index, low, high).items():
@@ -46,7 +46,7 @@ is sent to it by the other.
 
 
 def backward(located: LocalityMap, decide: Decide) -> Tuple[Dict[int, Range], Dict[int, Range]]:
-    """Ranges of both sides, decided from the outputs to the inputs, so that nothing is computed for nobody."""
+    """Decide ranges of both sides from the outputs to the inputs, so that no unused row is computed."""
     need: Dict[Side, Dict[int, Range]] = {Side.ROBOT: {}, Side.SERVER: {}}
     ranges: Dict[Side, Dict[int, Range]] = {Side.ROBOT: {}, Side.SERVER: {}}
     for number in located.sequence.retained_ids():
@@ -115,7 +115,7 @@ def complete(
 
 
 def minus(rows: Range, own: Range) -> List[Range]:
-    """The stretches of ``rows`` that are not in ``own``; at most two."""
+    """Return the stretches of ``rows`` that are not in ``own``; at most two."""
     if rows[0] >= rows[1]:
         return []
     if own[0] >= own[1] or own[1] <= rows[0] or rows[1] <= own[0]:

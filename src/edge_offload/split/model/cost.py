@@ -38,12 +38,12 @@ class OperatorCost:
             raise BadInput(f"an operator cannot cost {self.launch_s} s + {self.row_s} s per row")
 
     def seconds(self, rows: float) -> float:
-        """Cost of a slice; nothing for no rows."""
+        """Return the cost of a slice; 0 for no rows."""
         return self.launch_s + rows * self.row_s if rows > 0 else 0.0
 
 
 def fit(rows: Sequence[int], seconds: Sequence[float]) -> OperatorCost:
-    """Launch and slope from measurements at several slice sizes: least relative squares, both at least zero.
+    """Fit launch and slope to measurements at several slice sizes: least relative squares, both at least zero.
 
     Raises:
         BadInput: no measurements.
@@ -62,7 +62,7 @@ def fit(rows: Sequence[int], seconds: Sequence[float]) -> OperatorCost:
 
 @dataclass(frozen=True)
 class Copies:
-    """Seconds of one copy by its bytes (in place of rows): from the host to where a side computes, and back."""
+    """Seconds of one copy by its bytes (in place of rows): from the host to a side's device, and back."""
 
     there: OperatorCost
     back: OperatorCost
@@ -87,13 +87,13 @@ class CodecCost:
     server_encode_bytes_per_s: Optional[float] = None
 
     def encode_s(self, raw_bytes: float, sender: Side) -> float:
-        """Seconds of coding on the sender's side."""
+        """Return seconds of coding on the sender's side."""
         if sender is Side.ROBOT:
             return raw_bytes / self.robot_bytes_per_s
         return raw_bytes / (self.server_encode_bytes_per_s or self.server_bytes_per_s)
 
     def decode_s(self, raw_bytes: float, sender: Side) -> float:
-        """Seconds of decoding on the other side."""
+        """Return seconds of decoding on the other side."""
         if sender is Side.ROBOT:
             return raw_bytes / self.server_bytes_per_s
         return raw_bytes / (self.robot_decode_bytes_per_s or self.robot_bytes_per_s)
@@ -149,14 +149,14 @@ class CostModel:
             raise BadInput(f"costs of {len(self.robot)} and {len(self.server)} operators for a sequence of {count}")
 
     def operator_s(self, side: Side, index: int, rows: int) -> float:
-        """Seconds for output rows of one operator; free operators cost nothing."""
+        """Return seconds for output rows of one operator; free operators cost nothing."""
         if self.located.operators[index].kind is Locality.FREE:
             return 0.0
         costs = self.robot if side is Side.ROBOT else self.server
         return costs[index].seconds(rows)
 
     def whole_s(self, side: Side) -> float:
-        """Seconds for the whole network on one side, without any transfer."""
+        """Return seconds for the whole network on one side, without any transfer."""
         return sum(self.operator_s(side, index, entry.length) for index, entry in enumerate(self.located.operators))
 
     def codec(self, number: int, name: str) -> CodecCost:
@@ -171,7 +171,7 @@ class CostModel:
         raise BadInput(f"no cost is known of codec {name!r} for value {number}")
 
     def payload(self, number: int, rows: int, sender: Side, name: str) -> Payload:
-        """What it takes to move ``rows`` rows of a value with a codec."""
+        """Return the costs of moving ``rows`` rows of a value with a codec."""
         option = self.codec(number, name)
         raw = rows * self.located.row_bytes(number)
         pieces = self.pieces(number, rows, sender)
@@ -185,7 +185,7 @@ class CostModel:
         return Payload(raw, raw / option.ratio, encode_s, decode_s, pieces)
 
     def own_copies_s(self, steps: Sequence[Step]) -> Tuple[float, float]:
-        """Seconds in which inputs that the robot's steps read come to its device, and results of theirs go back."""
+        """Return seconds of copying the robot's inputs to its device, and its results back."""
         if Side.ROBOT not in self.copies or not steps:
             return 0.0, 0.0
         located, copies = self.located, self.copies[Side.ROBOT]
@@ -201,13 +201,13 @@ class CostModel:
         return there, back
 
     def pieces(self, number: int, rows: int, sender: Side) -> int:
-        """In how many pieces a transfer travels: the robot cuts along the rows, the server answers in one message."""
+        """Return the number of pieces of a transfer: the robot cuts along the rows, the server sends one message."""
         if sender is Side.SERVER or number not in self.located.axes:
             return 1
         return max(1, min(int(rows * self.located.row_bytes(number) // PIECE_BYTES), MAX_PIECES, rows))
 
     def best_codec(self, number: int, rows: int, sender: Side, bandwidth: float) -> str:
-        """The codec with which the rows arrive first, at ``bandwidth`` bytes per second."""
+        """Return the codec with which the rows arrive first, at ``bandwidth`` bytes per second."""
         options = (RAW, *self.codecs.get(number, ()))
         if len(options) == 1:
             return RAW.name
@@ -231,7 +231,7 @@ class Payload:
     pieces: Any
 
     def alone_s(self, rate: Seconds) -> Array:
-        """Seconds from ready to usable on an idle link without delay, at one bandwidth or several."""
+        """Return seconds from ready to usable on an idle link without delay, at one bandwidth or several."""
         wire = self.coded_bytes / np.maximum(rate, 1e-9)
         slowest = np.maximum(np.maximum(self.encode_s, wire), self.decode_s)
         return np.asarray(slowest + (self.encode_s + wire + self.decode_s - slowest) / self.pieces)

@@ -77,7 +77,7 @@ class LocalityMap:
         object.__setattr__(self, "stored", tuple(stored))
 
     def kernels_on(self, device: torch.device) -> Kernels:
-        """:attr:`kernels` on this device."""
+        """Return :attr:`kernels` on this device."""
         if device.type == "cpu":
             return self.kernels
         found = self._elsewhere.get(str(device))
@@ -86,12 +86,12 @@ class LocalityMap:
         return found
 
     def length(self, number: int) -> int:
-        """Rows of a value; 1 if it exists only whole."""
+        """Return the rows of a value; 1 if it exists only whole."""
         axis = self.axes.get(number)
         return 1 if axis is None else self.sequence.values[number].shape[axis]
 
     def nbytes(self, number: int) -> int:
-        """Bytes of a value; of one whose sizes depend on the data, what a read-out of so many rows takes."""
+        """Return bytes of a value; of one with dynamic sizes, those of a usual read-out."""
         value = self.sequence.values[number]
         return value.nbytes if value.is_static else UNKNOWN_BYTES
 
@@ -100,7 +100,7 @@ class LocalityMap:
         return self.nbytes(number) / self.length(number)
 
     def footprint(self, index: int, low: int, high: int) -> Dict[int, Range]:
-        """Rows of every non-free argument that output rows [low, high) of operator ``index`` need.
+        """Return rows of every non-free argument that output rows [low, high) of operator ``index`` need.
 
         A value without axis appears as (0, 1): all of it. Free values and constants do not appear.
         """
@@ -124,18 +124,18 @@ class LocalityMap:
         return needs
 
     def counts(self) -> Dict[str, int]:
-        """Operators per kind, with ``local`` as the sum of the three local ones."""
+        """Count operators per kind, with ``local`` as the sum of the three local ones."""
         counted = Counter(entry.kind.value for entry in self.operators)
         local = sum(counted[kind.value] for kind in (Locality.ELEMENT, Locality.BLOCK, Locality.ROW))
         return {**{kind.value: counted[kind.value] for kind in Locality}, "local": local}
 
     def undivided(self) -> Counter[str]:
-        """Operators that run in one piece, by name."""
+        """Count operators that run in one piece, by name."""
         pairs = zip(self.operators, self.sequence.operators)
         return Counter(operator.name for found, operator in pairs if found.kind is Locality.GLOBAL)
 
     def needed(self) -> Dict[int, Range]:
-        """Rows of every value that some kept output depends on, in the unsplit network (hull)."""
+        """Return rows of every value that the network's outputs depend on, unsplit (hull)."""
         hull: Dict[int, Range] = {}
         for number in self.sequence.retained_ids():
             if number not in self.free:
@@ -147,7 +147,7 @@ class LocalityMap:
         return hull
 
     def made(self, index: int, hull: Mapping[int, Range]) -> Range:
-        """Rows of operator ``index`` that ``hull`` asks for, over all its outputs."""
+        """Return rows of operator ``index`` that are in ``hull``, over all its outputs."""
         rows = EMPTY
         for number in self.made_by[index]:
             found = hull.get(number)
@@ -197,7 +197,7 @@ def analyse(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> Locali
 
 
 def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
-    """Ways to split the inputs, best first: those under which most operators are local.
+    """Return ways to split the inputs, best first: those under which most operators are local.
 
     Only the largest input is split; for an image the choices are its height and its width.
     """
@@ -211,7 +211,7 @@ def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
 
 
 def union(one: Range, other: Range) -> Range:
-    """Smallest range that holds both; an empty range holds nothing."""
+    """Return the smallest range that contains both; an empty range contains no rows."""
     if one[0] >= one[1]:
         return other
     if other[0] >= other[1]:

@@ -34,7 +34,7 @@ class Network:
     module: Optional[nn.Module] = None
 
     def on(self, device: torch.device) -> Network:
-        """The same with its sample input and its module on a device; they are there when this returns."""
+        """Copy its sample input and its module to a device, and wait for it."""
         if device.type == "cpu":
             return self
         module = None if self.module is None else copy.deepcopy(self.module).to(device)

@@ -32,7 +32,7 @@ class Objective:
             raise BadInput("a weight must not be negative, and a deadline must be positive")
 
     def cost(self, makespan_s: float, energy_j: float) -> float:
-        """The number to minimise."""
+        """Return the number to minimise."""
         if self.kind == "latency":
             return makespan_s
         if self.kind == "energy":

@@ -80,21 +80,21 @@ class Plan:
         return self.robot if side is Side.ROBOT else self.server
 
     def sent(self, sender: Side) -> Tuple[Transfer, ...]:
-        """The transfers of one direction, in order."""
+        """Return the transfers of one direction, in order."""
         return tuple(transfer for transfer in self.transfers if transfer.sender is sender)
 
     def with_about(self, **facts: Any) -> Plan:
-        """The same plan with more facts on how it came about."""
+        """Return the plan with more facts on its origin."""
         return replace(self, about={**self.about, **facts})
 
     @property
     def is_local(self) -> bool:
-        """Whether the robot computes everything by itself."""
+        """True if the robot computes everything."""
         return not self.server and not self.transfers
 
     @property
     def splits_an_operator(self) -> bool:
-        """Whether some operator runs on both sides: then it is neither device-only, server-only nor a layer cut."""
+        """True if some operator runs on both sides: the plan is not device-only, server-only or a layer cut."""
         return bool({step.operator for step in self.robot} & {step.operator for step in self.server})
 
     @property
@@ -107,7 +107,7 @@ class Plan:
         return "split" if self.splits_an_operator else "layers"
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Return one JSON object."""
         return json.dumps(
             {
                 "format": FORMAT,
@@ -158,7 +158,7 @@ class Plan:
 
 
 def merge_steps(steps: Iterable[Step]) -> Dict[int, Tuple[int, int]]:
-    """Operator -> hull of the rows that the steps compute."""
+    """Return operator -> hull of the rows that the steps compute."""
     hull: Dict[int, Tuple[int, int]] = {}
     for step in steps:
         low, high = hull.get(step.operator, (step.low, step.high))

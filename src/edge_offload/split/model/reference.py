@@ -37,7 +37,7 @@ class Half(Values):
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
 
     def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """Own ``tensor`` as the rows of a value from ``low`` on."""
+        """Add ``tensor`` as the rows of a value from ``low`` on."""
         self.pieces.setdefault(number, []).append((low, tensor))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Half(Values):
         return result
 
     def whole(self, number: int) -> torch.Tensor:
-        """All of a value; poison where this side has none."""
+        """Return all of a value; poison if this side has none."""
         if number in self.shared:
             return self.shared[number]
         if number in self.located.axes:
@@ -72,7 +72,7 @@ class Half(Values):
         return poison(list(value.shape), getattr(torch, value.dtype), self.device)
 
     def has(self, number: int, low: int, high: int) -> bool:
-        """Whether all of these rows are here."""
+        """True if all of these rows are present."""
         if number not in self.located.axes:
             return bool(self.pieces.get(number))
         axis = self.located.axes[number]
@@ -94,7 +94,7 @@ class Half(Values):
         self.pieces.pop(number, None)
 
     def compute_rows(self, index: int, low: int, high: int) -> List[Any]:
-        """See :class:`Values`; computed from what is here."""
+        """Compute results of a step from the present rows; see :class:`Values`."""
         local = self.located.operators[index].local
         if local is None:
             return self.kernels[index](self.whole)
@@ -148,5 +148,5 @@ def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -
 
 
 def on_device(values: Mapping[int, torch.Tensor], device: torch.device) -> Dict[int, torch.Tensor]:
-    """Values of the host where a half is computed; they are there when this returns."""
+    """Copy values of the host to a half's device, and wait for it."""
     return dict(values) if device.type == "cpu" else {number: tensor.to(device) for number, tensor in values.items()}

@@ -93,7 +93,7 @@ class Outcome:
 
 
 def energy(model: CostModel, makespan: Seconds, robot_s: Seconds, communication_s: Seconds) -> Seconds:
-    """The robot's joules over a makespan: standby throughout, and what computing and communicating add to it."""
+    """Return the robot's joules over a makespan: standby throughout, plus computing and communication."""
     power = model.power
     return (makespan * power.standby + robot_s * (power.inference - power.standby)
             + communication_s * (power.communication - power.standby))  # fmt: skip
@@ -168,7 +168,7 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
 
 
 def _with_copies(blocks: Tuple[Block, ...], there_s: float, back_s: float) -> Tuple[Block, ...]:
-    """Copies of inputs before the first block, and of results behind the last."""
+    """Add copies of inputs before the first block, and of results behind the last."""
     if not blocks or not there_s + back_s:
         return blocks
     blocks = (replace(blocks[0], seconds=blocks[0].seconds + there_s), *blocks[1:])
@@ -176,7 +176,7 @@ def _with_copies(blocks: Tuple[Block, ...], there_s: float, back_s: float) -> Tu
 
 
 def sweep(compiled: Compiled, model: CostModel, bandwidths: Array) -> Tuple[Array, Array]:
-    """Makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink)."""
+    """Return makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink)."""
     makespan, _, wire = _run(compiled, model, np.asarray(bandwidths, dtype=float))
     robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
     busy = _busy(compiled, wire)
@@ -184,7 +184,7 @@ def sweep(compiled: Compiled, model: CostModel, bandwidths: Array) -> Tuple[Arra
 
 
 def _busy(compiled: Compiled, wire: Sequence[Times]) -> Array:
-    """Seconds in which the link is busy in either direction; each direction's spans are disjoint."""
+    """Return seconds in which the link is busy in either direction; each direction's spans are disjoint."""
     lanes: Dict[Side, List[Times]] = {side: [] for side in Side}
     for transfer, span in zip(compiled.plan.transfers, wire):
         lanes[transfer.sender].append(span)
@@ -196,7 +196,7 @@ def _busy(compiled: Compiled, wire: Sequence[Times]) -> Array:
 
 
 def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
-    """The plan's cost at one bandwidth (bytes per second, uplink)."""
+    """Return the plan's cost at one bandwidth (bytes per second, uplink)."""
     compiled = compile_plan(plan, model)
     makespan, side_spans, link_spans = _run(compiled, model, np.asarray([bandwidth], dtype=float))
     spans: List[Span] = []
@@ -224,7 +224,7 @@ def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
 
 
 def _run(compiled: Compiled, model: CostModel, bandwidth: Array) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
-    """The schedule at each bandwidth."""
+    """Return the schedule at each bandwidth."""
     rate = {Side.ROBOT: np.maximum(bandwidth, 1e-9),
             Side.SERVER: np.maximum(bandwidth * model.link.down_factor, 1e-9)}  # fmt: skip
     return schedule(compiled, model, lambda side, start, size: size / rate[side], np.zeros_like(bandwidth))
@@ -344,7 +344,7 @@ def _merged(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
 
 
 def union_s(spans: Sequence[Tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     return sum(end - start for start, end in _merged(spans))
 
 

@@ -47,13 +47,13 @@ class Halos(enum.Enum):
 
 
 def one_input(located: LocalityMap) -> bool:
-    """Whether a single input is used, which waists begin at."""
+    """True if a single input is used, at which waists begin."""
     consumers = located.sequence.consumer_indices()
     return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
 
 
 def waists(located: LocalityMap) -> List[Waist]:
-    """All waists in program order, the network's one input first, without the end."""
+    """Return all waists in program order, the network's one input first, without the end."""
     count = len(located.operators)
     consumers, kept = located.sequence.consumer_indices(), set(located.sequence.retained_ids())
     crossing: List[Set[int]] = [set() for _ in range(count)]
@@ -177,12 +177,12 @@ class Search:
         return self._cones[key]
 
     def _rows(self, last: Waist, rows: Range, number: int) -> int:
-        """How many rows of a value ``rows`` of ``last`` need."""
+        """Return the number of rows of a value that ``rows`` of ``last`` need."""
         low, high = self._cone(last, Side.ROBOT, rows)[1].get(number, EMPTY)
         return high - low
 
     def _left(self, last: Waist, mine: Range) -> Array:
-        """The server's seconds from each operator up to ``last`` for what the robot does not make for ``mine``."""
+        """Return the server's seconds from each operator up to ``last`` without the robot's rows for ``mine``."""
         if mine in self._lefts:
             return self._lefts[mine]
         located = self.space.located
@@ -198,7 +198,7 @@ class Search:
 
     def _cost(self, robot: Any, server: Any, prefix: float, rest: float, up_first: Any, up_last: Any,
               at_input: bool) -> Array:  # fmt: skip
-        """Cost of chains of work that cannot overlap: robot and last upload, first upload and server, both uploads."""
+        """Return the cost of chains of work that cannot overlap."""
         link, power = self.space.model.link, self.space.model.power
         request = self.space.model.request_s if at_input else 0.0
         delay = 2 * (link.latency_s + link.message_s)
@@ -232,7 +232,7 @@ class Search:
         return self._cost(robot[:, None], server[:, None], prefix, rest, up_first, up_last, first.after < 0)
 
     def _wire_s(self, number: int) -> Array:
-        """Seconds on the wire for a whole value at every bandwidth, with the codec that shrinks it most."""
+        """Return seconds on the wire for a whole value at every bandwidth, with the strongest codec."""
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
         nbytes = self.space.located.nbytes(number) / max(option.ratio for option in options)
         return np.asarray(nbytes / self.space.bandwidths)

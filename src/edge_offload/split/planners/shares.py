@@ -26,7 +26,7 @@ Ranges = Tuple[Dict[int, Range], Dict[int, Range]]
 
 
 def server_rows(space: Space, scored: Scored) -> Tuple[Tuple[int, ...], bool]:
-    """Rows of every operator up to which the server computes in a plan; whether these are counted from the last row."""
+    """Return the limit of the server's rows of every operator in a plan; True if they are counted from the last row."""
     operators, server = space.located.operators, scored.server
     counted_back = any(low > 0 for low, _ in server.values())
     rows = [0] * len(operators)
@@ -36,7 +36,7 @@ def server_rows(space: Space, scored: Scored) -> Tuple[Tuple[int, ...], bool]:
 
 
 def ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
-    """What each side computes where the server's rows are limited so."""
+    """Return the rows of both sides for these limits of the server's rows."""
     operators, kept = space.located.operators, set(space.located.sequence.retained_ids())
 
     def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
@@ -55,7 +55,7 @@ def ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
 
 
 def even(space: Space, share: float, until: int) -> Tuple[int, ...]:
-    """Rows of the server that leave the robot such a share of every operator before ``until``, and nothing behind."""
+    """Return limits that give the robot this share of every operator before ``until``, and no rows behind."""
     lengths = [entry.length for entry in space.located.operators]
     return tuple(length - int(share * length + 1e-9) * (index < until) for index, length in enumerate(lengths))
 

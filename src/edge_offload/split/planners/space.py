@@ -86,21 +86,21 @@ class Space:
 
     @property
     def device_only(self) -> Recuts:
-        """The robot computes everything."""
+        """Recuts with which the robot computes everything."""
         return ()
 
     @property
     def server_only(self) -> Recuts:
-        """The server computes everything."""
+        """Recuts with which the server computes everything."""
         return (Recut(self.last, 0.0),)
 
     @property
     def evaluated(self) -> int:
-        """How many different recut lists have been scored."""
+        """Number of different recut lists that have been scored."""
         return len(self._known)
 
     def score(self, recuts: Recuts) -> Scored:
-        """Cost at every bandwidth; remembered."""
+        """Return the cost at every bandwidth; cached."""
         known = self._known.get(recuts)
         if known is None:
             robot, server = self.ranges(recuts)
@@ -122,7 +122,7 @@ class Space:
         return [plans[row] for row in allowed.argmin(axis=0)]
 
     def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> Scored:
-        """Cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
+        """Return the cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
         background.check()
         plan = complete(self.located, robot, server, identity=self.identity)
         payloads = [self._payload(t.value, t.high - t.low, t.sender) for t in plan.transfers]
@@ -131,7 +131,7 @@ class Space:
         return Scored(recuts, robot, server, makespan, joules)
 
     def plan(self, scored: Scored, bandwidth: float) -> Plan:
-        """The finished plan for one bandwidth, codecs chosen."""
+        """Return the finished plan for one bandwidth, codecs chosen."""
         plan = complete(self.located, scored.robot, scored.server, identity=self.identity)
         if not self.codecs:
             return plan
@@ -141,7 +141,7 @@ class Space:
         ))  # fmt: skip
 
     def ranges(self, recuts: Recuts) -> Tuple[Dict[int, Range], Dict[int, Range]]:
-        """What each side computes."""
+        """Return the rows that each side computes."""
         tail_on_robot = not recuts or recuts[-1].position < self.last or recuts[-1].fraction >= 0.5
         active = self._active(recuts)
         handed: Set[int] = set()
@@ -175,7 +175,7 @@ class Space:
         return backward(self.located, decide)
 
     def kept(self, index: int, fraction: float, flipped: bool, rows: Range) -> Range:
-        """Of ``rows`` of an operator, those of the server's share where the robot has ``fraction`` of them all."""
+        """Return those of ``rows`` in the server's share, if the robot has ``fraction`` of all rows."""
         length = self.located.operators[index].length
         cut = int(fraction * length + 1e-9)
         low, high = (rows[0], min(rows[1], length - cut)) if flipped else (max(rows[0], cut), rows[1])
@@ -210,7 +210,7 @@ class Space:
         return runs if self.located.operators[self.last].local is None else [*runs, self.last]
 
     def frontier_bytes(self) -> Array:
-        """For each operator p: bytes of everything made up to p (the input included) and used behind p."""
+        """Return for each operator p the bytes of values made up to p (the input included) and used behind p."""
         changes = np.zeros(len(self.located.operators) + 1)
         producer = self.located.producer
         for number, reach in self._reach.items():
@@ -234,7 +234,7 @@ class Space:
         return reach
 
     def _active(self, recuts: Recuts) -> Mapping[int, Recut]:
-        """Operator -> the recut that applies to it, for those that hand something across one."""
+        """Return operator -> its recut, for those with a value that crosses one."""
         active: Dict[int, Recut] = {}
         if not recuts:
             return active
@@ -250,7 +250,7 @@ class Space:
         return active
 
     def _payload(self, number: int, rows: int, sender: Side) -> Payload:
-        """The payload as arrays over the bandwidths, with the best codec at each; remembered."""
+        """Return the payload as arrays over the bandwidths, with the best codec at each; cached."""
         key = (number, rows, sender)
         if key not in self._payloads:
             self._payloads[key] = self._best_payload(number, rows, sender)
@@ -273,28 +273,28 @@ class Space:
 
 
 def remainder(rows: Range, other: Range) -> Range:
-    """``rows`` that ``other`` does not cover; all of them where two stretches would be left."""
+    """Return ``rows`` that ``other`` does not cover; all of them if two stretches would remain."""
     low = other[1] if other[0] <= rows[0] < other[1] else rows[0]
     high = other[0] if other[0] < rows[1] <= other[1] else rows[1]
     return (low, high) if low < high else EMPTY
 
 
 def best_of(scored: Sequence[Scored], objective: Objective, bin_index: int) -> Scored:
-    """The best plan of a list at one bandwidth; the earlier one on a tie."""
+    """Return the best plan of a list at one bandwidth; the earlier one on a tie."""
     costs = [objective.cost(float(s.makespan_s[bin_index]), float(s.energy_j[bin_index])) for s in scored]
     return scored[int(np.argmin(costs))]
 
 
 def insert(recuts: Recuts, recut: Recut) -> Recuts:
-    """``recuts`` with one more, replacing any at the same position."""
+    """Return ``recuts`` with one more, replacing any at the same position."""
     return tuple(sorted([*(r for r in recuts if r.position != recut.position), recut]))
 
 
 def without(recuts: Recuts, index: int) -> Recuts:
-    """``recuts`` without the one at ``index``."""
+    """Return ``recuts`` except the one at ``index``."""
     return recuts[:index] + recuts[index + 1 :]
 
 
 def fraction_grid(steps: int = 8) -> Tuple[float, ...]:
-    """Fractions strictly between 0 and 1."""
+    """Return fractions strictly between 0 and 1."""
     return tuple((k + 1) / steps for k in range(steps - 1))

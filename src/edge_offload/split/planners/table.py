@@ -77,11 +77,11 @@ class PlanTable:
     predicted_j: Tuple[float, ...]
 
     def index(self, bandwidth: float) -> int:
-        """Which entry serves a measured bandwidth."""
+        """Return the index of the entry for a measured bandwidth."""
         return max(int(np.searchsorted(self.bandwidths, bandwidth, side="right")) - 1, 0)
 
     def look_up(self, bandwidth: float) -> Plan:
-        """The plan for a measured bandwidth."""
+        """Return the plan for a measured bandwidth."""
         return self.plans[self.index(bandwidth)]
 
 
@@ -116,29 +116,29 @@ class Planner:
     codecs: bool = True
 
     def table(self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None) -> PlanTable:
-        """A plan for every bandwidth (bytes per second, ascending); ``model`` holds sequence, profile and link."""
+        """Return a plan for every bandwidth (bytes per second, ascending); ``model`` has sequence, profile and link."""
         return plan_table(Space(model, bandwidths, self.codecs), self.name, objective, self.effort)
 
     def plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> Planned:
-        """The plan for one bandwidth."""
+        """Return the plan for one bandwidth."""
         table = self.table(model, [bandwidth], objective)
         return Planned(table.plans[0], table.predicted_s[0], table.predicted_j[0])
 
 
 def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """No use of the link."""
+    """Plan without the link."""
     del objective, effort
     return [space.score(space.device_only)] * len(space.bandwidths)
 
 
 def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Input up, results down."""
+    """Plan with the input up and the results down."""
     del objective, effort
     return [space.score(space.server_only)] * len(space.bandwidths)
 
 
 def dsccs(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Optimal layer partition, re-scored by the event simulation; never worse than the two extremes."""
+    """Find the optimal layer partition, re-scored by the event simulation; never worse than the two extremes."""
     del effort
     cuts = [space.score(space.device_only), space.score(space.server_only)]
     cuts += [space.score(insert(space.server_only, Recut(p, 1.0))) for p in space.positions(most=32, largest=1.01)]
@@ -196,7 +196,7 @@ def spso_ga(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 
 def _segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
-    """Recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
+    """Return recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
     recuts: List[Recut] = []
     for k, position in enumerate(positions):
         following = places[k + 1] if k + 1 < len(places) else 1
@@ -259,7 +259,7 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 
 def _recut(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """What :func:`loss_beam` finds among lists of recuts."""
+    """Search lists of recuts for :func:`loss_beam`."""
     stop = _Stop(space, effort)
     every: List[Scored] = [scored for choice in _baselines(space, objective, effort) for scored in choice]
     every += loss_de(space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3))
@@ -294,7 +294,7 @@ def _neighbourhoods(space: Space, objective: Objective, best: Choice, positions:
 
 
 def _moved(space: Space, recuts: Recuts, positions: Sequence[int], chooser: random.Random) -> Optional[Recuts]:
-    """A neighbour: shift a recut's fraction or position, flip it, drop it, or add one."""
+    """Return a neighbour: shift a recut's fraction or position, flip it, drop it, or add one."""
     inner = [k for k, recut in enumerate(recuts) if recut.position in positions]
     move = chooser.choice(["fraction", "fraction", "position", "add", "drop", "flip", "tail"])
     if move == "add" or not inner:
@@ -317,7 +317,7 @@ def _moved(space: Space, recuts: Recuts, positions: Sequence[int], chooser: rand
 
 
 def _keep(best: Choice, scored: Scored, objective: Objective) -> bool:
-    """Put ``scored`` wherever it is better; whether it was anywhere."""
+    """Store ``scored`` at every bandwidth where it is better; return True if there was one."""
     improved = False
     for index, known in enumerate(best):
         if _cost(objective, scored, index) < _cost(objective, known, index) - 1e-12:
@@ -369,7 +369,7 @@ UNDIVIDED = "dsccs"
 
 def plan_table(space: Space, planner: str = DEFAULT, objective: Optional[Objective] = None,
                effort: Optional[Effort] = None) -> PlanTable:  # fmt: skip
-    """One checked plan per bandwidth of ``space``.
+    """Return one checked plan per bandwidth of ``space``.
 
     Raises:
         BadInput: no planner of that name.

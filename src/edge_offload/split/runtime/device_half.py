@@ -39,7 +39,7 @@ class DeviceHalf(PieceHalf):
         self._known = 0
 
     def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """See :class:`PieceHalf`: they are on their way to the device."""
+        """Start copying the rows to the device."""
         with gpu_failures():
             if number in self._gathered:
                 start, buffer = self._buffer(number, tensor)
@@ -57,7 +57,7 @@ class DeviceHalf(PieceHalf):
             super().store_rows(number, low, to)
 
     def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """See :class:`PieceHalf`; called while a block is computed."""
+        """Add rows while a block is computed."""
         if number in self._gathered:
             self._buffer(number, tensor)
             with self._lanes.compute_after([self._writable[number]]):
@@ -70,7 +70,7 @@ class DeviceHalf(PieceHalf):
         return made
 
     def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
-        """See :class:`PieceHalf`: returns before it is done."""
+        """Launch a block, and return before it is done."""
         with self._lock:
             behind, self._behind = self._behind, []
         with gpu_failures(), self._lanes.compute_after(behind):
@@ -79,13 +79,13 @@ class DeviceHalf(PieceHalf):
             self._blocks.append((began, self._lanes.record_mark()))
 
     def catch_up(self) -> None:
-        """See :class:`PieceHalf`."""
+        """Wait for all blocks."""
         with gpu_failures():
             self._blocks[-1][1].synchronize()
         self._known = len(self._blocks)
 
     def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
-        """See :class:`PieceHalf`."""
+        """Copy rows to the host, behind the blocks that make them."""
 
         def rows() -> torch.Tensor:
             return self.rows(number, low, high) if number in self.located.axes else self.whole(number)
@@ -100,5 +100,5 @@ class DeviceHalf(PieceHalf):
         return found
 
     def seconds(self) -> float:
-        """See :class:`PieceHalf`: of those blocks whose end somebody has waited for."""
+        """Return seconds of the blocks that were waited for."""
         return float(sum(began.elapsed_time(ended) for began, ended in self._blocks[: self._known])) / 1e3

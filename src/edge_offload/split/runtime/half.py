@@ -40,7 +40,7 @@ class PieceHalf(Half):
         self._lock = threading.Lock()
 
     def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """See :class:`Half`."""
+        """Add rows, in the value's buffer if it has one."""
         hull = self._gathered.get(number)
         if hull is None:
             super().store_rows(number, low, tensor)
@@ -51,7 +51,7 @@ class PieceHalf(Half):
         self._note(number, low, tensor)
 
     def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """Own rows that come from elsewhere, on the host."""
+        """Add rows from the other side, on the host."""
         self.store_rows(number, low, tensor)
 
     def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
@@ -62,15 +62,18 @@ class PieceHalf(Half):
         """Wait for all blocks."""
 
     def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
-        """Rows [low, high) of a value, or all of one without rows, on the host; the first ``blocks`` make them."""
+        """Return rows [low, high) of a value, or all of one without rows, on the host.
+
+        The first ``blocks`` make them.
+        """
         return self.rows(number, low, high) if number in self.located.axes else self.whole(number)
 
     def seconds(self) -> Optional[float]:
-        """What the device says that it computed for so far; None where that is the caller's own time."""
+        """Return seconds measured by the device so far; None if these are the caller's own time."""
         return None
 
     def _buffer(self, number: int, tensor: torch.Tensor) -> Tuple[int, torch.Tensor]:
-        """Room for all the rows of a value that ``tensor`` is a part of, and which row is its first."""
+        """Return the buffer for all rows of a value, and its first row."""
         low, high = self._gathered[number]
         with self._lock:  # two threads must not make a buffer each, nor lose what the other notes
             if number not in self._buffers:
@@ -87,18 +90,18 @@ class PieceHalf(Half):
             add(self._here, number, (low, low + tensor.shape[self.located.axes[number]]))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
-        """See :class:`Half`."""
+        """Return rows [low, high), from the buffer if it has them."""
         if number in self._buffers and covers(self._here[number], (low, high)):
             start, buffer = self._buffers[number]
             return buffer.narrow(self.located.axes[number], low - start, high - low)
         return super().rows(number, low, high)
 
     def has(self, number: int, low: int, high: int) -> bool:
-        """See :class:`Half`."""
+        """True if all of these rows are present."""
         return (number in self._here and covers(self._here[number], (low, high))) or super().has(number, low, high)
 
     def free_value(self, number: int) -> None:
-        """See :class:`Half`."""
+        """Free a value."""
         self.pieces.pop(number, None)
         self._buffers.pop(number, None)
         self._here.pop(number, None)

@@ -21,7 +21,7 @@ MAX_DYNAMIC_BYTES = 16 << 20
 
 
 def cut(located: LocalityMap, transfer: Transfer, piece_bytes: int = PIECE_BYTES) -> List[Range]:
-    """Rows of each piece, in order."""
+    """Return the rows of each piece, in order."""
     if transfer.value not in located.axes:
         return [(transfer.low, transfer.high)]
     size = transfer.high - transfer.low
@@ -32,7 +32,7 @@ def cut(located: LocalityMap, transfer: Transfer, piece_bytes: int = PIECE_BYTES
 
 
 def encode_piece(tensor: torch.Tensor, codec: str) -> Tuple[List[Dict[str, Any]], List[Any]]:
-    """Descriptor and buffers; what the plan's codec does not suit goes raw."""
+    """Return descriptor and buffers; payloads that do not suit the plan's codec are sent raw."""
     try:
         return pack_tensors([tensor], codec)
     except codecs.NotApplicable:

@@ -39,41 +39,41 @@ class Place:
             return on_device(shared_values(network.located, network.program.constants), self.device)
 
     def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
-        """See :func:`edge_offload.split.runtime.profile.measure`."""
+        """Measure a profile; see :func:`edge_offload.split.runtime.profile.measure`."""
         return measure(network, repeats, tell=tell, device=self.device)
 
     def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
-        """The values of one side during one inference."""
+        """Return the values of one side during one inference."""
         return PieceHalf(located, shared, ready.sides[side].gathered)
 
 
 class GpuPlace(Place):
-    """This process's GPU."""
+    """The GPU of this process."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._lanes = CopyStreams(device)
 
     def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
-        """See :class:`Place`; with what copies take."""
+        """Measure a profile, with the times of copies."""
         return replace(super().measure(network, repeats, tell), copies=timed_copies(self.take, self.give))
 
     def take(self, rows: torch.Tensor) -> None:
-        """Copy rows of the host there, and wait."""
+        """Copy rows of the host to the GPU, and wait."""
         with gpu_failures():
             to, _ = self._lanes.allocate_rows(rows.shape, rows.dtype)
             self._lanes.send_rows(rows, to).synchronize()
 
     def give(self, nbytes: int) -> torch.Tensor:
-        """So many bytes from there."""
+        """Copy ``nbytes`` from the GPU, and wait."""
         with gpu_failures():
             return self._lanes.fetch_rows(lambda: self._lanes.allocate_rows((nbytes,), torch.uint8)[0], ())
 
     def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
-        """See :class:`Place`."""
+        """Return the values of one side on the GPU."""
         return DeviceHalf(located, shared, ready.sides[side].gathered, self._lanes)
 
 
 def place_of(device: torch.device) -> Place:
-    """This process's own device."""
+    """Return this process's own device."""
     return GpuPlace(device) if device.type == "cuda" else Place()

@@ -98,7 +98,7 @@ class Profile:
     copies: Tuple[Points, ...] = ()
 
     def costs(self, factor: float = 1.0) -> Tuple[OperatorCost, ...]:
-        """Launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
+        """Fit launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
         fitted = []
         for points in self.points:
             cost = fit([p[0] for p in points], [p[1] for p in points]) if points else OperatorCost(0.0, 0.0)
@@ -106,12 +106,12 @@ class Profile:
         return tuple(fitted)
 
     def copy_costs(self) -> Copies:
-        """Of a device that is not the host; an emulated slower machine copies as fast as this one."""
+        """Fit costs of copies to a device; an emulated slower machine copies as fast as this one."""
         there, back = (fit([p[0] for p in points], [p[1] for p in points]) for points in self.copies)
         return Copies(there, back)
 
     def to_record(self) -> Dict[str, Any]:
-        """JSON record of kind ``split_profile``."""
+        """Return a JSON record of kind ``split_profile``."""
         return {
             "model": self.model,
             "sequence": self.sequence,
@@ -157,7 +157,7 @@ class Profile:
 
     @staticmethod
     def from_record(record: Any) -> Profile:
-        """The profile in a record.
+        """Parse the profile in a record.
 
         Raises:
             BadInput: it is none.
@@ -173,7 +173,7 @@ class Profile:
 
 
 class _Values(Values):
-    """Whole values of one run, as a rule's ``run`` reads them."""
+    """Whole values of one run, for a rule's ``run``."""
 
     def __init__(self, network: Network, shared: Mapping[int, torch.Tensor], device: torch.device) -> None:
         super().__init__(network.located.kernels_on(device), shared)
@@ -253,7 +253,7 @@ def _measure(
 
 
 class _Passes:
-    """The network as a whole, again and again: operator by operator, and as it runs without a plan."""
+    """Repeated passes over the whole network: operator by operator, and as it runs without a plan."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class _Passes:
         self._give_way()
 
     def _alone(self) -> float:
-        """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
+        """Return seconds of one inference without a plan: of the model itself, or of its record, call by call."""
         network, clock = self._network, self._clock
         values = _Values(network, self._shared, self._device)
         self._pause()
@@ -420,7 +420,7 @@ def cost_model(
     request_s: float = 0.0,
     slowdown: float = 1.0,
 ) -> CostModel:
-    """Costs from a profile of each side.
+    """Derive costs from a profile of each side.
 
     Args:
         located: the sequence that both profiles are of.
@@ -448,7 +448,7 @@ def cost_model(
 
 
 def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, Tuple[CodecCost, ...]]:
-    """Codecs that both sides have measured, without those that another beats in everything."""
+    """Return codecs that both sides have measured, without dominated ones."""
     costs: Dict[int, Tuple[CodecCost, ...]] = {}
     for number, found in robot.codecs.items():
         there = {speed.name: speed for speed in server.codecs.get(number, ())}

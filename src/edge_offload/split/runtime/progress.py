@@ -66,7 +66,7 @@ class Progress:
         return self.ready.plan.transfers[index]
 
     def expect(self, index: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:
-        """Dtype and shape of rows [low, high) of an incoming transfer.
+        """Return dtype and shape of rows [low, high) of an incoming transfer.
 
         Raises:
             ProtocolError: they are not due: no such transfer, outside it, or here already.
@@ -81,13 +81,13 @@ class Progress:
         return shape_of(self.located, transfer.value, low, high)
 
     def give(self, number: int, tensor: torch.Tensor) -> None:
-        """An input of the sequence, on the host (the robot's side)."""
+        """Add an input of the sequence, on the host (the robot's side)."""
         self._given[number] = tensor
         if number in self.mine.reads:
             self.half.take(number, 0, tensor)
 
     def arrive(self, index: int, low: int, tensor: torch.Tensor) -> None:
-        """Rows of an incoming transfer are here (from ``low`` on)."""
+        """Add received rows of an incoming transfer, from ``low`` on."""
         transfer = self.transfer(index)
         axis = self.located.axes.get(transfer.value)
         high = low + (1 if axis is None else tensor.shape[axis])
@@ -104,7 +104,7 @@ class Progress:
                 self._changed.notify_all()
 
     def computable(self) -> bool:
-        """Whether the next block has all that it awaits."""
+        """True if the next block has all awaited rows."""
         blocks = self.mine.blocks
         return self._done < len(blocks) and self._arrived.issuperset(blocks[self._done].awaits)
 
@@ -129,7 +129,7 @@ class Progress:
             self._done += 1
 
     def sendable(self) -> List[int]:
-        """Transfers that may leave now, in order; each is named once."""
+        """Return transfers that may leave now, in order; each is named once."""
         found: List[int] = []
         with self._changed:
             while self._sent < len(self.mine.sends):
@@ -142,7 +142,7 @@ class Progress:
         return found
 
     def payload(self, index: int, low: int, high: int) -> torch.Tensor:
-        """Rows [low, high) of an outgoing transfer, as they are here, on the host."""
+        """Return rows [low, high) of an outgoing transfer on the host."""
         number = self.transfer(index).value
         given = self._given.get(number)
         if given is None:
@@ -152,22 +152,22 @@ class Progress:
 
     @property
     def compute_s(self) -> float:
-        """Seconds that own steps took; where a GPU computes, of those that somebody has waited for."""
+        """Seconds of own steps; on a GPU, of those that were waited for."""
         device_s = self.half.seconds()
         return self._own_s if device_s is None else device_s * self._slowdown
 
     @property
     def computed(self) -> bool:
-        """Whether all own steps are done."""
+        """True if all own steps are done."""
         return self._done == len(self.mine.blocks)
 
     @property
     def finished(self) -> bool:
-        """Whether the results are here (the robot's side)."""
+        """True if the results are present (the robot's side)."""
         return self.computed and self._arrived.issuperset(self.ready.compiled.results)
 
     def results(self) -> Tuple[torch.Tensor, ...]:
-        """The outputs (the robot's side, when finished)."""
+        """Return the outputs (the robot's side, when finished)."""
         return tuple(self._result(number) for number in self.located.sequence.outputs)
 
     def _result(self, number: int) -> torch.Tensor:
@@ -175,18 +175,18 @@ class Progress:
         return self.half.fetch(number, 0, self.located.length(number), self._done) if given is None else given
 
     def fail(self, error: BaseException) -> None:
-        """End the waiting; the first failure counts."""
+        """Record a failure, which ends all waits; the first one counts."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     @property
     def failure(self) -> Optional[BaseException]:
-        """What went wrong."""
+        """First failure, or None."""
         return self._failure
 
     def wait(self, until_s: float, enough: Callable[[], bool]) -> bool:
-        """Wait until ``enough``, or something failed (then raise it); False when it is ``until_s`` (monotonic)."""
+        """Wait until ``enough``, or a failure, which is raised; False at ``until_s`` (monotonic)."""
         with self._changed:
             while self._failure is None and not enough():
                 left_s = until_s - time.monotonic()
@@ -199,7 +199,7 @@ class Progress:
 
 
 def shape_of(located: LocalityMap, number: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:
-    """Dtype and shape of rows [low, high) of a value."""
+    """Return dtype and shape of rows [low, high) of a value."""
     value = located.sequence.values[number]
     shape = list(value.shape)
     if number in located.axes:

@@ -34,7 +34,7 @@ class Spans:
             self.pairs.append((began_s, now))
 
     def told(self) -> List[float]:
-        """As numbers for the other side."""
+        """Return the spans as numbers for the other side."""
         return [moment for pair in list(self.pairs) for moment in pair]
 
 
@@ -51,5 +51,5 @@ def spans_told(told: Any, offset_s: float) -> Tuple[Pair, ...]:
 
 
 def both_s(one: Sequence[Pair], other: Sequence[Pair]) -> float:
-    """Seconds that lie in spans of both."""
+    """Return seconds that lie in spans of both."""
     return sum(max(0.0, min(mine[1], yours[1]) - max(mine[0], yours[0])) for mine in one for yours in other)

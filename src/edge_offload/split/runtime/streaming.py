@@ -69,7 +69,7 @@ def stream(plan: Plan, located: LocalityMap, waves: int, depth: int) -> Plan:
 
 
 def _early(plan: Plan, located: LocalityMap, transfer: Transfer, depth: int) -> Tuple[List[Step], List[Step]]:
-    """The server's first local steps that follow from this transfer alone, and the rest; order is kept."""
+    """Return the server's first local steps that need only this transfer, and the rest; order is preserved."""
     reached = {transfer.value}
     early: List[Step] = []
     for position, step in enumerate(plan.server):
@@ -84,7 +84,7 @@ def _early(plan: Plan, located: LocalityMap, transfer: Transfer, depth: int) -> 
 
 
 def _upto(located: LocalityMap, operator: int, low: int, high: int, reach: Dict[int, int], last: bool) -> int:
-    """How far an operator gets with the rows that are there, by bisection: footprints grow with the range."""
+    """Return the last row that an operator can compute from the present rows, by bisection: footprints grow."""
     if last:
         return high
 
@@ -108,7 +108,7 @@ def best_stream(
     waves: Sequence[int] = WAVES,
     depths: Sequence[int] = DEPTHS,
 ) -> Plan:
-    """The variant of ``plan`` that the simulation expects to be fastest on average; ``plan`` itself for little gain.
+    """Return the variant of ``plan`` with the best simulated mean; ``plan`` itself for little gain.
 
     Args:
         plan: checked.

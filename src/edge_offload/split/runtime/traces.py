@@ -48,7 +48,7 @@ class BoundTrace:
 
 
 def write(program: TracedProgram, module: nn.Module) -> Optional[WrittenTrace]:
-    """What was traced from ``module``; None where it cannot be written."""
+    """Return the trace of ``module`` as data; None if it cannot be written."""
     shared = {_memory(tensor) for tensor in _state(module).values()}
     extras = [tensor for tensor in program.constants.values() if _memory(tensor) not in shared]
     many = len(extras) > MAX_TENSORS or sum(tensor.nbytes for tensor in extras) > MAX_EXTRA_BYTES

@@ -58,7 +58,10 @@ def bound_network(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], 
 
 
 def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
-    """The locality along ``axis`` of the input, or along the axis with most local operators; errors as `trace`."""
+    """Return the locality along ``axis`` of the input, or along the axis with most local operators.
+
+    Errors as `trace`.
+    """
     choices = axis_choices(sequence)
     if not choices:
         raise Unsupported(f"no operator of {name} is local along any axis of its input", remedy="use another mode")
@@ -70,7 +73,7 @@ def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
 
 
 def _with_own_buffers(module: nn.Module) -> nn.Module:
-    """The module, which from now on can be run without changing what others know of it."""
+    """Clone the buffers, so that runs of the module do not change those of others."""
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.clone())

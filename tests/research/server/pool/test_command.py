@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture
 @pytest.fixture
 def profiles(tmp_path: pathlib.Path) -> str:
     source = random.Random(2)
-    profile.save(tmp_path, {name: a_network(source, name, ("H", "L"), 5, 4, 2) for name in ("a", "b")})
+    profile.save_profiles(tmp_path, {name: a_network(source, name, ("H", "L"), 5, 4, 2) for name in ("a", "b")})
     return str(tmp_path)
 
 

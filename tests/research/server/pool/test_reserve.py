@@ -12,29 +12,29 @@ import pytest
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import simulate
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.links import Links
-from edge_offload.server.pool.plan import Pipeline, Plan, Stage, most
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.links import LinkSchedule
+from edge_offload.server.pool.plan import PlannedPipeline, PlannedStage, PoolPlan, plan_most
+from edge_offload.server.pool.profile import BlockProfile
 from edge_offload_research.server.pool import reserved
 from edge_offload_research.server.pool.reserve import Batcher, Dispatch, Route, StageTable, Use, routes_of
 from tests.server.pool.pool_nets import a_cluster, a_demand, a_network
 
 
-def a_plan(source: random.Random) -> Tuple[Plan, Dict[str, Network], Cluster, Demand]:
+def a_plan(source: random.Random) -> Tuple[PoolPlan, Dict[str, BlockProfile], Cluster, Demand]:
     """A plan that divides a network."""
     while True:
         cluster = a_cluster(source, ("H", "L"), 6)
         network = a_network(source, "a", ("H", "L"), 5, 4, 2)
         demand = a_demand(source, network)
         try:
-            plan = most([demand], cluster, 0.4, 3)
+            plan = plan_most([demand], cluster, 0.4, 3)
         except BadInput:
             continue
         if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
             return plan, {"a": network}, cluster, demand
 
 
-def served(plan: Plan, routes: List[Route], times: np.ndarray, slo_s: float) -> Tuple[List[Dispatch], List[int]]:
+def served(plan: PoolPlan, routes: List[Route], times: np.ndarray, slo_s: float) -> Tuple[List[Dispatch], List[int]]:
     """What a batcher lets in and drops for requests at ``times``."""
     batcher, let_in, dropped, again = Batcher(routes), [], [], np.inf
     for request, time in enumerate([*times, np.inf]):
@@ -57,7 +57,7 @@ def test_no_gpu_and_no_link_is_promised_twice_and_what_is_let_in_is_in_time() ->
     for number in range(25):
         plan, networks, cluster, demand = a_plan(source)
         routes = routes_of(plan, networks, cluster)["a"]
-        times = simulate.poisson(plan.objective * source.uniform(0.3, 1.6), 1.5, np.random.default_rng(number))
+        times = simulate.poisson_arrivals(plan.objective * source.uniform(0.3, 1.6), 1.5, np.random.default_rng(number))
         let_in, dropped = served(plan, routes, times, demand.slo_s)
         dropped_once |= bool(dropped)
         requests = [request for dispatch in let_in for request in dispatch.requests]
@@ -86,7 +86,7 @@ def test_no_gpu_and_no_link_is_promised_twice_and_what_is_let_in_is_in_time() ->
 def test_a_way_is_the_earliest_of_all_workers_stage_by_stage() -> None:
     source = np.random.default_rng(2)
     for _ in range(200):
-        links = Links(4)
+        links = LinkSchedule(4)
         for spans in (*links.up, *links.down):
             spans += in_use(source)
         stages = [
@@ -95,8 +95,8 @@ def test_a_way_is_the_earliest_of_all_workers_stage_by_stage() -> None:
             )
             for transfer in (0.0, 0.3)
         ]
-        shape = tuple(Stage(n, n + 1, "H", 1, 3, 5) for n in range(2))
-        way = Route(Pipeline("a", 1.0, 1.0, shape), stages, links).probe(1.0, 2)
+        shape = tuple(PlannedStage(n, n + 1, "H", 1, 3, 5) for n in range(2))
+        way = Route(PlannedPipeline("a", 1.0, 1.0, shape), stages, links).probe(1.0, 2)
         first = min(max(1.0, free) + stages[0].compute_s[1] for free in stages[0].free)
         assert way.uses[0].end == pytest.approx(first)
         sender = int(stages[0].machines[way.uses[0].worker])
@@ -124,14 +124,14 @@ def first_gap(spans: List[Tuple[float, float]], at: float, takes: float) -> floa
 
 
 def test_a_transfer_that_comes_later_blocks_none_that_is_over_before_it() -> None:
-    links = Links(2)
-    links.take(0, 1, 5.0, 6.0, 0.0)
-    assert links.begin(0, 1, 1.0, 2.0) == 1.0
-    assert links.begin(0, 0, 1.0, 4.5) == 6.0, "it would not be over before it"
-    assert links.begin(1, 1, 4.5, 1.0) == 6.0, "the receiver is busy, too"
-    links.take(0, 1, 1.0, 4.5, 1.0)
-    assert links.begin(0, 1, 2.0, 0.5) == 4.5
-    links.take(0, 1, 8.0, 9.0, 7.0)
+    links = LinkSchedule(2)
+    links.reserve_span(0, 1, 5.0, 6.0, 0.0)
+    assert links.earliest_start(0, 1, 1.0, 2.0) == 1.0
+    assert links.earliest_start(0, 0, 1.0, 4.5) == 6.0, "it would not be over before it"
+    assert links.earliest_start(1, 1, 4.5, 1.0) == 6.0, "the receiver is busy, too"
+    links.reserve_span(0, 1, 1.0, 4.5, 1.0)
+    assert links.earliest_start(0, 1, 2.0, 0.5) == 4.5
+    links.reserve_span(0, 1, 8.0, 9.0, 7.0)
     assert links.up[0] == links.down[1] == [(8.0, 9.0)], "what is over is forgotten"
 
 
@@ -139,9 +139,9 @@ def two_routes() -> Tuple[List[Route], Batcher]:
     """A slow GPU that is free, and a fast one that is free at 2; both take batches of 2."""
     routes = [
         Route(
-            Pipeline("a", 1.0, 1.0, (Stage(0, 1, "H", 1, 2, 1),)),
+            PlannedPipeline("a", 1.0, 1.0, (PlannedStage(0, 1, "H", 1, 2, 1),)),
             [StageTable(np.array([0]), np.array([free]), np.array(takes), 0.0)],
-            Links(1),
+            LinkSchedule(1),
         )
         for free, takes in ((0.0, [3.0, 5.0]), (2.0, [1.0, 1.5]))
     ]
@@ -179,10 +179,10 @@ def test_a_light_load_is_all_in_time_and_an_overload_is_served_up_to_the_rate() 
     for number in range(6):
         plan, networks, cluster, demand = a_plan(source)
         cluster = Cluster(cluster.gpus, cluster.bytes_per_s, cluster.per_machine, 1.0)
-        plan = most([demand], cluster, 0.4, 3)
+        plan = plan_most([demand], cluster, 0.4, 3)
 
-        def attained(load: float, plan: Plan = plan, cluster: Cluster = cluster, number: int = number) -> float:
-            times = simulate.poisson(plan.objective * load, 6.0, np.random.default_rng(number))
+        def attained(load: float, plan: PoolPlan = plan, cluster: Cluster = cluster, number: int = number) -> float:
+            times = simulate.poisson_arrivals(plan.objective * load, 6.0, np.random.default_rng(number))
             return reserved.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}).attainment["a"]  # noqa: B023
 
         assert attained(0.2) > 0.97
@@ -194,7 +194,7 @@ def test_the_scheduler_hears_of_stages_that_take_longer_and_keeps_its_promise_be
 ) -> None:
     source = random.Random(4)
     plan, networks, cluster, demand = a_plan(source)
-    times = simulate.poisson(plan.objective * 0.85, 10.0, np.random.default_rng(1))
+    times = simulate.poisson_arrivals(plan.objective * 0.85, 10.0, np.random.default_rng(1))
 
     def attained() -> float:
         return reserved.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}, lambda: 1.1).attainment["a"]
@@ -208,8 +208,8 @@ def test_feedback_moves_what_waits_behind_once_and_in_the_stages_after() -> None
     stages = [
         StageTable(np.array([0]), np.zeros(1), np.array([takes]), transfer) for takes, transfer in ((1, 0), (2, 1))
     ]
-    shape = tuple(Stage(n, n + 1, "H", 1, 1, 1) for n in range(2))
-    route = Route(Pipeline("a", 1.0, 1.0, shape), stages, Links(1))
+    shape = tuple(PlannedStage(n, n + 1, "H", 1, 1, 1) for n in range(2))
+    route = Route(PlannedPipeline("a", 1.0, 1.0, shape), stages, LinkSchedule(1))
     ways = [route.probe(0.0, 1)]
     route.reserve(ways[0])
     ways.append(route.probe(0.0, 1))
@@ -230,7 +230,7 @@ def test_feedback_moves_what_waits_behind_once_and_in_the_stages_after() -> None
 
 def test_an_early_end_does_not_promise_what_has_not_come_yet() -> None:
     stage = StageTable(np.array([0]), np.zeros(1), np.array([1.0]), 0.0)
-    route = Route(Pipeline("a", 1.0, 1.0, (Stage(0, 1, "H", 1, 1, 1),)), [stage], Links(1))
+    route = Route(PlannedPipeline("a", 1.0, 1.0, (PlannedStage(0, 1, "H", 1, 1, 1),)), [stage], LinkSchedule(1))
     soon, later = (route.probe(0.0, 1), Use(0, 5.0, 5.0, 6.0, 1.0))
     route.reserve(soon)
     stage.turns[0].append(later)

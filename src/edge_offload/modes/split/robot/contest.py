@@ -66,13 +66,13 @@ class Contest:
 
     @property
     def used(self) -> Optional[bool]:
-        """Whether the divided plan is in use: True, False, or None while both run in turns."""
+        """True if the divided plan is in use; None while both alternate."""
         if self._verdict is False and self._clock() >= self._retry_s:
             return None
         return self._verdict
 
     def divides(self) -> bool:
-        """Whether the next inference is to run the divided plan."""
+        """Return True if the next inference has to run the divided plan."""
         used = self.used
         if used is False:
             return False
@@ -89,7 +89,7 @@ class Contest:
         return self._turn % 2 == 1
 
     def note(self, divided: bool, seconds: float) -> None:
-        """An inference ended well."""
+        """Record the time of a successful inference."""
         now = self._clock()
         half, self._half = self._half, None
         if half is None:
@@ -99,11 +99,11 @@ class Contest:
             self.pair(*((seconds, half[1]) if divided else (half[1], seconds)))
 
     def drop(self) -> None:
-        """An inference failed: there is nothing to compare with the one before it."""
+        """Drop the last inference: the one after it failed, so there is no pair."""
         self._half = None
 
     def pair(self, divided_s: float, undivided_s: float) -> None:
-        """Both took so long, one right after the other."""
+        """Add the times of two inferences, one right after the other."""
         if self._skip:
             self._skip -= 1
             return
@@ -124,7 +124,7 @@ class Contest:
                 self._pause_s = min(2 * self._pause_s, MOST_RETRY_S)
 
     def _begin(self) -> None:
-        """Run both in turns, from the beginning."""
+        """Restart with both alternating."""
         self._ratios.clear()
         self._verdict, self._half, self._skip, self._turn = None, None, COLD, 0
 
@@ -136,11 +136,11 @@ class Contests:
         self._all: Dict[Tuple[int, int], Contest] = {}
 
     def of(self, divided: int, undivided: int) -> Contest:
-        """The contest of the plans at these two places."""
+        """Return the contest of the plans at these two places."""
         return self._all.setdefault((divided, undivided), Contest())
 
     def words(self) -> str:
-        """How they stand; empty while none has begun."""
+        """Describe the contests; empty while none has started."""
         found = list(self._all.values())
         used = [contest.measured for contest in found if contest.used]
         left = [contest.measured for contest in found if contest.used is False]

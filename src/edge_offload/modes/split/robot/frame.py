@@ -68,11 +68,11 @@ class Planned:
     contests: Contests = field(default_factory=Contests, compare=False)
 
     def choose(self, bandwidth: float) -> int:
-        """Place of the plan for a bandwidth (bytes per second), by what plans are expected to take."""
+        """Return the place of the plan for a bandwidth (bytes per second), by predicted times."""
         return self.place[self.table.index(bandwidth)]
 
     def contest(self, bandwidth: float) -> Optional[Tuple[Contest, int]]:
-        """Of the plan for a bandwidth, if it divides operators, and the place of the other one."""
+        """Return the contest of the plan for a bandwidth, if it divides operators, and the place of the other one."""
         if not self.undivided:
             return None
         index = self.table.index(bandwidth)
@@ -80,12 +80,12 @@ class Planned:
         return None if mine == other else (self.contests.of(mine, other), other)
 
     def in_use(self, bandwidth: float) -> int:
-        """Place of the plan for a bandwidth, by what was measured, too; while that is not decided, of the first."""
+        """Return the place of the plan for a bandwidth, by measurements too; while undecided, of the divided one."""
         found = self.contest(bandwidth)
         return self.choose(bandwidth) if found is None or found[0].used is not False else found[1]
 
     def expected(self, bandwidth: float) -> Expected:
-        """What the plan for a bandwidth is expected to take there."""
+        """Return the predicted time of the plan for a bandwidth."""
         place = self.in_use(bandwidth)
         plan = self.plans[place].plan
         return Expected(self.times.seconds(place, bandwidth), plan.is_local, plan.shape == "server")
@@ -93,7 +93,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one inference did: rows computed and bytes, by side."""
+    """Rows computed and bytes of one inference, by side."""
 
     plan: int
     rows_robot: int
@@ -161,7 +161,7 @@ class Frame:
         return Attempt(outputs, stages, *sizes, self._clock_error_s, overlap_s=overlap_s)
 
     def counted(self) -> Counted:
-        """What it did."""
+        """Return its rows and bytes."""
         return Counted(self._place, self.progress.rows_computed, self._rows_server, self.bytes_up, self.bytes_down)
 
     def _ask(self, kind: str, body: Dict[str, Any], until_s: float) -> None:
@@ -175,7 +175,7 @@ class Frame:
             self._threads.send.put(functools.partial(self._send, index, until_s))
 
     def _send(self, index: int, until_s: float) -> None:
-        """On the sending thread: piece by piece, so that the first is on its way while the next is coded."""
+        """Send a transfer on the sending thread, piece by piece, so that coding and sending overlap."""
         progress = self.progress
         transfer = progress.transfer(index)
         try:
@@ -205,7 +205,7 @@ class Frame:
         self._stages["uplink"] += done.result().transfer.uplink_s
 
     def _received(self, done: Future[Any]) -> None:
-        """On the receiving thread."""
+        """Handle a reply on the receiving thread."""
         error = done.exception()
         if error is not None:
             self.progress.fail(error)
@@ -230,7 +230,7 @@ class Frame:
 
 
 class Threads:
-    """One thread that sends and one that receives, for all frames of a runner; they begin with the first job."""
+    """One thread that sends and one that receives, for all frames of a runner; they start with the first job."""
 
     def __init__(self) -> None:
         self.send = _Jobs("edge-offload-split-send")

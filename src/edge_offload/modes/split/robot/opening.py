@@ -73,21 +73,21 @@ class Source(Protocol):
     """Who traces, measures and plans."""
 
     def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
-        """Its operators, for inputs of these shapes."""
+        """Return its operators, for inputs of these shapes."""
 
     def ask_to_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
-        """Ask the server to trace and time it; ``sequence``: hash of the trace, where that is known already."""
+        """Request that the server traces and times it; ``sequence``: hash of the trace, if known."""
 
     def run_here(self, inputs: Sequence[torch.Tensor]) -> Attempt:
-        """A whole inference on the robot, for plans that use no link."""
+        """Run a whole inference on the robot, for plans that use no link."""
 
     def retry_s(self, refusals: int) -> float:
-        """Seconds until it may be opened again, after so many refusals in a row."""
+        """Return seconds until it may be opened again, after this number of refusals in a row."""
 
     def report(self, problem: str) -> None:
-        """It was not opened."""
+        """Report that it was not opened."""
 
 
 @dataclass
@@ -115,13 +115,13 @@ class ModelSource:
         self.learning = Learning(self.name, self.options, self.state_hash)
 
     def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
-        """See :class:`Source`."""
+        """Implement :class:`Source`."""
         return self.learning.trace(self.module, examples, progress)
 
     def ask_to_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
-        """See :class:`Source`."""
+        """Implement :class:`Source`."""
         del progress
         descriptors, buffers = pack_tensors(examples)
         body = {
@@ -135,11 +135,11 @@ class ModelSource:
         return client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
 
     def retry_s(self, refusals: int) -> float:
-        """See :class:`Source`."""
+        """Implement :class:`Source`."""
         return min(REOPEN_S * 2.0 ** max(0, refusals - 1), MOST_REOPEN_S)
 
     def report(self, problem: str) -> None:
-        """Say it, once for each time that it is another problem."""
+        """Log a problem once, until another one occurs."""
         if problem != self._reported:
             _log.warning("%s", problem)
         self._reported = problem
@@ -209,7 +209,7 @@ class SplitOpener:
             raise
 
     def _not_wanted(self, opened: Future[Any], connection: int) -> None:
-        """The server opened, or opens, what this robot has given up: it may forget it."""
+        """Close a split that the server opened after this robot has given up."""
         if opened.exception() is None and self._client.counters["connections"] == connection:
             self._client.request("split_close", {"handle": opened.result().body.get("handle")})
 
@@ -245,7 +245,7 @@ class SplitOpener:
         return replace(self.put_in_force(handle, made.planned), objective=made.objective)
 
     def plan_again(self, split: OpenSplit, specs: Specs) -> OpenSplit:
-        """Plan an open split again, by the settings of now; blocks."""
+        """Plan an open split again, with the present settings; blocks."""
         planned = self.plan(split.planned.network, split.planned.model, split.planned.shared)
         opened = replace(self.put_in_force(split.handle, planned), objective=self.settings.objective)
         if specs in self._made:
@@ -253,7 +253,7 @@ class SplitOpener:
         return opened
 
     def put_in_force(self, handle: int, planned: Planned) -> OpenSplit:
-        """Have the server use these plans; blocks.
+        """Send these plans to the server; blocks.
 
         Raises:
             EdgeOffloadError: it did not take them.
@@ -270,7 +270,7 @@ class SplitOpener:
     def learn(
         self, examples: Sequence[torch.Tensor], progress: Progress = lambda doing: None
     ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
-        """Trace and profile here, once, whatever the link does meanwhile; blocks. Opening a split does so by itself."""
+        """Trace and profile here, once, whatever the link's state; blocks. Opening a split includes it."""
         specs = specs_of(examples)
         with self._learning:
             if specs not in self._known:
@@ -296,7 +296,7 @@ class SplitOpener:
         self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor],
         progress: Progress = lambda doing: None,
     ) -> Planned:  # fmt: skip
-        """Plans for :data:`BANDWIDTHS`, the equal ones once."""
+        """Make plans for :data:`BANDWIDTHS`, equal ones once."""
         made = self.source.learning.plans(model, BANDWIDTHS, self.settings, progress)
         identity, plans = sequence_hash(network.program.sequence), []
         with background.sliced():
@@ -307,7 +307,7 @@ class SplitOpener:
         return Planned(network, model, made.table, tuple(plans), made.place, times, shared, made.undivided)
 
     def _request_s(self, rtt_s: float) -> float:
-        """What a request takes beyond the round trip, through all the threads of both sides: a median."""
+        """Measure a request's time beyond the round trip, through all the threads of both sides: a median."""
         seconds = []
         try:
             for _ in range(ECHOES):

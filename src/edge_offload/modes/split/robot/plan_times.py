@@ -41,7 +41,7 @@ class PlanTimes:
         return PlanTimes(tuple(found))
 
     def seconds(self, place: int, bandwidth: float) -> float:
-        """What the plan at ``place`` takes at ``bandwidth`` (bytes per second, more than 0).
+        """Return the time of the plan at ``place`` at ``bandwidth`` (bytes per second, more than 0).
 
         Bytes over bandwidth are linear in 1/bandwidth, and so is the time between two points of the grid.
         """

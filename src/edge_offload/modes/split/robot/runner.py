@@ -75,7 +75,7 @@ class SplitRunner(Runner):
         self._outdated: List[OpenSplit] = []
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
 
         def prepare() -> Work[OpenSplit]:
             examples = [tensor.clone() for tensor in inputs]
@@ -89,17 +89,17 @@ class SplitRunner(Runner):
         return self._handles.unavailable_reason(specs, prepare)
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
-        """What is in force for such inputs; None before it is open."""
+        """Return the plans for such inputs; None before the split is open."""
         opened = self._handles.get(specs_of(inputs))
         return None if opened is None else opened.planned
 
     def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the plan for the bandwidth of the moment leaves everything to the robot."""
+        """Return True if the plan for the present bandwidth leaves all steps to the robot."""
         planned = self.planned(inputs)
         return planned is not None and planned.plans[planned.in_use(self._bandwidth())].plan.is_local
 
     def close(self) -> None:
-        """Give the server's half up, also of what is still being opened, and learn nothing more."""
+        """Close the server's half, also of a split that is still being opened, and stop learning."""
         self._handles.close()
         self._source.learning.close()
 
@@ -125,7 +125,7 @@ class SplitRunner(Runner):
             self.opener.settings.objective = objective
 
     def put_in_force(self, inputs: Sequence[torch.Tensor], change: Callable[[Planned], Planned]) -> OpenSplit:
-        """Put changed plans in force on both sides; blocks. For experiments; raises as :meth:`replan`."""
+        """Use changed plans on both sides; blocks. For experiments; raises as :meth:`replan`."""
         specs = specs_of(inputs)
         opened = self._open(specs)
         opened = replace(self.opener.put_in_force(opened.handle, change(opened.planned)), objective=opened.objective)
@@ -133,7 +133,7 @@ class SplitRunner(Runner):
         return opened
 
     def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         del meta
         specs = specs_of(inputs)
         opened = self._open(specs)
@@ -183,7 +183,7 @@ class SplitRunner(Runner):
         return attempt
 
     def state(self) -> str:
-        """How the split stands, in words."""
+        """Describe the state of the split."""
         why, _ = self._handles.state()
         opened = self._handles.all()
         if why or not opened or self._client.state is not LinkState.READY:
@@ -197,7 +197,7 @@ class SplitRunner(Runner):
         return f"{told}{measured and f': {measured}'}{learnt}"
 
     def _turn(self, planned: Planned, bandwidth: float) -> Tuple[int, Optional[Contest]]:
-        """Place of the plan that is to run now, and the contest that it is part of."""
+        """Return the place of the next plan to run, and its contest."""
         found = planned.contest(bandwidth)
         if found is None or (planned.plans[found[1]].plan.is_local and not self._source.computes):
             return planned.in_use(bandwidth), None
@@ -205,7 +205,7 @@ class SplitRunner(Runner):
         return planned.choose(bandwidth) if contest.divides() else other, contest
 
     def _against_local(self, planned: Planned, bandwidth: float, took_s: float, local_s: float) -> None:
-        """Where the best undivided plan is what somebody else computes here, it counts with what that takes."""
+        """Compare with the local time if the best undivided plan is computed outside this runner."""
         found = planned.contest(bandwidth)
         if found is not None and local_s > 0:
             found[0].pair(took_s, local_s)
@@ -223,7 +223,7 @@ class SplitRunner(Runner):
 
 
 def ways(plan: Plan) -> str:
-    """What a plan is, in a word: device-only, server-only, layer cut, or split."""
+    """Name a plan's kind: device-only, server-only, layer cut, or split."""
     if plan.is_local:
         return "device-only"
     if plan.splits_an_operator:

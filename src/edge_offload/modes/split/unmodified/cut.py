@@ -35,7 +35,7 @@ class Use(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it that could be read."""
+        """True if it has no elements."""
         return 0 in self.layout.sizes
 
 
@@ -55,7 +55,7 @@ class Uses:
 
     @property
     def read(self) -> Tuple[Use, ...]:
-        """The results of the divided part."""
+        """Results of the divided part."""
         return tuple(use for use in self.known if not use.empty)
 
     def add(
@@ -64,7 +64,7 @@ class Uses:
         items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]],
         forms: SignatureTable,
     ) -> None:
-        """Note what was used of ``piece``: (storage, its number in it, entry of the read, contents)."""
+        """Record the uses of ``piece``: (storage, its number in it, entry of the read, contents)."""
         found: Dict[int, Use] = {use.canonical: use for use in self.known}
         values: Dict[int, torch.Tensor] = {}
         for number, canonical, entry, value in items:
@@ -89,7 +89,7 @@ class Cut(NamedTuple):
 
 
 def with_reads(definition: Definition, uses: Sequence[Use], forms: SignatureTable) -> Definition:
-    """``definition`` with a read of each of ``uses`` at its end."""
+    """Return ``definition`` with a read of each of ``uses`` at its end."""
     reads = tuple(forms.call_of(use.entry) for use in uses)
     words = tuple(word for use in uses for word in (use.entry, use.canonical))
     return Definition(definition.codes + words, definition.calls + reads)
@@ -110,5 +110,5 @@ def put(
 
 
 def held(session: DeviceSession, piece: SegmentInvocation, uses: Uses) -> List[torch.Tensor]:
-    """The same results as the device has computed them."""
+    """Return the same results as computed by the device."""
     return [session.slot_of(piece.base + use.place).view(use.layout) for use in uses.read]

@@ -59,21 +59,21 @@ class PendingReads:
 
     @property
     def next(self) -> FollowUpRead:
-        """The calls that lead to the next read."""
+        """Calls that lead to the next read."""
         return self.inference.later[max(self.place, 1) - 1]
 
     def expects(self, segment: int, live: Sequence[Tuple[int, int]], numbers: bytes) -> bool:
-        """Whether a segment is what leads to the next read."""
+        """Return True if a segment leads to the next read."""
         return self.place > 0 and FollowUpRead.of(segment, live, numbers, self.base) == self.next
 
     def take(self) -> torch.Tensor:
-        """The result of the next read."""
+        """Return the result of the next read."""
         self.place += 1
         return self.tensors[self.place - 1]
 
     @property
     def over(self) -> bool:
-        """Whether everything has been read."""
+        """True if all results have been read."""
         return self.place == len(self.tensors)
 
 
@@ -109,14 +109,14 @@ class DeferredSteps:
         return self.release(flushed.freed)
 
     def forget(self) -> None:
-        """The storages of all steps are gone."""
+        """Remove all steps: their storages do not exist any more."""
         self._steps.clear()
         self.pending = None
 
     # -- reads
 
     def _continues(self, flushed: FlushedSegment) -> bool:
-        """Whether this is the next read of the inference that was computed last."""
+        """Return True if this is the next read of the inference that was computed last."""
         pending = self.pending
         if pending is None or flushed.reason != READ or flushed.payloads:
             return False
@@ -125,12 +125,12 @@ class DeferredSteps:
         return pending.expects(flushed.segment, _pairs(flushed.live), flushed.numbers)
 
     def keep_reads(self, pending: PendingReads) -> None:
-        """The program will read these."""
+        """Expect the program to read these results."""
         self.stop_reading()
         self.pending = pending
 
     def stop_reading(self) -> None:
-        """The program has read everything, or does something else."""
+        """End the reads: the program has read all results, or continues otherwise."""
         pending, self.pending = self.pending, None
         if pending is None:
             return
@@ -140,7 +140,7 @@ class DeferredSteps:
             self._drop(pending.step)
 
     def next_read(self, invocation: SegmentInvocation) -> Optional[StepOutcome]:
-        """The result of the next read, if that is of a deferred step: the device does not compute it either."""
+        """Return the result of the next read, if it belongs to a deferred step, which stays deferred."""
         pending = self.pending
         if pending is None or pending.step is None:
             return None
@@ -156,7 +156,7 @@ class DeferredSteps:
     # -- steps
 
     def defer(self, inference: Inference, invocation: SegmentInvocation, more: bool) -> DeferredStep:
-        """The device does not run this segment now; ``more``: results of it are going to be read."""
+        """Defer a segment; ``more``: further results of it are going to be read."""
         invocation.definition = inference.definition
         step = DeferredStep([invocation], inference, _made(invocation, inference.made))
         if step.alive or more:
@@ -168,23 +168,23 @@ class DeferredSteps:
         return step
 
     def materialize_all(self) -> None:
-        """Have everything computed."""
+        """Compute all deferred steps."""
         self.stop_reading()
         for step in list(self._steps):
             self._compute(step)
 
     def materialize(self, storage: int) -> None:
-        """Have computed what makes a storage."""
+        """Compute the step that makes a storage."""
         for step in [step for step in self._steps if storage in step.alive]:
             self._compute(step)
 
     def before_change(self, storages: Set[int]) -> None:
-        """Have computed what reads storages that are about to change."""
+        """Compute steps that read storages which are about to change."""
         for step in [step for step in self._steps if step.inference.reads & storages]:
             self._compute(step)
 
     def _materialize(self, flushed: FlushedSegment) -> None:
-        """Have computed what a segment names, or what reads what it changes."""
+        """Compute steps whose storages a segment uses, or whose inputs it changes."""
         if not self._steps:
             return
         used = set(flushed.live[1::2])
@@ -194,7 +194,7 @@ class DeferredSteps:
             self.before_change(self._inferences.changed_by(flushed.segment, _pairs(flushed.live)))
 
     def _compute(self, step: DeferredStep) -> None:
-        """Run a deferred step after all; its result has been delivered already."""
+        """Run a deferred step; its result has been delivered already."""
         self._steps.remove(step)
         if self.pending is not None and self.pending.step is step:
             self.pending = None
@@ -206,7 +206,7 @@ class DeferredSteps:
         self._free_withheld(step)
 
     def _touched(self, inference: Inference, why: str) -> None:
-        """It was of no use that a step was computed by robot and server."""
+        """Count a step that robot and server computed in vain."""
         inference.touched += 1
         if inference.touched >= MAX_TOUCHED and not inference.problem:
             self._inferences.give_up(inference, why)
@@ -214,7 +214,7 @@ class DeferredSteps:
     # -- storages
 
     def release(self, freed: List[int]) -> List[int]:
-        """The program dropped storages; returns those that the executor is to free now."""
+        """Record storages that the program dropped; return those that the executor can free now."""
         if not freed:
             return freed
         self._inferences.drop_readers(set(freed))
@@ -237,13 +237,13 @@ class DeferredSteps:
         return unused
 
     def _drop(self, step: DeferredStep) -> None:
-        """Nobody can use anything of it any more."""
+        """Remove a step whose storages cannot be used any more."""
         self._steps.remove(step)
         step.inference.touched = 0
         self._free_withheld(step)
 
     def _free_withheld(self, step: DeferredStep) -> None:
-        """What only this step kept alive may go, unless another one needs it."""
+        """Free storages that only this step needed."""
         for number in step.withheld:
             reader = next((other for other in self._steps if number in other.inference.reads), None)
             (self._dispatcher.exchange.freed if reader is None else reader.withheld).append(number)
@@ -254,5 +254,5 @@ def _pairs(live: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
 
 
 def _made(invocation: SegmentInvocation, made: Sequence[int]) -> Set[int]:
-    """Storages that a segment would have made, and that the program holds."""
+    """Return storages that a segment would have made and that the program uses."""
     return {invocation.base + place for place, number in enumerate(made) if number not in invocation.dead}

@@ -49,7 +49,7 @@ class InProcessSession(DeviceSession):
         self.native: Any = None
 
     def slot_of(self, number: int) -> StorageBuffer:
-        """See :class:`DeviceSession`; what the device computed is taken over where it lies."""
+        """Return a storage; one of the device is used in place."""
         if number not in self.slots:
             memory = self.native.memory(number)
             if memory is not None:
@@ -58,7 +58,7 @@ class InProcessSession(DeviceSession):
 
 
 def in_process(session: InProcessSession) -> InProcessRemote:
-    """What an :class:`InProcessHandler` has segments run by."""
+    """Return the remote that runs segments of an :class:`InProcessHandler`."""
     retain_freed_memory()  # as the executor process does that would compute otherwise
     remote = InProcessRemote(session)
     remote.facts = device_facts(torch.device("cpu"))
@@ -90,7 +90,7 @@ class InProcessHandler:
     # -- called by the device, under its lock
 
     def flush(self, *fields: Any) -> Any:
-        """See :meth:`Recorder.flush`: what was waited for has come, or the program did something else."""
+        """Handle a noted segment: the awaited inference, or another one; see :meth:`Recorder.flush`."""
         self._left = self._left + 1 if fields[0] == BARRIER else 0
         try:
             return self._recorder.flush(*fields)
@@ -224,7 +224,7 @@ class InProcessHandler:
         return torch.empty(0, dtype=torch.uint8).set_(buffer.storage)
 
     def before_write(self, number: int) -> None:
-        """A storage is about to change: deferred steps that read it are computed first."""
+        """Compute deferred steps that read a storage which is about to change."""
         self._deferred.before_change({number})
         self._tidy()
 
@@ -240,7 +240,7 @@ class InProcessHandler:
         self, segment: int, base: int, live: List[int], dead: List[int], numbers: bytes,
         payloads: List[Optional[torch.Tensor]], reason: int, seconds: float,
     ) -> SegmentInvocation:  # fmt: skip
-        """A segment that the device has computed."""
+        """Make the invocation of a computed segment."""
         self._exchange.counters.segments += 1
         if self._slowdown > 1.0:
             time.sleep((self._slowdown - 1.0) * seconds)
@@ -250,7 +250,7 @@ class InProcessHandler:
         )
 
     def _tidy(self) -> None:
-        """Tell the device what it is to do from here on, and free what nobody holds."""
+        """Update the device's settings, and free unused storages."""
         if self._exchange.freed:
             self._session.free(self._exchange.freed)
             self._exchange.freed = []
@@ -279,7 +279,7 @@ class InProcessHandler:
 
 
 def _coming(inference: Inference) -> bool:
-    """Whether it will be recorded when it comes again, so that inputs and results are to be kept."""
+    """Return True if its next run will be recorded, so that inputs and results have to be stored."""
     return inference.definition is None and not inference.problem and inference.runs >= REPEATS - 1
 
 

@@ -57,13 +57,13 @@ class FollowUpRead:
 
     @staticmethod
     def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> FollowUpRead:
-        """What a segment is to the inference whose first new storage is ``base``."""
+        """Describe a segment relative to the inference whose first new storage is ``base``."""
         placed = ((number, storage - base if storage >= base else storage, storage >= base) for number, storage in live)
         return FollowUpRead(segment, tuple(placed), numbers)
 
     @property
     def follows(self) -> bool:
-        """Whether it uses anything that the inference left."""
+        """True if it uses a storage of the inference."""
         return any(inside for _, _, inside in self.live)
 
 
@@ -104,7 +104,7 @@ class Inferences:
         self.forget()
 
     def forget(self) -> None:
-        """Segments have other numbers now, or all storages are gone."""
+        """Remove all: segments have other numbers now, or all storages are gone."""
         for key in list(self._by_key):
             self._drop(key)
         self.changes: Dict[int, int] = {}
@@ -113,18 +113,18 @@ class Inferences:
         self._written: Dict[int, FrozenSet[int]] = {}
 
     def items(self) -> List[Tuple[Key, Inference]]:
-        """All of them."""
+        """Return all with their keys."""
         return list(self._by_key.items())
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
 
     def all(self) -> List[Inference]:
-        """All of them, without their keys."""
+        """Return all without their keys."""
         return list(self._by_key.values())
 
     def of(self, invocation: SegmentInvocation) -> Optional[Inference]:
-        """The inference that a segment may be; None if it cannot be one."""
+        """Return the inference that a segment may be; None if it cannot be one."""
         if invocation.reason not in (READ, CUT) or not invocation.payloads:
             return None
         segment = invocation.segment
@@ -145,7 +145,7 @@ class Inferences:
         return found
 
     def changed_by(self, segment: int, live: Iterable[Tuple[int, int]]) -> Set[int]:
-        """Storages that lived before and that a segment writes to."""
+        """Return older storages that a segment writes to."""
         written = self._written.get(segment)
         if written is None:
             written = frozenset(self.calls.read(self._definitions.signatures.definition_of(segment)).written)
@@ -153,13 +153,13 @@ class Inferences:
         return {storage for number, storage in live if number in written}
 
     def drop_readers(self, storages: Set[int]) -> None:
-        """These were changed or dropped: what reads them does not come again as it was."""
+        """Remove inferences that read changed or dropped storages."""
         if storages:
             for key in [key for key, item in self._by_key.items() if item.reads & storages]:
                 self._drop(key)
 
     def give_up(self, inference: Inference, why: str) -> None:
-        """It stays on the device from here on, and the user is told why."""
+        """Leave an inference to the device for good, and notify the user of the reason."""
         inference.problem = why
         self._once.notify(f"{inference.name} is computed here: {why}")
 

@@ -27,7 +27,7 @@ class Joined:
     calls: Tuple[int, ...]
 
     def made(self, of_calls: Sequence[Sequence[int]]) -> List[Tuple[int, ...]]:
-        """For each segment the numbers, in it, of the storages that it makes.
+        """Return for each segment the numbers, in it, of the storages that it makes.
 
         Args:
             of_calls: for each call of the whole the numbers, in that, of the storages that it makes.

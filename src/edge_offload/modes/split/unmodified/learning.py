@@ -51,7 +51,7 @@ class ReadTrace:
     later: List[FollowUpRead] = field(default_factory=list)
 
     def goes_on(self, invocation: SegmentInvocation, tensor: Optional[torch.Tensor]) -> bool:
-        """Whether a segment is another part of it, which then is noted."""
+        """Add a segment if it is another part of the inference; return True if so."""
         found = FollowUpRead.of(invocation.segment, invocation.live, invocation.numbers, self.invocations[0].base)
         if invocation.reason != READ or invocation.payloads or not found.follows or len(self.later) >= MAX_LATER:
             return False
@@ -61,7 +61,7 @@ class ReadTrace:
         return True
 
     def common(self) -> Tuple[FollowUpRead, ...]:
-        """What has followed the inference's first read every time so far."""
+        """Return the follow-up reads that all runs so far have in common."""
         found: List[FollowUpRead] = []
         for mine, before in zip(self.later, self.inference.later if self.inference.runs > 1 else self.later):
             if mine != before:
@@ -97,11 +97,11 @@ class Learner:
             self.conclude()
 
     def interrupt(self) -> None:
-        """What comes next is no part of the inference that was followed, and that is not learnt."""
+        """Stop the trace without learning: the next segment is no part of it."""
         self._trace = None
 
     def conclude(self) -> None:
-        """The inference that was followed is over: have it recorded if it has come often enough."""
+        """End the trace, and record the inference if it has run often enough."""
         trace, self._trace = self._trace, None
         if trace is None or trace.inference.definition is not None or trace.inference.problem:
             return
@@ -116,7 +116,7 @@ class Learner:
     def begin(
         self, inference: Inference, invocations: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
     ) -> None:
-        """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
+        """Record an inference whose reads gave ``expected``, if it can be divided."""
         signatures = self._dispatcher.definitions.signatures
         definitions = [signatures.definition_of(invocation.segment) for invocation in invocations]
         read = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, signatures)]
@@ -148,7 +148,7 @@ class Learner:
         expected: List[torch.Tensor],
         fetched: Future[Any],
     ) -> None:
-        """In a thread of its own: from a segment to a split that is being opened."""
+        """Record the network and open its split, in a separate thread."""
         try:
             made = record(inference, recorded, joined, first, expected, fetched)
             count, local = len(made.program.sequence), made.located.counts()["local"]

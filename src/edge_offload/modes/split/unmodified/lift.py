@@ -146,7 +146,7 @@ def capture(
 
 
 def _settled(entry: BoundOperator) -> bool:
-    """Whether a call that may draw random numbers does not: dropout that is off."""
+    """Return True if a call that may draw random numbers does not: dropout that is off."""
     assert entry.overload is not None
     given = dict(zip([a.name for a in entry.overload._schema.arguments], entry.arguments))  # type: ignore[attr-defined]
     return given.get("train") is False or given.get("dropout_p") == 0.0
@@ -396,7 +396,7 @@ def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) ->
 
 
 def _constant(argument: Any, value: Any) -> Any:
-    """Dtypes, layouts and memory formats travel as torch's numbers for them."""
+    """Convert torch's numbers for dtypes, layouts and memory formats."""
     if type(value) is not int:
         return value
     kind = str(argument.real_type)

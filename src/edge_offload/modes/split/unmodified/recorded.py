@@ -71,15 +71,15 @@ class RecordedSource:
         raise Unsupported(f"{len(inputs)} inputs are computed on the device")
 
     def retry_s(self, refusals: int) -> float:
-        """What the server will not take it will hardly take soon."""
+        """Return a long pause: a refusal of the server hardly changes soon."""
         return min(REOPEN_S * float(2**refusals), MOST_REOPEN_S)
 
     def report(self, problem: str) -> None:
-        """Say it once."""
+        """Notify the user of a problem once."""
         self._once.notify(problem)
 
     def _send_constants(self, client: Client, program: TracedProgram, progress: Progress) -> List[bytes]:
-        """Send the pieces of the constants that the server does not have; names of all."""
+        """Send the pieces of the constants that the server does not have; return the names of all."""
 
         def missing_of(asked: List[bytes]) -> Any:
             future = client.request("split_have", {"names": asked}, timeout_s=60.0)
@@ -101,7 +101,7 @@ class RecordedSource:
 
 
 def _pieces(program: TracedProgram) -> Iterator[bytes]:
-    """The bytes of all constants in a row, each once and in the order of the sequence, cut into pieces."""
+    """Yield the bytes of all constants in a row, each once and in the order of the sequence, cut into pieces."""
     rest = bytearray()
     for name in dict.fromkeys(program.sequence.constants.values()):
         tensor = program.constants[name]

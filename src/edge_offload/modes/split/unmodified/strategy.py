@@ -71,7 +71,7 @@ class SplitStrategy(Strategy):
         self._unchecked: List[torch.Tensor] = []
 
     def state(self) -> str:
-        """How the splits stand, in words."""
+        """Describe the state of the splits."""
         states = [
             f"{item.name}: {item.problem or (item.runner.state() if item.runner else 'being recorded')}"
             for item in self.inferences.all()
@@ -80,26 +80,26 @@ class SplitStrategy(Strategy):
         return "; ".join(states) or "no inference has come often enough yet"
 
     def close(self) -> None:
-        """Give all splits up."""
+        """Close all splits."""
         self.learner.interrupt()
         self.inferences.forget()
 
     def freed_before(self, flushed: FlushedSegment) -> List[int]:
-        """See :class:`Strategy`."""
+        """Implement :class:`Strategy`."""
         return self.deferred.before(flushed)
 
     def settle(self) -> None:
-        """See :class:`Strategy`."""
+        """Implement :class:`Strategy`."""
         self.deferred.materialize_all()
 
     def reset(self) -> None:
-        """See :class:`Strategy`."""
+        """Implement :class:`Strategy`."""
         super().reset()
         self.deferred.forget()
         self.close()
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> StepOutcome:
-        """See :class:`Strategy`."""
+        """Implement :class:`Strategy`."""
         outcome = self.deferred.next_read(invocation)
         if outcome is not None:
             return outcome
@@ -127,7 +127,7 @@ class SplitStrategy(Strategy):
     def _together(
         self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation
     ) -> Optional[StepOutcome]:
-        """The result of a step by robot and server together; None if the device is to compute it."""
+        """Return the result of a step by robot and server together; None if the device has to compute it."""
         attempt = self._attempt(inference, runner, invocation)
         if attempt is None:
             return None
@@ -154,7 +154,7 @@ class SplitStrategy(Strategy):
         return StepOutcome(tensors[0])
 
     def _attempt(self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation) -> Optional[Attempt]:
-        """What robot and server computed together, if they did."""
+        """Return the result of robot and server, or None if they did not compute it."""
         payloads = invocation.payloads
         if runner.unavailable_reason(payloads) is not None or runner.stays_local(payloads):
             return None
@@ -172,7 +172,7 @@ class SplitStrategy(Strategy):
         return attempt
 
     def _count(self, runner: SplitRunner, invocation: SegmentInvocation, attempt: Attempt) -> None:
-        """A step whose result is given to the program."""
+        """Count a step whose result is given to the program."""
         planned = runner.planned(invocation.payloads)
         counted = runner.counted
         if planned is not None and counted is not None:
@@ -183,7 +183,7 @@ class SplitStrategy(Strategy):
         self.dispatcher.exchange.counters.round_trips += 1
 
     def _failed_at(self, inference: Inference, error: Exception) -> None:
-        """A link comes back; an operator that fails on a part of its rows will fail again."""
+        """Record a failure; other than a lost link, a failing operator fails again."""
         if not isinstance(error, EdgeOffloadError):
             _log.exception("a split of %s failed", inference.name)
         if not isinstance(error, LinkLost) and not isinstance(error.__cause__, LinkLost):
@@ -202,7 +202,7 @@ class SplitStrategy(Strategy):
             self.inferences.give_up(inference, str(error))
 
     def _check_once(self, inference: Inference, invocation: SegmentInvocation, tensor: torch.Tensor) -> None:
-        """Of an inference that is read once: the device computes it now, and keeps nothing of it."""
+        """Check an inference with one read: the device computes it now, and stores nothing of it."""
         inference.checked = True
         outcome = self.dispatcher.run(
             [replace(invocation, dead=frozenset(inference.made), definition=inference.definition)]
@@ -211,7 +211,7 @@ class SplitStrategy(Strategy):
         self._check(inference, [tensor], [outcome.tensor])
 
     def _check_read(self, pending: PendingReads, tensor: torch.Tensor) -> None:
-        """Read by read, while the device computes all of an inference that is read several times."""
+        """Check read by read, while the device computes all of an inference with several reads."""
         self._check(pending.inference, [pending.take()], [tensor])
         if not pending.inference.problem:
             pending.inference.checked = pending.over
@@ -219,7 +219,7 @@ class SplitStrategy(Strategy):
             self.deferred.pending = None
 
     def _check_cut(self, invocation: SegmentInvocation, tensors: Sequence[torch.Tensor]) -> None:
-        """Of an inference that is cut, when the device has computed it."""
+        """Check a cut inference when the device has computed it."""
         inference = self.inferences.of(invocation)
         if inference is not None and self._session is not None:
             inference.checked = True
@@ -227,6 +227,6 @@ class SplitStrategy(Strategy):
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that the program may keep and change."""
+    """Copy a tensor, so that the program may store and change it."""
     with torch.inference_mode(False):
         return tensor.detach().contiguous().clone()

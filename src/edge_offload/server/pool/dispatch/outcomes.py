@@ -1,4 +1,4 @@
-"""What became of batches: how late calls were, what slack that makes needed, and what could not go on where it was."""
+"""Statistics of batches: lateness of calls, the slack that it requires, and batches that had to move."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Deque
 
 from edge_offload.server.pool.dispatch.queues import Stranded
 
-#: Batches from whose lateness the slack is taken; from so many on, and anew after each so many.
-LATEST, EVERY = 256, 16
-#: One batch in so many may be later than the slack.
-MOST_LATE = 50
+#: Batches from whose lateness the slack is taken, and the number between two updates.
+WINDOW_CALLS, UPDATE_EVERY = 256, 16
+#: One batch in this number may be later than the slack.
+LATE_ONE_IN = 50
 
 
 class Outcomes:
-    """Of one dispatcher.
+    """Statistics of one dispatcher.
 
     Args:
-        most_slack_s: the slack until enough is known, and at most.
+        most_slack_s: the first slack, and its limit.
 
     Attributes:
-        slack_s: by so much batches are to end before the deadline.
+        slack_s: time before the deadline at which batches are to end.
         late_s: seconds from the expected ends of the latest calls to their ends.
-        stranded: the latest batches that could not go on where they were.
-        moved, moved_in_time: how many requests did not, and of these in time.
+        stranded: the latest batches that could not continue where they were.
+        moved, moved_in_time: number of their requests, and of those answered in time.
     """
 
     def __init__(self, most_slack_s: float) -> None:
         self.slack_s = self._most_slack_s = most_slack_s
-        self.late_s: Deque[float] = deque(maxlen=LATEST)
-        self.stranded: Deque[Stranded] = deque(maxlen=LATEST)
+        self.late_s: Deque[float] = deque(maxlen=WINDOW_CALLS)
+        self.stranded: Deque[Stranded] = deque(maxlen=WINDOW_CALLS)
         self.moved = self.moved_in_time = 0
-        self._behind_s: Deque[float] = deque(maxlen=LATEST)
+        self._behind_s: Deque[float] = deque(maxlen=WINDOW_CALLS)
         self._ended = 0
 
-    def learn(self, behind_s: float) -> None:
-        """The calls of a batch have ended so long behind their expected ends."""
+    def record_lateness(self, behind_s: float) -> None:
+        """Record the lateness of a batch over all of its calls (seconds)."""
         if not self._most_slack_s:
             return
         self._behind_s.append(behind_s)
         self._ended += 1
-        if self._ended % EVERY == 0:
-            late_s = max(0.0, statistics.quantiles(self._behind_s, n=MOST_LATE)[-1])
+        if self._ended % UPDATE_EVERY == 0:
+            late_s = max(0.0, statistics.quantiles(self._behind_s, n=LATE_ONE_IN)[-1])
             self.slack_s = min(self._most_slack_s, late_s)

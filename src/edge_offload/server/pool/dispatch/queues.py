@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import AbstractSet, Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from edge_offload.server.pool.columns import Cluster
-from edge_offload.server.pool.links import Links
-from edge_offload.server.pool.plan import Pipeline, Plan
-from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.links import LinkSchedule
+from edge_offload.server.pool.plan import PlannedPipeline, PoolPlan
+from edge_offload.server.pool.profile import BlockProfile
 
 #: A worker: route, stage, number.
 Worker = Tuple[int, int, int]
 
 
-class Request(NamedTuple):
+class PoolRequest(NamedTuple):
     """A request that is in no batch yet: absolute deadline (s), number, inputs."""
 
     deadline: float
@@ -25,40 +25,40 @@ class Request(NamedTuple):
 
 
 @dataclass(eq=False)
-class Stage:
+class StageQueue:
     """The queue and the workers of one stage; a worker is a GPU or a share of one.
 
     Attributes:
-        machines: of each worker.
-        compute_s: by number of frames, from 0.
-        transfer_s: seconds that one frame takes from the stage before; 0 for the first.
+        machines: machine number of each worker.
+        compute_s: seconds by number of frames, from 0.
+        transfer_s: seconds of one frame's transfer from the stage before; 0 for the first.
         nodes: names of the workers' machines; empty: unknown.
-        free_s: when each worker ends the batches that it was sent, as far as that is expected.
-        busy_s: seconds of computing that were sent so far.
-        away: workers that are absent.
-        there: workers that are present, on a machine that answers.
-        calls: that each worker was sent, in turn.
-        jobs: heap of batches that wait.
+        free_s: expected time at which each worker has finished its batches.
+        busy_s: seconds of computing sent so far.
+        absent: workers that are absent.
+        present: workers that are present, on a machine that answers.
+        calls: sent to each worker, in order.
+        jobs: heap of waiting batches.
     """
 
     machines: Sequence[int]
     compute_s: Sequence[float]
     transfer_s: float
     busy_s: float = 0.0
-    away: Set[int] = field(default_factory=set)
+    absent: Set[int] = field(default_factory=set)
     jobs: List[Tuple[float, int, Job]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = len(self.machines)
         self.nodes = [""] * count
         self.free_s = [0.0] * count
-        self.there = list(range(count))
-        self.calls: List[List[Call]] = [[] for _ in range(count)]
+        self.present = list(range(count))
+        self.calls: List[List[StageCall]] = [[] for _ in range(count)]
         self.route: Route
         self.number = 0
 
-    def opens(self, worker: int, now: float, lead_s: float) -> bool:
-        """Whether a worker takes a batch: it is idle, or nearly, or it computes and the next one's tensors may come."""
+    def accepts_batch(self, worker: int, now: float, lead_s: float) -> bool:
+        """True if a worker accepts a batch: it is idle, or nearly, or the next one's tensors may arrive meanwhile."""
         calls = self.calls[worker]
         if calls and calls[0].overdue:
             calls = [call for call in calls if not call.overdue]
@@ -66,7 +66,7 @@ class Stage:
             return self.number > 0 or self.free_s[worker] <= now + lead_s
         if len(calls) > 1 or calls[0].due < now:
             return False
-        return calls[0].moved <= now if self.number else 0 < self.free_s[worker] - now <= lead_s
+        return calls[0].ready_at <= now if self.number else 0 < self.free_s[worker] - now <= lead_s
 
 
 class Route:
@@ -79,126 +79,129 @@ class Route:
 
     Attributes:
         batch: frames of a full batch.
-        path_s: by stage and number of frames, seconds to the answer from when the stage begins, nothing waiting.
-        requests: that wait for the first stage.
-        credit: share of a request that is due to this route.
+        path_s: by stage and number of frames, seconds from the stage's start to the answer without waiting.
+        requests: waiting for the first stage.
+        credit: share of a request that this route is due.
     """
 
-    def __init__(self, pipeline: Pipeline, stages: Sequence[Stage], links: Links) -> None:
+    def __init__(self, pipeline: PlannedPipeline, stages: Sequence[StageQueue], links: LinkSchedule) -> None:
         self.pipeline, self.stages, self.links = pipeline, stages, links
         self.batch = pipeline.stages[0].batch
-        self.requests: Deque[Request] = deque()
+        self.requests: Deque[PoolRequest] = deque()
         self.credit = 0.0
         self.path_s: List[List[float]] = []
-        after = [0.0] * (self.batch + 1)
+        rest = [0.0] * (self.batch + 1)
         for number in reversed(range(len(stages))):
             stage = stages[number]
             stage.route, stage.number = self, number
-            path = [after[size] + stage.compute_s[size] for size in range(self.batch + 1)]
+            path = [rest[size] + stage.compute_s[size] for size in range(self.batch + 1)]
             self.path_s.insert(0, path)
-            after = [path[size] + stage.transfer_s * size for size in range(self.batch + 1)]
+            rest = [path[size] + stage.transfer_s * size for size in range(self.batch + 1)]
 
     @property
     def weight(self) -> float:
-        """Frames per second that its workers that are present do; 0: a stage has none."""
-        return self.pipeline.rate * min(len(stage.there) / len(stage.machines) for stage in self.stages)
+        """Frames per second of its present workers; 0: a stage has none."""
+        return self.pipeline.rate * min(len(stage.present) / len(stage.machines) for stage in self.stages)
 
     def drop_s(self, slack_s: float) -> float:
-        """When the first request that waits can no longer end by so much before its deadline; infinite: none waits."""
+        """Return when the first waiting request can no longer end with this slack; infinite: none waits."""
         if not self.requests:
             return math.inf
         return self.requests[0].deadline - slack_s - self.path_s[0][1] + 1e-6
 
-    def left_s(self, first: int, size: int) -> float:
-        """Seconds of the stages from ``first`` on, transfers included, nothing waiting."""
+    def remaining_s(self, first: int, size: int) -> float:
+        """Return seconds of the stages from ``first`` on, transfers included, without waiting."""
         if first == len(self.stages):
             return 0.0
         return self.path_s[first][size] + self.stages[first].transfer_s * size
 
-    def expect(
+    def expected_end(
         self, first: int, size: int, now: float, avoid: Set[str], tried: AbstractSet[Tuple[int, int]] = frozenset()
     ) -> float:
-        """When a batch ends that comes to stage ``first`` now, by none of these nodes or workers; infinite: never."""
-        at = now
+        """Return the expected end of a batch that reaches stage ``first`` at ``now``; infinite: never.
+
+        Nodes in ``avoid`` and workers in ``tried`` do not count.
+        """
+        time_ = now
         for stage in self.stages[first:]:
             frees = [
                 stage.free_s[worker]
-                for worker in stage.there
+                for worker in stage.present
                 if stage.nodes[worker] not in avoid and (id(stage), worker) not in tried
             ]
-            at = max(at + stage.transfer_s * size, min(frees, default=math.inf)) + stage.compute_s[size]
-        return at
+            time_ = max(time_ + stage.transfer_s * size, min(frees, default=math.inf)) + stage.compute_s[size]
+        return time_
 
 
 @dataclass(eq=False)
 class Job:
-    """A batch: its requests, and what is stored of them until they are answered.
+    """A batch: its requests, and their data until they are answered.
 
     Attributes:
         deadline, latest: of its first and its last request.
         inputs: of each request.
-        began: when the batch was formed.
-        route, stage: where it goes next.
+        started_at: time at which the batch was formed.
+        route, stage: its next stage.
         payload: tensors for that stage.
-        at: the node whose store holds the payload, which is lost along with it; empty: the driver has it.
-        machine: number of the machine that holds it.
+        holder: the node whose store has the payload, which is lost along with it; empty: the driver has it.
+        machine: number of the machine that has it.
         queued: the stage in whose queue it waits.
-        running, overdue: calls under way.
+        running, overdue: calls in flight.
         late_s: seconds by which its calls ended behind their expected ends.
-        tried: workers that it was sent to.
-        watched: the stage that is looked at when it can no longer be in time.
+        tried: workers that received it.
+        watched: the stage with a timer for the moment when it can no longer be in time.
     """
 
     requests: Tuple[int, ...]
     deadline: float
     latest: float
     inputs: List[Any]
-    began: float
+    started_at: float
     route: Route
     stage: int = 0
     payload: Any = None
-    at: str = ""
+    holder: str = ""
     machine: int = -1
-    queued: Optional[Stage] = None
+    queued: Optional[StageQueue] = None
     running: int = 0
     overdue: int = 0
     done: bool = False
     late_s: float = 0.0
     stranded: Optional[Stranded] = None
     tried: Set[Tuple[int, int]] = field(default_factory=set)
-    watched: Optional[Stage] = None
+    watched: Optional[StageQueue] = None
 
-    def untried(self, stage: Stage) -> bool:
-        """Whether a worker of a stage is there that it was not sent to."""
-        return any((id(stage), worker) not in self.tried for worker in stage.there)
+    def has_untried(self, stage: StageQueue) -> bool:
+        """True if a present worker of a stage has not received it."""
+        return any((id(stage), worker) not in self.tried for worker in stage.present)
 
     @property
-    def left_s(self) -> float:
-        """Seconds to the answer from here, nothing waiting."""
-        return self.route.left_s(self.stage, len(self.requests))
+    def remaining_s(self) -> float:
+        """Seconds to the answer from here without waiting."""
+        return self.route.remaining_s(self.stage, len(self.requests))
 
     def restart(self, route: Route) -> None:
-        """Go by this route from the inputs."""
-        self.route, self.stage, self.at, self.machine = route, 0, "", -1
+        """Start again from the inputs on this route."""
+        self.route, self.stage, self.holder, self.machine = route, 0, "", -1
         self.payload = [parcel for inputs in self.inputs for parcel in inputs]
 
 
 @dataclass
 class Stranded:
-    """A batch whose call has failed or is overdue, as it stood when that was noticed.
+    """State of a batch when its call failed or was overdue; its fields are part of ``pool status``.
 
     Attributes:
-        began: when it was let in.
-        noticed: when.
-        due: when the call was to end.
-        takes: seconds of the call.
-        left_s: seconds that it and the stages after it take elsewhere.
-        free: when a worker of the stage on another node begins it; infinite: there is none.
-        anew_s: seconds that it takes by another route and other nodes, from its inputs; infinite: there is none.
+        began: time of its admission.
+        noticed: time of this state.
+        due: expected end of the call.
+        takes: computing time of the call (seconds).
+        left_s: seconds of it and the stages after it on another node.
+        free: start by a worker of the stage on another node; infinite: there is none.
+        anew_s: seconds from its inputs by another route and other nodes; infinite: there is none.
         at: the node whose store has its last tensors; empty: the driver has them.
         deadline: of the batch.
-        requests: how many.
-        answered: when it was, after all; infinite: it was not.
+        requests: their number.
+        answered: time of its answer; infinite: there was none.
     """
 
     began: float
@@ -214,36 +217,36 @@ class Stranded:
     answered: float = math.inf
 
 
-#: A call is overdue so long behind its expected end, or half of its time if that is longer (seconds).
-GRACE_S = 0.05
+#: A call is overdue this long after its expected end, or half of its time if that is longer (seconds).
+OVERDUE_GRACE_S = 0.05
 
 
 @dataclass(eq=False)
-class Call:
+class StageCall:
     """One stage of one batch at one worker.
 
     Attributes:
         number: of the call.
-        job: what it is for.
-        table: its stage, of the route that the batch went by then.
+        job: its batch.
+        table: its stage, on the route of the batch at that time.
         worker: of the stage.
-        payload: what it takes.
-        at: the node whose store holds that.
-        moved: when that is at the worker.
-        takes: seconds of computing.
-        due: when it is expected to end.
-        sent, overdue: whether it has been sent; whether it is no longer counted on.
-        strikes: how often it was later than it may be.
+        payload: its inputs.
+        holder: the node whose store has these.
+        ready_at: time at which these are at the worker.
+        compute_s: seconds of computing.
+        due: its expected end.
+        sent, overdue: it has been sent; it was abandoned.
+        strikes: how often it exceeded its limit.
     """
 
     number: int
     job: Job
-    table: Stage
+    table: StageQueue
     worker: int
     payload: Any
-    at: str
-    moved: float
-    takes: float
+    holder: str
+    ready_at: float
+    compute_s: float
     due: float
     sent: bool = False
     overdue: bool = False
@@ -251,7 +254,7 @@ class Call:
 
     @property
     def route(self) -> Route:
-        """By which its batch went."""
+        """Route of its batch."""
         return self.table.route
 
     @property
@@ -261,47 +264,47 @@ class Call:
 
     @property
     def node(self) -> str:
-        """Where it is made; empty: that is unknown."""
+        """Node of its worker; empty: unknown."""
         return self.table.nodes[self.worker]
 
     @property
     def limit(self) -> float:
-        """It is overdue (again) from then on."""
-        return self.due + (1 + self.strikes) * max(GRACE_S, self.takes / 2)
+        """Time from which it is overdue (again)."""
+        return self.due + (1 + self.strikes) * max(OVERDUE_GRACE_S, self.compute_s / 2)
 
 
 def routes_of(
-    plan: Plan,
-    networks: Mapping[str, Network],
+    plan: PoolPlan,
+    networks: Mapping[str, BlockProfile],
     cluster: Cluster,
     machines: Optional[Mapping[str, Sequence[int]]] = None,
 ) -> Dict[str, List[Route]]:
-    """Queues for a plan, by network; its GPUs are dealt out in turn, class by class.
+    """Make queues for a plan, by network; its GPUs are assigned in order, class by class.
 
     Args:
-        plan: what runs where.
+        plan: stages and their GPUs.
         networks: profiles of its networks.
-        cluster: what it runs on.
+        cluster: its machines.
         machines: of each GPU of each class, numbers from 0; None: GPUs that share a machine follow each other.
     """
     if machines is None:
         machines, first = {}, 0
         for gpu, count in cluster.gpus.items():
-            together = cluster.per_machine.get(gpu, 1)
-            machines[gpu] = [first + number // together for number in range(count)]
-            first += math.ceil(count / together)
-    links = Links(1 + max((number for of in machines.values() for number in of), default=-1))
-    taken = dict.fromkeys(cluster.gpus, 0)
+            per_machine = cluster.per_machine.get(gpu, 1)
+            machines[gpu] = [first + number // per_machine for number in range(count)]
+            first += math.ceil(count / per_machine)
+    links = LinkSchedule(1 + max((number for numbers in machines.values() for number in numbers), default=-1))
+    used = dict.fromkeys(cluster.gpus, 0)
     routes: Dict[str, List[Route]] = {}
     for pipeline in plan.pipelines:
         network = networks[pipeline.network]
         stages = []
         for stage in pipeline.stages:
-            of = machines[stage.gpu][taken[stage.gpu] : taken[stage.gpu] + stage.gpus]
-            taken[stage.gpu] += stage.gpus
-            workers = [machine for machine in of for _ in range(stage.parts)]
+            numbers = machines[stage.gpu][used[stage.gpu] : used[stage.gpu] + stage.gpus]
+            used[stage.gpu] += stage.gpus
+            workers = [machine for machine in numbers for _ in range(stage.parts)]
             transfer_s = float(network.cut_bytes[stage.first - 1]) / cluster.bytes_per_s if stage.first else 0.0
-            compute_s = network.stage_s(stage.gpu, stage.parts, stage.first, stage.end)
-            stages.append(Stage(workers, [0.0, *map(float, compute_s)], transfer_s))
+            compute_s = network.stage_seconds(stage.gpu, stage.parts, stage.first, stage.end)
+            stages.append(StageQueue(workers, [0.0, *map(float, compute_s)], transfer_s))
         routes.setdefault(pipeline.network, []).append(Route(pipeline, stages, links))
     return routes

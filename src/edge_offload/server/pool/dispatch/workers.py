@@ -1,4 +1,4 @@
-"""Calls of workers: to whom a batch goes, when its tensors are there, and when it is expected to end."""
+"""Calls of workers: the choice of a worker, arrival of its tensors, and expected ends."""
 
 from __future__ import annotations
 
@@ -8,119 +8,125 @@ import math
 from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from edge_offload.server.pool.dispatch.members import Members
-from edge_offload.server.pool.dispatch.queues import GRACE_S, Call, Job, Stage
+from edge_offload.server.pool.dispatch.queues import OVERDUE_GRACE_S, Job, StageCall, StageQueue
 from edge_offload.server.pool.links import NEAR
 
-#: So many overdue calls without an answer between them, or one so often, take a node out of the plan.
+#: Overdue calls without an answer between them, or strikes of one call, after which a node is excluded.
 STRIKES = 2
 
 
 class Workers:
-    """A worker has at most one call that computes and one whose tensors come meanwhile.
+    """Workers with at most one computing call and one whose tensors arrive meanwhile.
 
     Args:
-        members: who is there.
+        members: present workers.
         start: makes a call.
-        lead_s: so long before the end of a call a worker of a first stage is sent the next one.
+        lead_s: time before the end of a call at which a worker of a first stage is sent the next one.
 
     Attributes:
-        links: links are emulated: what goes from stage to stage is held until it would be there.
-        look: stages in which a worker or a batch may have become ready.
-        check_s: when the earliest call may be overdue.
+        links: links are emulated: transfers between stages are delayed until they would arrive.
+        stages_due: stages in which a worker or a batch may have become ready.
+        check_s: time at which the earliest call may be overdue.
     """
 
-    def __init__(self, members: Members, start: Callable[[Call], None], lead_s: float) -> None:
+    def __init__(self, members: Members, start: Callable[[StageCall], None], lead_s: float) -> None:
         self.links = False
-        self.look: Dict[Stage, None] = {}
+        self.stages_due: Dict[StageQueue, None] = {}
         self.check_s = math.inf
         self._members, self._start, self._lead_s = members, start, lead_s
-        self._calls: Dict[int, Call] = {}
-        self._timers: List[Tuple[float, int, Stage, Optional[Call]]] = []
+        self._calls: Dict[int, StageCall] = {}
+        self._timers: List[Tuple[float, int, StageQueue, Optional[StageCall]]] = []
         self._numbers = itertools.count(1)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[StageCall]:
         return iter(list(self._calls.values()))
 
-    def pick(self, stage: Stage, now: float, size: int, job: Optional[Job] = None) -> Optional[Tuple[int, float]]:
-        """The worker that begins a batch first, and when its tensors are there; None: none takes one now.
+    def choose_worker(
+        self, stage: StageQueue, now: float, size: int, job: Optional[Job] = None
+    ) -> Optional[Tuple[int, float]]:
+        """Return the worker that starts a batch first, and the arrival of its tensors; None: no worker is free.
 
-        One that the batch was not sent to before, on a node that nothing speaks against if that may be in time.
+        Workers that did not receive the batch before, on nodes without suspicions, come first if they may be in time.
         """
-        workers = stage.there
-        tried = {worker for of, worker in job.tried if of == id(stage)} if job is not None else set()
+        workers = stage.present
+        tried = {worker for stage_id, worker in job.tried if stage_id == id(stage)} if job is not None else set()
         avoid: Set[str] = self._members.suspects
         if avoid or tried:
             workers = [worker for worker in workers if worker not in tried]
             avoid |= {stage.nodes[worker] for worker in tried}
             path_s = stage.route.path_s[stage.number][size]
             wait_s = math.inf if job is None else job.latest - path_s
-            good = [w for w in workers if stage.nodes[w] not in avoid and stage.free_s[w] <= wait_s]
-            workers = good or workers
-        best, moved_at = (math.inf, math.inf, -1), {}
+            preferred = [
+                worker for worker in workers if stage.nodes[worker] not in avoid and stage.free_s[worker] <= wait_s
+            ]
+            workers = preferred or workers
+        best, ready_by_machine = (math.inf, math.inf, -1), {}
         for worker in workers:
-            if not stage.opens(worker, now, self._lead_s):
+            if not stage.accepts_batch(worker, now, self._lead_s):
                 continue
-            moved = now
+            ready_at = now
             if stage.number and job is not None:
                 machine = stage.machines[worker]
-                if machine not in moved_at:
-                    takes = stage.transfer_s * size
-                    moved_at[machine] = stage.route.links.begin(job.machine, machine, now, takes) + takes
-                moved = moved_at[machine]
-            best = min(best, (max(moved, stage.free_s[worker]), moved, worker))
+                if machine not in ready_by_machine:
+                    transfer_s = stage.transfer_s * size
+                    ready_by_machine[machine] = (
+                        stage.route.links.earliest_start(job.machine, machine, now, transfer_s) + transfer_s
+                    )
+                ready_at = ready_by_machine[machine]
+            best = min(best, (max(ready_at, stage.free_s[worker]), ready_at, worker))
         return (best[2], best[1]) if best[2] >= 0 else None
 
-    def send(self, stage: Stage, worker: int, job: Job, moved: float, now: float) -> None:
-        """Make a call; the tensors are there at ``moved``."""
+    def send_job(self, stage: StageQueue, worker: int, job: Job, ready_at: float, now: float) -> None:
+        """Make a call whose tensors arrive at ``ready_at``."""
         size = len(job.requests)
-        takes = stage.compute_s[size]
-        due = max(moved, stage.free_s[worker]) + takes
-        call = Call(next(self._numbers), job, stage, worker, job.payload, job.at, moved, takes, due)
+        compute_s = stage.compute_s[size]
+        due = max(ready_at, stage.free_s[worker]) + compute_s
+        call = StageCall(next(self._numbers), job, stage, worker, job.payload, job.holder, ready_at, compute_s, due)
         stage.free_s[worker] = due
-        stage.busy_s += takes
+        stage.busy_s += compute_s
         if stage.number:
             machine = stage.machines[worker]
-            stage.route.links.take(job.machine, machine, moved - stage.transfer_s * size, moved, now)
+            stage.route.links.reserve_span(job.machine, machine, ready_at - stage.transfer_s * size, ready_at, now)
         stage.calls[worker].append(call)
         self._calls[call.number] = call
         job.tried.add((id(stage), worker))
         job.queued = None
         job.running += 1
         self.check_s = min(self.check_s, call.limit)
-        if moved > now:
-            self.wait(moved, stage, call)
-        if moved <= now or not self.links:
-            self._begin(call)
+        if ready_at > now:
+            self.add_timer(ready_at, stage, call)
+        if ready_at <= now or not self.links:
+            self._send_call(call)
         if not stage.number and self._lead_s:
-            self.wait(due - self._lead_s, stage)
+            self.add_timer(due - self._lead_s, stage)
 
-    def _begin(self, call: Call) -> None:
+    def _send_call(self, call: StageCall) -> None:
         call.sent = True
         self._start(call)
 
-    def wait(self, until: float, stage: Stage, call: Optional[Call] = None) -> None:
-        """Look at a stage then."""
+    def add_timer(self, until: float, stage: StageQueue, call: Optional[StageCall] = None) -> None:
+        """Add a timer that checks a stage at ``until``."""
         heapq.heappush(self._timers, (until, next(self._numbers), stage, call))
 
-    def wake(self, now: float) -> None:
-        """Make calls whose tensors have come; look at stages for which it is time."""
+    def run_timers(self, now: float) -> None:
+        """Send calls whose tensors have arrived, and mark stages whose timers are due."""
         while self._timers and self._timers[0][0] <= now:
             _, _, stage, call = heapq.heappop(self._timers)
-            self.look[stage] = None
+            self.stages_due[stage] = None
             if call is None or call.sent or call.number not in self._calls:
                 continue
             if call.job.done:
-                self.remove(call.number, now)
+                self.remove_call(call.number, now)
             else:
-                self._begin(call)
+                self._send_call(call)
 
     @property
-    def again_s(self) -> float:
-        """When to wake, or to check, at the latest."""
+    def next_wake_s(self) -> float:
+        """Latest time of the next wake or check."""
         return min(self._timers[0][0] if self._timers else math.inf, self.check_s)
 
-    def remove(self, number: int, now: float) -> Optional[Call]:
-        """A call is not under way any more; None: it was not."""
+    def remove_call(self, number: int, now: float) -> Optional[StageCall]:
+        """Remove a call that is in flight; None: it is not."""
         call = self._calls.pop(number, None)
         if call is None:
             return None
@@ -130,30 +136,30 @@ class Workers:
             call.job.running -= 1
         stage, worker = call.table, call.worker
         stage.calls[worker].remove(call)
-        at = now
+        free_s = now
         for other in stage.calls[worker]:
-            other.due = at = max(at, other.moved) + other.takes
+            other.due = free_s = max(free_s, other.ready_at) + other.compute_s
             self.check_s = min(self.check_s, other.limit)
-        stage.free_s[worker] = at
-        self.look[stage] = None
+        stage.free_s[worker] = free_s
+        self.stages_due[stage] = None
         return call
 
-    def overdue(self, now: float) -> List[Call]:
-        """Calls that are later than they may be, or are so for the second time."""
+    def find_overdue(self, now: float) -> List[StageCall]:
+        """Return calls that exceeded their limit, or did so for the second time."""
         late, self.check_s = [], math.inf
         for call in self:
             if call.sent and call.strikes < STRIKES and now >= call.limit - NEAR:
                 call.strikes += 1
                 late.append(call)
             if call.overdue and not call.job.done:
-                self.check_s = min(self.check_s, max(now, call.job.latest) + GRACE_S)
+                self.check_s = min(self.check_s, max(now, call.job.latest) + OVERDUE_GRACE_S)
             if call.strikes < STRIKES:
                 self.check_s = min(self.check_s, call.limit)
         return late
 
-    def abandon(self, call: Call) -> None:
-        """A call is not counted on any more; it may still answer."""
+    def abandon_call(self, call: StageCall) -> None:
+        """Abandon a call; it may still answer."""
         call.overdue = True
         call.job.running -= 1
         call.job.overdue += 1
-        self.check_s = min(self.check_s, call.job.latest + GRACE_S)
+        self.check_s = min(self.check_s, call.job.latest + OVERDUE_GRACE_S)

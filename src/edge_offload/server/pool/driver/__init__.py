@@ -1,1 +1,1 @@
-"""What a pool's driver is made of: the socket to its front, and the plans that it serves by."""
+"""Parts of a pool's driver: the socket to its front, and its plans in use."""

@@ -1,4 +1,4 @@
-"""The plans that a driver serves by: made for the members that are there, and followed once these have begun."""
+"""Plans of a driver: made for the present members, and used once these are ready."""
 
 from __future__ import annotations
 
@@ -10,54 +10,53 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.server.pool import cluster, profile
-from edge_offload.server.pool.choose import steady
+from edge_offload.server.pool.choose import plan_steady
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.dispatch import Call, Dispatcher, Route, Worker, routes_of
+from edge_offload.server.pool.dispatch import Dispatcher, Route, StageCall, Worker, routes_of
 from edge_offload.server.pool.member import Part
-from edge_offload.server.pool.plan import Plan
-from edge_offload.server.pool.profile import Network
-from edge_offload.server.pool.seats import Seat, Seats
-from edge_offload.server.pool.settings import Settings
+from edge_offload.server.pool.plan import PoolPlan
+from edge_offload.server.pool.profile import BlockProfile
+from edge_offload.server.pool.seats import ActorPool, Seat
+from edge_offload.server.pool.settings import PoolSettings
 
-#: From a member's end to the plan without it, while others serve and while nobody does; from a new member to a plan
-#: with it, while others begin (seconds).
-REPLAN_S, NOBODY_S, GROW_S = 3.0, 0.3, 5.0
-#: Seconds for which the next plan waits for a member that is to run its stage once.
-ABSENT_S = 30.0
+#: Delay of a new plan after a member's end, with and without other service; and after a new member (seconds).
+REPLAN_S, NO_SERVICE_S, JOIN_S = 3.0, 0.3, 5.0
+#: Limit of the next plan's wait for a member to run its stage once (seconds).
+PREPARE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Course:
+class ActivePlan:
     """A plan with its routes and members.
 
     Attributes:
-        plan: what runs where.
+        plan: stages and their GPUs.
         routes: its queues.
-        seats: of each worker.
-        parts: what each worker runs.
-        pending: workers that have not run their stage yet, since when.
+        seats: seat of each worker.
+        parts: blocks of each worker.
+        pending: workers that have not run their stage yet, with the time since then.
     """
 
-    plan: Plan
+    plan: PoolPlan
     routes: List[Route]
     seats: Dict[Worker, Seat]
     parts: Dict[Worker, Part]
     pending: Dict[Worker, float]
 
-    def serves(self) -> bool:
-        """Whether a route has a worker in every stage."""
+    def can_serve(self) -> bool:
+        """True if a route has a worker in every stage."""
         return any(route.weight > 0 for route in self.routes)
 
-    def worker(self, call: Call) -> Optional[Worker]:
-        """Who makes a call; None: nobody of this plan."""
+    def worker_of(self, call: StageCall) -> Optional[Worker]:
+        """Return the worker of a call; None: it belongs to another plan."""
         for number, route in enumerate(self.routes):
             if route is call.route:
                 return number, call.stage, call.worker
         return None
 
 
-class Courses:
+class PlanSwitcher:
     """Plans of one network.
 
     Args:
@@ -67,169 +66,173 @@ class Courses:
         dispatcher: serves by the plan.
 
     Attributes:
-        course: the plan that is served by; None: there is none yet.
-        why: it is that, in words.
-        plans: how many there were.
-        emulated: whether members are.
+        active: the plan in use; None: there is none yet.
+        reason: explanation of the plan, or of its absence.
+        plans: number of plans so far.
+        emulated: True if members are emulated.
     """
 
-    def __init__(self, settings: Settings, network: Network, seats: Seats, dispatcher: Dispatcher) -> None:
+    def __init__(self, settings: PoolSettings, network: BlockProfile, seats: ActorPool, dispatcher: Dispatcher) -> None:
         self._settings, self._network, self._seats, self._dispatcher = settings, network, seats, dispatcher
-        self.course: Optional[Course] = None
-        self.why = "no member has joined"
+        self.active: Optional[ActivePlan] = None
+        self.reason = "no member has joined"
         self.plans = 0
         self.emulated = False
-        #: The next one while its members begin, and those whose calls are still under way.
-        self._next: Optional[Course] = None
-        self._old: List[Tuple[float, Course]] = []
+        #: The next one while its members prepare, and those with calls in flight.
+        self._next: Optional[ActivePlan] = None
+        self._old: List[Tuple[float, ActivePlan]] = []
         self._planned: Tuple[Seat, ...] = ()
         self._served_s = -math.inf
 
-    def explain(self, why: str, always: bool = False) -> None:
-        """Why nobody serves, if that is so, or what is to be known ``always``."""
-        if always or self.course is None:
-            self.why = why
+    def set_reason(self, reason: str, always: bool = False) -> None:
+        """Set the reason if nothing serves, or ``always``."""
+        if always or self.active is None:
+            self.reason = reason
 
-    def of(self, call: Call) -> Tuple[Optional[Seat], Optional[Part]]:
-        """Who makes a call, and what that runs; None: nobody."""
-        for course in self._all():
-            worker = course.worker(call)
+    def member_of(self, call: StageCall) -> Tuple[Optional[Seat], Optional[Part]]:
+        """Return the seat and the blocks of a call; None: no plan has it."""
+        for plan in self._all_plans():
+            worker = plan.worker_of(call)
             if worker is not None:
-                return course.seats[worker], course.parts[worker]
+                return plan.seats[worker], plan.parts[worker]
         return None, None
 
-    def consider(self, nodes: Mapping[str, cluster.Node], now: float) -> float:
-        """Plan for those who are there, where they are not those of the last plan; when to look again at the latest."""
-        self._switch(now)
-        serves = self.course is not None and self.course.serves()
+    def update_plan(self, nodes: Mapping[str, cluster.PoolNode], now: float) -> float:
+        """Make a plan if the present members differ from those of the last one; return the next check's time."""
+        self._switch_plan(now)
+        serves = self.active is not None and self.active.can_serve()
         if serves:
             self._served_s = now
-        here: List[Seat] = []
-        again_s, grows = math.inf, False
-        for seat, found in self._seats.sitting.items():
+        present: List[Seat] = []
+        next_s, grows = math.inf, False
+        for seat, member in self._seats.actors.items():
             if seat[3]:
                 continue
-            out_s = self._dispatcher.members.out.get(seat[0])
-            if found.here and out_s is None:
-                here.append(seat)
-                grows = grows or (seat not in self._planned and now - found.since_s > GROW_S)
+            excluded_s = self._dispatcher.members.excluded.get(seat[0])
+            if member.present and excluded_s is None:
+                present.append(seat)
+                grows = grows or (seat not in self._planned and now - member.since_s > JOIN_S)
                 continue
-            away_s = found.since_s if not found.here else out_s or now
-            if serves and seat in self._planned and now - away_s < REPLAN_S:
-                here.append(seat)  # it may come back
-                again_s = min(again_s, away_s + REPLAN_S)
-        # GPUs of one machine do not follow each other, so that no stage is on a single machine if it need not be
-        wanted = tuple(sorted(here, key=lambda seat: (seat[1], seat[2], seat[0])))
-        if not wanted or wanted == self._planned:
-            return again_s
-        if self.course is not None and not serves and now - self._served_s < NOBODY_S:
-            return self._served_s + NOBODY_S
-        if serves and set(wanted) >= set(self._planned) and not grows:
-            begins = any(not found.here and not found.prepared for found in self._seats.sitting.values())
-            if begins:  # one plan for all who come
+            absent_since_s = member.since_s if not member.present else excluded_s or now
+            if serves and seat in self._planned and now - absent_since_s < REPLAN_S:
+                present.append(seat)  # it may come back
+                next_s = min(next_s, absent_since_s + REPLAN_S)
+        # GPUs of one machine do not follow each other, so that a stage is on several machines if it can be
+        chosen = tuple(sorted(present, key=lambda seat: (seat[1], seat[2], seat[0])))
+        if not chosen or chosen == self._planned:
+            return next_s
+        if self.active is not None and not serves and now - self._served_s < NO_SERVICE_S:
+            return self._served_s + NO_SERVICE_S
+        if serves and set(chosen) >= set(self._planned) and not grows:
+            preparing = any(not member.present and not member.prepared for member in self._seats.actors.values())
+            if preparing:  # one plan for all that join
                 return now + 0.5
-        self._replan(wanted, nodes, now)
-        return again_s
+        self._make_plan(chosen, nodes, now)
+        return next_s
 
-    def bring(self, seat: Seat, now: float) -> None:
-        """A member is there (again): it prepares what plans have for it, and then it serves."""
-        for course in filter(None, (self.course, self._next)):
-            for worker in [worker for worker in course.pending if course.seats[worker] == seat]:
-                batch = course.plan.pipelines[worker[0]].stages[0].batch
-                if self._seats.prepare(seat, course.parts[worker], batch):
-                    del course.pending[worker]
-                    if course is self.course:
-                        self._dispatcher.members.present(worker)
-        self._switch(now)
+    def bring_member(self, seat: Seat, now: float) -> None:
+        """Have a member that is present (again) prepare its stages; then it serves."""
+        for plan in filter(None, (self.active, self._next)):
+            for worker in [worker for worker in plan.pending if plan.seats[worker] == seat]:
+                batch = plan.plan.pipelines[worker[0]].stages[0].batch
+                if self._seats.prepare_stage(seat, plan.parts[worker], batch):
+                    del plan.pending[worker]
+                    if plan is self.active:
+                        self._dispatcher.members.mark_present(worker)
+        self._switch_plan(now)
 
-    def clear(self, now: float) -> None:
-        """Forget plans whose calls are through, and shares of GPUs that no plan has."""
-        self._old = [(until, course) for until, course in self._old if now < until]
-        used = {seat for course in self._all() for seat in course.seats.values()}
-        self._seats.forget([seat for seat in self._seats.sitting if seat[3] and seat not in used], True)
+    def remove_old(self, now: float) -> None:
+        """Remove plans whose calls have ended, and shares of GPUs that no plan uses."""
+        self._old = [(until, plan) for until, plan in self._old if now < until]
+        used = {seat for plan in self._all_plans() for seat in plan.seats.values()}
+        self._seats.remove_seats([seat for seat in self._seats.actors if seat[3] and seat not in used], True)
 
-    def lost(self, seat: Seat, now: float) -> None:
-        """A member is lost."""
-        for course in filter(None, (self.course, self._next)):
-            for worker, of in course.seats.items():
-                if of == seat:
-                    course.pending.setdefault(worker, now)
-                    if course is self.course:
-                        self._dispatcher.absent(worker)
+    def lose_member(self, seat: Seat, now: float) -> None:
+        """Mark a member absent in all plans."""
+        for plan in filter(None, (self.active, self._next)):
+            for worker, other in plan.seats.items():
+                if other == seat:
+                    plan.pending.setdefault(worker, now)
+                    if plan is self.active:
+                        self._dispatcher.mark_absent(worker)
 
-    def _all(self) -> List[Course]:
-        return [*filter(None, (self.course, self._next)), *(course for _, course in self._old)]
+    def _all_plans(self) -> List[ActivePlan]:
+        return [*filter(None, (self.active, self._next)), *(plan for _, plan in self._old)]
 
-    def _replan(self, wanted: Tuple[Seat, ...], nodes: Mapping[str, cluster.Node], now: float) -> None:
+    def _make_plan(self, seats: Tuple[Seat, ...], nodes: Mapping[str, cluster.PoolNode], now: float) -> None:
         settings = self._settings
-        self._planned = wanted
-        times = {nodes[seat[0]].times for seat in wanted if seat[0] in nodes}
+        self._planned = seats
+        times = {nodes[seat[0]].times for seat in seats if seat[0] in nodes}
         if len(times) != 1:
-            self.why = "some members are emulated and others are not, or otherwise dilated; nothing is planned"
+            self.reason = "some members are emulated and others are not, or otherwise dilated; nothing is planned"
             return
         (dilation,) = times
         self.emulated = dilation > 0
-        taking_turns = {seat[1] for seat in wanted if seat[0] in nodes and not nodes[seat[0]].shares}
-        network = profile.undivided(profile.dilated(self._network, dilation or 1.0), taking_turns)
-        own: Dict[str, List[Seat]] = {}
-        for seat in wanted:
-            own.setdefault(seat[1], []).append(seat)
-        gpus = {gpu: len(of) for gpu, of in own.items()}
-        together = {gpu: math.gcd(*Counter(seat[0] for seat in of).values()) for gpu, of in own.items()}
+        taking_turns = {seat[1] for seat in seats if seat[0] in nodes and not nodes[seat[0]].shares}
+        network = profile.without_shares(profile.dilate_network(self._network, dilation or 1.0), taking_turns)
+        by_class: Dict[str, List[Seat]] = {}
+        for seat in seats:
+            by_class.setdefault(seat[1], []).append(seat)
+        gpus = {gpu: len(members) for gpu, members in by_class.items()}
+        per_machine = {
+            gpu: math.gcd(*Counter(seat[0] for seat in members).values()) for gpu, members in by_class.items()
+        }
         # links are dilated like the members, or else an emulated pool would have another plan
         rate = settings.bandwidth * 1e9 / 8 / (dilation or 1.0)
-        pool = Cluster(gpus, rate, together, settings.link_share)
+        pool = Cluster(gpus, rate, per_machine, settings.link_share)
         try:
-            plan = steady([Demand(network, settings.slo_s)], pool, settings.margin, settings.partitions)
+            plan = plan_steady([Demand(network, settings.slo_s)], pool, settings.margin, settings.partitions)
         except EdgeOffloadError as error:
-            self.why = str(error)
+            self.reason = str(error)
             return
         self.plans += 1
-        self.why = f"plan {self.plans} for {', '.join(f'{count} {gpu}' for gpu, count in gpus.items())}"
+        self.reason = f"plan {self.plans} for {', '.join(f'{count} {gpu}' for gpu, count in gpus.items())}"
         undivided = [gpu for gpu in sorted(taking_turns) if set(self._network.latency_s[gpu]) - {1}]
         if undivided:
-            self.why += f"; no shares of {', '.join(undivided)}: begin CUDA MPS there, or join with --share-gpu"
-        _log.info("%s", self.why)
-        names = sorted({seat[0] for seat in wanted})
-        machines = {gpu: [names.index(seat[0]) for seat in of] for gpu, of in own.items()}
+            self.reason += f"; no shares of {', '.join(undivided)}: begin CUDA MPS there, or join with --share-gpu"
+        _log.info("%s", self.reason)
+        names = sorted({seat[0] for seat in seats})
+        machines = {gpu: [names.index(seat[0]) for seat in members] for gpu, members in by_class.items()}
         routes = routes_of(plan, {network.name: network}, pool, machines).get(network.name, [])
         if self._next is not None:
             self._old.append((now, self._next))
-        self._next = self._prepared(plan, routes, own, now)
-        self._switch(now)
+        self._next = self._prepare_members(plan, routes, by_class, now)
+        self._switch_plan(now)
 
-    def _prepared(self, plan: Plan, routes: List[Route], own: Mapping[str, List[Seat]], now: float) -> Course:
-        """A plan's members; those that have not run their stage yet begin to."""
-        course = Course(plan, routes, {}, {}, {})
-        taken = dict.fromkeys(own, 0)
+    def _prepare_members(
+        self, plan: PoolPlan, routes: List[Route], by_class: Mapping[str, List[Seat]], now: float
+    ) -> ActivePlan:
+        """Assign members to a plan; those that have not run their stage yet prepare it."""
+        active = ActivePlan(plan, routes, {}, {}, {})
+        used = dict.fromkeys(by_class, 0)
         for number, pipeline in enumerate(plan.pipelines):
             for at, stage in enumerate(pipeline.stages):
-                for each in range(stage.gpus * stage.parts):
-                    node, gpu, place, _ = own[stage.gpu][taken[stage.gpu] + each // stage.parts]
-                    seat, worker = (node, gpu, place, each % stage.parts), (number, at, each)
-                    course.seats[worker] = seat
-                    course.parts[worker] = (stage.parts, stage.first, stage.end)
-                    self._seats.want(seat, now)
-                    if not self._seats.prepare(seat, course.parts[worker], stage.batch):
-                        course.pending[worker] = now
-                taken[stage.gpu] += stage.gpus
-        return course
+                for share in range(stage.gpus * stage.parts):
+                    node, gpu, place, _ = by_class[stage.gpu][used[stage.gpu] + share // stage.parts]
+                    seat, worker = (node, gpu, place, share % stage.parts), (number, at, share)
+                    active.seats[worker] = seat
+                    active.parts[worker] = (stage.parts, stage.first, stage.end)
+                    self._seats.find_or_start(seat, now)
+                    if not self._seats.prepare_stage(seat, active.parts[worker], stage.batch):
+                        active.pending[worker] = now
+                used[stage.gpu] += stage.gpus
+        return active
 
-    def _switch(self, now: float) -> None:
-        """Serve by the next plan once its members are there; at once where nobody serves."""
-        course = self._next
-        if course is None:
+    def _switch_plan(self, now: float) -> None:
+        """Use the next plan once its members are ready, or at once if nothing serves."""
+        plan = self._next
+        if plan is None:
             return
-        serves = self.course is not None and self.course.serves()
-        if serves and not all(now - since > ABSENT_S for since in course.pending.values()):
+        serves = self.active is not None and self.active.can_serve()
+        if serves and not all(now - since > PREPARE_S for since in plan.pending.values()):
             return
         busy = {}
-        if self.course is not None:
-            self._old.append((now + self._settings.slo_s + 1.0, self.course))
-            for worker, seat in self.course.seats.items():
-                busy[seat] = self.course.routes[worker[0]].stages[worker[1]].free_s[worker[2]]
-        self.course, self._next = course, None
-        for worker, seat in course.seats.items():  # what a member has begun goes first
-            course.routes[worker[0]].stages[worker[1]].free_s[worker[2]] = busy.get(seat, 0.0)
-        nodes = {worker: seat[0] for worker, seat in course.seats.items()}
-        self._dispatcher.use(course.routes, nodes, list(course.pending), self.emulated)
+        if self.active is not None:
+            self._old.append((now + self._settings.slo_s + 1.0, self.active))
+            for worker, seat in self.active.seats.items():
+                busy[seat] = self.active.routes[worker[0]].stages[worker[1]].free_s[worker[2]]
+        self.active, self._next = plan, None
+        for worker, seat in plan.seats.items():  # calls in flight go first
+            plan.routes[worker[0]].stages[worker[1]].free_s[worker[2]] = busy.get(seat, 0.0)
+        nodes = {worker: seat[0] for worker, seat in plan.seats.items()}
+        self._dispatcher.use_routes(plan.routes, nodes, list(plan.pending), self.emulated)

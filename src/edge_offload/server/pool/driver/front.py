@@ -1,4 +1,4 @@
-"""A driver's end of the socket to its front: requests come, answers and the pool's state go."""
+"""A driver's end of the socket to its front: receives requests, sends answers and the pool's state."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import zmq
 from edge_offload.errors import Refused
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
-from edge_offload.server.pool.settings import Settings
+from edge_offload.server.pool.settings import PoolSettings
 
 
-class Front:
-    """Of one driver, on its thread.
+class FrontSocket:
+    """Socket of one driver, on its thread.
 
     Args:
         settings: of the front.
 
     Attributes:
-        socket: where something comes.
-        heard_s: when something did last.
-        ended: whether the front has said that the driver is to end.
-        counts: requests that came, were answered, in time, and refused.
+        socket: to be polled.
+        received_s: time of the last message.
+        ended: the front has told the driver to end.
+        counts: requests received, answered, answered in time, and refused.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.heard_s, self.ended = time.monotonic(), False
+    def __init__(self, settings: PoolSettings) -> None:
+        self.received_s, self.ended = time.monotonic(), False
         self.counts = {"requests": 0, "answered": 0, "in_time": 0, "refused": 0}
         self._slo_s = settings.slo_s
         self._deadlines: Dict[int, float] = {}
@@ -39,19 +39,19 @@ class Front:
         self.socket.connect(settings.endpoint)
 
     def receive(self) -> Iterator[Tuple[int, Any, float]]:
-        """Requests that have come: number, inputs, deadline."""
+        """Yield received requests: number, inputs, deadline."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self.heard_s = time.monotonic()
+            self.received_s = time.monotonic()
             message = messages.unpack_header(frames[0].buffer)
             self.ended = self.ended or message.type == "notify"
             if message.type == "request":
-                yield self._take(message, frames[1:])
+                yield self._read_request(message, frames[1:])
 
-    def _take(self, message: Message, parts: Sequence[Any]) -> Tuple[int, Any, float]:
+    def _read_request(self, message: Message, parts: Sequence[Any]) -> Tuple[int, Any, float]:
         inputs = [
             (str(spec["dtype"]), tuple(spec["shape"]), tuple(range(len(spec["shape"]))), np.frombuffer(part, np.uint8))
             for spec, part in zip(message.body["inputs"], parts)
@@ -61,11 +61,11 @@ class Front:
         return message.id, inputs, deadline
 
     def answer(self, requests: Tuple[int, ...], payload: Any, emulated: bool) -> None:
-        """The outputs of a batch's requests; of an emulated pool there are none."""
+        """Send the outputs of a batch's requests; an emulated pool has none."""
         now = time.monotonic()
-        each = len(payload) // len(requests)
+        count = len(payload) // len(requests)
         for place, request in enumerate(requests):
-            outputs = [] if emulated else payload[place * each : (place + 1) * each]
+            outputs = [] if emulated else payload[place * count : (place + 1) * count]
             self.counts["answered"] += 1
             self.counts["in_time"] += now <= self._deadlines.pop(request, 0.0)
             body = {
@@ -76,13 +76,13 @@ class Front:
             }  # fmt: skip
             self.send(Message("reply", 0, request, "", body), [raw for _, _, _, raw in outputs])
 
-    def refuse(self, requests: Sequence[int], why: str) -> None:
-        """They are not computed."""
+    def refuse(self, requests: Sequence[int], reason: str) -> None:
+        """Answer requests with a refusal."""
         for request in requests:
             self.counts["refused"] += 1
             self._deadlines.pop(request, None)
-            self.send(Message("error", 0, request, "", messages.error_body(Refused(why))))
+            self.send(Message("error", 0, request, "", messages.error_body(Refused(reason))))
 
     def send(self, message: Message, buffers: Sequence[Any] = ()) -> None:
-        """Say something to the front."""
+        """Send a message to the front."""
         self.socket.send_multipart([messages.pack_header(message), *messages.byte_views(buffers)], copy=True)

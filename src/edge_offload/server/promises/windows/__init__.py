@@ -1,4 +1,4 @@
-"""Batches of frames that have just come, by earliest deadline first; ``windows.c`` packs them.
+"""Batches of frames that have just arrived, by earliest deadline first; ``windows.c`` packs them.
 
 Where robots have few frames from one turn to the next, as at 10 Hz, it matters most when in a frame's interval its
 batch begins: until some moment the result is used as early as the frame allows, after it a whole frame later, and then
@@ -23,25 +23,24 @@ from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 
 _NEAR = 1e-9
-#: A window is at least this share of a frame interval longer than the batch itself; where it were shorter, it is that
-#: of the next frame.
-LEAST = 0.1
-#: Where nobody is due, somebody of whose interval at least this share has passed gets a turn sooner.
+#: A window exceeds the batch's time by at least this share of a frame interval; otherwise it is that of the next frame.
+LEAST_SLACK = 0.1
+#: If no robot is due, one gets an early slot after at least this share of its interval.
 EARLY_SHARE = 0.4
 
 _library = Library(WINDOWS, switch="EDGE_OFFLOAD_NATIVE")
 
 
 class Window(NamedTuple):
-    """When a robot's frames can be computed. ``windows.c`` reads these as numbers, in this order.
+    """Times in which a robot's frames can be computed. ``windows.c`` reads these as numbers, in this order.
 
     Attributes:
-        opens: when that of the frame asked for last opened: it has arrived for certain.
-        frame_interval: from one to the next.
+        opens: start of the window of the last requested frame, which has arrived by then.
+        frame_interval: time between frames.
         length: a batch has to end so long after the window opens.
         batch: the largest batch that the robot may be computed in.
-        interval: frames from one turn to the next.
-        asked: frames are counted from this one; 0: the one asked for.
+        interval: frames between slots.
+        offset: frames are counted from this one; 0: the requested one.
     """
 
     opens: float
@@ -49,11 +48,14 @@ class Window(NamedTuple):
     length: float
     batch: float
     interval: float
-    asked: float = 0.0
+    offset: float = 0.0
 
 
-def ready(wait: bool = False) -> bool:
-    """Whether the compiled module is there; if not, it is built in the background, or while this waits (seconds)."""
+def is_ready(wait: bool = False) -> bool:
+    """Return True if the compiled module is loaded.
+
+    Else it is built in the background, or before this returns (``wait``).
+    """
     if _library.module is None and _library.look() is None:
         _library.start()
         if wait:
@@ -61,57 +63,56 @@ def ready(wait: bool = False) -> bool:
     return _library.look() is not None
 
 
-def windows(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies) -> List[Window]:
-    """Of each robot.
+def make_windows(paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies) -> List[Window]:
+    """Return the window of each robot.
 
     Args:
-        paces: how robots ask; ``late`` is how long before a batch begins their frames arrive, as a negative number.
-        ways: what robots' frames and results take up and down.
-        latencies: what a batch takes.
+        paces: their requests; ``tolerance`` is negative: frames arrive so long before a batch begins.
+        ways: time up and down of robots' frames and results.
+        latencies: seconds per batch size.
     """
-    found = []
+    result = []
     for pace, way in zip(paces, ways):
-        taken, early = pace.frame_interval, -(pace.late or 0.0)
+        spacing, early = pace.frame_interval, -(pace.tolerance or 0.0)
         batch = min(pace.batch, latencies.largest)
-        needed = way + latencies.batch(batch) + early + LEAST * taken
-        frames = max(1, math.ceil(needed / taken - _NEAR))
-        length = frames * taken - way - early
-        found.append(Window(pace.arrival + early, taken, length, batch, pace.interval))
-    return found
+        needed = way + latencies.batch_latency(batch) + early + LEAST_SLACK * spacing
+        frames = max(1, math.ceil(needed / spacing - _NEAR))
+        length = frames * spacing - way - early
+        result.append(Window(pace.arrival + early, spacing, length, batch, pace.interval))
+    return result
 
 
-def batches(
+def plan_batches(
     paces: Sequence[Pace], ways: Sequence[float], latencies: Latencies, begin: float, until: float, grace: float = 0.0
 ) -> List[Batch]:
     """Batches from ``begin`` on, each in the windows of all its members.
 
-    A robot is due an interval after its last turn (from then on: one that was late does not catch up). Those that are
-    due and in their windows are computed by the end of those, sooner where they are overdue; the batch waits for others
-    that will be due where that takes less of the device per robot, and has room left for some who are not due yet where
-    they cost less than they would later. Where nobody is due, whoever waits longest for its interval has a turn, unless
-    it would make one miss its window who will be.
+    A robot is due an interval after its last slot; a late one does not catch up. Due robots are computed by the end of
+    their windows, or sooner if overdue. A batch waits for others that will be due if that uses the device better. It
+    includes robots that are not due yet if they cost less now than later. If no robot is due, the one closest to its
+    next due time is served, unless another robot would then miss its window.
 
     Args:
         paces: robots, with their intervals and largest batches.
-        ways: of each, what its frames and results take up and down.
-        latencies: what a batch takes.
-        begin: when the device is free.
+        ways: time up and down of each robot's frames and results.
+        latencies: seconds per batch size.
+        begin: the device is free from then on.
         until: a batch that begins after this is the last.
         grace: share of a batch's time that is left open after it.
 
     Raises:
-        Unsupported: it is not :func:`ready`.
+        Unsupported: it is not :func:`is_ready`.
     """
-    if not ready():
+    if not is_ready():
         raise Unsupported(f"no compiled planner: {_library.why_not or 'it is being built'}", remedy="plan without it")
     if not paces:
         return []
     module: Any = _library.module
-    facts = array.array("d", [fact for window in windows(paces, ways, latencies) for fact in window])
-    found: Optional[List[Tuple[float, Tuple[Tuple[int, int], ...]]]]
-    found = module.batches(facts, array.array("d", latencies.of), begin, until, grace, EARLY_SHARE)
+    numbers = array.array("d", [number for window in make_windows(paces, ways, latencies) for number in window])
+    planned: Optional[List[Tuple[float, Tuple[Tuple[int, int], ...]]]]
+    planned = module.batches(numbers, array.array("d", latencies.seconds), begin, until, grace, EARLY_SHARE)
     # frames are counted from those asked for, since numbers of any size are exact here alone
     return [
         Batch(start, tuple((place, paces[place].frame + frame) for place, frame in members))
-        for start, members in found or ()
+        for start, members in planned or ()
     ]

@@ -15,39 +15,39 @@ Answer = Tuple[Dict[str, Any], List[Buffer]]
 
 
 class KeptAnswers:
-    """Answers, and their parts that came ahead, by the number of their message. The caller holds a lock."""
+    """Answers, and their parts sent ahead, by the number of their message. The caller holds a lock."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[int, Answer] = OrderedDict()
         self._parts: Dict[int, List[Answer]] = {}
 
     def answer(self, number: int) -> Optional[Answer]:
-        """The answer to a message; None if it is not kept."""
+        """Return the answer to a message; None if it is not stored."""
         return self._answers.get(number)
 
     def parts(self, number: int) -> Sequence[Answer]:
-        """The parts of an answer that came ahead so far."""
+        """Return the parts of an answer that were sent ahead so far."""
         return self._parts.get(number, ())
 
     def add(self, number: int, answer: Answer) -> None:
-        """Keep an answer; the oldest ones are forgotten where there are too many."""
+        """Store an answer; the oldest ones are removed beyond the limits."""
         self._answers[number] = answer
         while len(self._answers) > MAX_KEPT or (len(self._answers) > 1 and self._bytes() > MAX_KEPT_BYTES):
             oldest, _ = self._answers.popitem(last=False)
             self._parts.pop(oldest, None)
 
     def add_part(self, number: int, part: Answer) -> None:
-        """Keep a part of the answer to come."""
+        """Store a part of the next answer."""
         self._parts.setdefault(number, []).append(part)
 
     def acknowledge(self, answered: int) -> None:
-        """The robot has the answers up to this one."""
+        """Remove the answers up to this one: the robot has them."""
         for old in [item for item in self._answers if item <= answered]:
             del self._answers[old]
             self._parts.pop(old, None)
 
     def clear(self) -> None:
-        """Nobody will ask for them."""
+        """Remove all answers."""
         self._answers.clear()
         self._parts.clear()
 

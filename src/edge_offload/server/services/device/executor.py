@@ -80,10 +80,10 @@ class Executor:
                 process.wait(KILLED_S)
 
     def running(self) -> str:
-        """The operator that it is running, in words; empty if that is not known."""
+        """Return the running operator in words; empty if it is unknown."""
         return self._note.running_operator() if self._note is not None else ""
 
     def epitaph(self) -> str:
-        """Why the process ended, in words; empty if it was never started."""
+        """Explain the end of the process; empty if it was never started."""
         process, note = self._process, self._note
         return note.describe_end(process) if process is not None and note is not None else ""

@@ -36,7 +36,7 @@ POLL_S = 0.02
 
 
 class ForkedProcess:
-    """An executor, as :class:`subprocess.Popen` has it."""
+    """An executor with the interface of :class:`subprocess.Popen`."""
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self._server, self._number = server, number
@@ -86,7 +86,7 @@ class ForkServer:
         self._ended: Dict[int, int] = {}
 
     def serves(self, environment: Dict[str, str]) -> bool:
-        """Whether it can still fork executors with this environment."""
+        """True if it can still fork executors with this environment."""
         return self._process.poll() is None and self._loaded == _loaded(environment)
 
     def start(
@@ -131,7 +131,7 @@ class ForkServer:
             return self._ended.pop(number, None)
 
     def _receive(self) -> None:
-        """Take in which executors have begun and ended; the lock is held."""
+        """Read which executors have started and ended; the caller holds the lock."""
         with contextlib.suppress(OSError):
             while select.select([self._control], [], [], 0)[0]:
                 data = self._control.recv(MESSAGE_BYTES)
@@ -236,7 +236,7 @@ class _ForkLoop:
             self._control.send(json.dumps(message).encode())
 
     def leave(self) -> None:
-        """Release everything of the loop, in a process that was forked."""
+        """Release all resources of the loop, in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()

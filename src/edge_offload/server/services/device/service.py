@@ -58,7 +58,7 @@ class DeviceService:
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
-        """What it answers, by the request's kind."""
+        """Handlers by the request's kind."""
         return {
             RUN: lambda request: self._session(request).run(request),
             STAGE: lambda request: self._session(request).stage(request),
@@ -70,7 +70,7 @@ class DeviceService:
         }
 
     def prepare(self) -> None:
-        """Get ready to start executors, beside what the server does: a program is about to want one."""
+        """Prepare to start executors, in a thread: a program is about to need one."""
         threading.Thread(target=forking.prepare, name="edge_offload-prepare", daemon=True).start()
 
     def resume(self, request: Request) -> None:
@@ -82,7 +82,7 @@ class DeviceService:
         request.reply({"known": found is not None})
 
     def end(self, request: Request) -> None:
-        """``{session}`` → ``{}``: the program has ended."""
+        """Answer ``{session}`` with ``{}``: the program has ended."""
         with self._lock:
             found = self._sessions.pop(_key(request), None)
         if found is not None:
@@ -98,14 +98,14 @@ class DeviceService:
         request.reply({}, [_packed_schemas() if older is None else _packed_prefixes(older)])
 
     def forget(self, peer: Peer) -> None:
-        """The connection is gone: its sessions wait for the next one, as long as their lease."""
+        """Detach sessions of a closed connection; they wait for the next one, for their lease."""
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.detach(peer)
 
     def sessions(self) -> int:
-        """How many programs have a device here."""
+        """Return the number of programs with a device here."""
         with self._lock:
             return len(self._sessions)
 

@@ -54,12 +54,12 @@ class Session:
     # -- the connection that it belongs to
 
     def attach(self, peer: Peer) -> None:
-        """Messages come from this connection now."""
+        """Receive messages from this connection from now on."""
         with self._lock:
             self._peer, self.detached_s = peer, None
 
     def detach(self, peer: Peer) -> None:
-        """A connection has gone; nothing happens if it was not this session's latest."""
+        """Detach a closed connection, if it is this session's latest."""
         with self._lock:
             if self._peer is peer:
                 self._peer, self.detached_s = None, time.monotonic()
@@ -95,12 +95,12 @@ class Session:
         return None
 
     def _repeat(self, request: Request) -> None:
-        """Send the parts of an answer that went over an earlier connection; the lock is held."""
+        """Send the parts of an answer again that went over an earlier connection; the caller holds the lock."""
         for part in self._answers.parts(request.body["number"]):
             request.part(*part)
 
     def stage(self, request: Request) -> None:
-        """``{number, index, offset, total}`` and a piece of a large buffer, ahead of its message."""
+        """Stage ``{number, index, offset, total}``: a piece of a large buffer, ahead of its message."""
         number, index = _count(request, "number"), _count(request, "index")
         offset, total = _count(request, "offset"), _count(request, "total")
         piece = b"".join(request.buffers)
@@ -111,19 +111,19 @@ class Session:
         return request.reply({})
 
     def have(self, request: Request) -> None:
-        """``{number, names}`` → ``{missing}``: positions of the blobs that are not here."""
+        """Answer ``{number, names}`` with ``{missing}``: positions of the blobs that are not here."""
         blobs.checksums(request.body.get("names"))
         _count(request, "number")
         self._inbox.put(("have", request))
 
     def put(self, request: Request) -> None:
-        """``{number, name}`` and the blob → ``{}``."""
+        """Store the blob of ``{number, name}``; the answer is ``{}``."""
         blobs.checksums([request.body.get("name")])
         _count(request, "number")
         self._inbox.put(("put", request))
 
     def check_time(self, now: float) -> None:
-        """End the session if its oldest message has been computing for too long."""
+        """End the session if its oldest message exceeds its limit."""
         with self._lock:
             oldest = next(iter(self._waiting), None)
             began_s = self._began_s.get(oldest, now) if oldest is not None else now
@@ -202,7 +202,7 @@ class Session:
         channel.send({"id": number, "coded": body.get("coded"), **facts}, buffers)
 
     def _refuse(self, request: Request, error: EdgeOffloadError) -> None:
-        """A message that cannot be run is over, and so is the session: those after it build upon it."""
+        """Fail a message that cannot be run, and the session: later messages build upon it."""
         number = request.body["number"]
         with self._lock:
             mine = self._waiting.get(number)
@@ -248,7 +248,7 @@ class Session:
                 _log.warning("a part of a device's answer could not be sent: %s", error)
 
     def _end(self, reason: str, clean: bool = False) -> None:
-        """The executor is no more: tell whoever waits, once."""
+        """End the session once, and fail all waiting requests."""
         with self._lock:
             if not self.over and not clean:
                 reason = f"{reason}{self._executor.epitaph()}"

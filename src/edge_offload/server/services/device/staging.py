@@ -24,7 +24,7 @@ class Staging:
         self._bytes = self._taken = 0
 
     def add_piece(self, number: int, index: int, offset: int, total: int, piece: bytes) -> None:
-        """Put a piece of the message's buffer ``index``, which has ``total`` bytes, where it belongs.
+        """Copy a piece into the message's buffer ``index``, which has ``total`` bytes.
 
         Raises:
             ProtocolError: it does not fit, or too much waits.
@@ -46,7 +46,7 @@ class Staging:
             self._reserve(number, name, len(data))[:] = data
 
     def take(self, number: int) -> Dict[Any, bytearray]:
-        """What waits for message ``number``, which is forwarded, or for one before it."""
+        """Return and remove the buffers for message ``number``, which is forwarded now, and for earlier ones."""
         staged: Dict[Any, bytearray] = {}
         for old in sorted(item for item in self._waiting if item <= number):
             pieces = self._waiting.pop(old)
@@ -56,7 +56,7 @@ class Staging:
         return staged
 
     def clear(self) -> None:
-        """Nothing will be forwarded any more."""
+        """Remove all buffers: no message will be forwarded any more."""
         self._waiting.clear()
 
     def _reserve(self, number: int, name: Any, size: int) -> bytearray:

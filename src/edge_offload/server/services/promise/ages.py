@@ -15,7 +15,7 @@ _NEAR = 1e-9
 
 
 class Ages:
-    """Of one robot. One thread at a time."""
+    """Statistics of one robot. One thread at a time."""
 
     def __init__(self) -> None:
         self._results: Deque[Tuple[float, int, int, Wish, int]] = deque(maxlen=RESULTS)
@@ -23,17 +23,17 @@ class Ages:
         self.turns = 0
 
     def result(self, done: float, frame: int, captured: float, wish: Wish, batch: int) -> None:
-        """A result was sent at ``done``; all times on one clock, in seconds."""
+        """Record a result that was sent at ``done``; all times on one clock, in seconds."""
         age = max(1, math.ceil((done + wish.down - captured) / wish.frame_interval - _NEAR))
         self._results.append((done, frame, frame + age, wish, batch))
 
     def turn(self, now: float, late: bool) -> None:
-        """One of its turns is over: its frame was there, or late."""
+        """Record the end of one of its slots: its frame was there, or late."""
         self.turns += 1
         self._late.append((now, late))
 
     def drop(self, now: float, latencies: Latencies) -> float:
-        """What the ages of the results have cost over the robot alone on this server; NaN: fewer than two results."""
+        """Return the accuracy lost to ages, over an exclusive server; NaN: fewer than two results."""
         self._forget(now)
         frames = 0
         total = 0.0
@@ -41,23 +41,23 @@ class Ages:
         for (_, frame, begin, then, _), (_, _, following, _, _) in zip(results, results[1:]):
             count = max(0, following - begin)
             frames += count
-            total += then.lost(begin - frame, count) - count * then.reference(latencies)
+            total += then.total_loss(begin - frame, count) - count * then.reference_loss(latencies)
         return max(0.0, total / frames) if frames else math.nan
 
     def interval(self, now: float) -> float:
-        """Frames from one result to the next, on average; NaN: fewer than two."""
+        """Return mean frames between results; NaN: fewer than two."""
         self._forget(now)
         if len(self._results) < 2:
             return math.nan
         return (self._results[-1][1] - self._results[0][1]) / (len(self._results) - 1)
 
     def batch(self, now: float) -> float:
-        """Frames that were computed with its own, itself included, on average; NaN: none was."""
+        """Return the mean size of its batches; NaN: none was computed."""
         self._forget(now)
         return sum(one[4] for one in self._results) / len(self._results) if self._results else math.nan
 
     def late(self, now: float) -> float:
-        """Share of its turns whose frame came too late."""
+        """Return the share of its slots whose frame was late."""
         self._forget(now)
         return sum(late for _, late in self._late) / len(self._late) if self._late else 0.0
 

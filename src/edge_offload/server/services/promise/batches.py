@@ -30,7 +30,7 @@ Frames = Sequence[Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Table:
-    """Batches of a model for one shape on one device.
+    """Latencies of a model's batches for one shape on one device; the fields are those of the cached file.
 
     Attributes:
         median_s, p95_s: of a batch of 1, 2, …; seconds. They do not fall.
@@ -45,7 +45,7 @@ class Table:
 
     @property
     def latencies(self) -> Latencies:
-        """What plans are made from."""
+        """Median latencies, for plans."""
         return Latencies(self.median_s)
 
 
@@ -138,7 +138,7 @@ class Batches:
 
 
 def _noise(spec: TensorSpec, seed: int) -> torch.Tensor:
-    """An input of these shapes that is no constant."""
+    """Return a random input of this shape."""
     zeros = spec.zeros()
     generator = torch.Generator().manual_seed(seed)
     if zeros.dtype.is_floating_point:
@@ -151,7 +151,7 @@ def _noise(spec: TensorSpec, seed: int) -> torch.Tensor:
 def _load(path: pathlib.Path) -> Optional[Table]:
     try:
         raw = json.loads(path.read_text("utf-8"))
-        median, p95 = (Latencies.parse(raw[key]).of for key in ("median_s", "p95_s"))
+        median, p95 = (Latencies.parse(raw[key]).seconds for key in ("median_s", "p95_s"))
         equal, reason = raw["equal"], raw["reason"]
         if len(p95) != len(median) or type(equal) is not int or not 1 <= equal <= len(median):
             raise BadInput("not as it was written")

@@ -32,7 +32,7 @@ LOOKED_AT = 16384
 
 
 class Evidence:
-    """Of one robot. One thread at a time."""
+    """Evidence of one robot. One thread at a time."""
 
     def __init__(self) -> None:
         self._last: Optional[Tuple[int, List[Array]]] = None
@@ -41,11 +41,11 @@ class Evidence:
 
     @property
     def note(self) -> str:
-        """What is not believed, in words; empty: all is."""
+        """Explanation of a declaration that was limited; empty: none."""
         return self._note
 
     def result(self, frame: int, outputs: Sequence[torch.Tensor]) -> None:
-        """The network's outputs for a frame of the robot."""
+        """Record the network's outputs for a frame."""
         now = frame, [_looked_at(output) for output in outputs]
         before, self._last = self._last, now
         if before is not None and 0 < frame - before[0] <= FAR:
@@ -102,7 +102,7 @@ def _difference(before: Array, after: Array) -> float:
 
 
 def _looked_at(output: torch.Tensor) -> Array:
-    """A copy on the host, of large outputs of some numbers only; float64 or int64 [n, ...]."""
+    """Copy an output to the host, sampled if it is large; float64 or int64 [n, ...]."""
     found = output.detach()
     if found.numel() > LOOKED_AT:
         found = found.reshape(-1)[:: math.ceil(found.numel() / LOOKED_AT)]
@@ -116,6 +116,6 @@ def _looked_at(output: torch.Tensor) -> Array:
 
 
 def _lost(wish: Wish, frames: int) -> float:
-    """What it says a result has lost that is so many frames old."""
+    """Return the loss that a robot declares for a result of this age (frames)."""
     kept = math.exp(-frames / wish.settle) if wish.settle else 0.0
     return wish.slope * frames + wish.flicker * (1 - kept)

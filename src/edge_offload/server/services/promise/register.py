@@ -53,7 +53,7 @@ class Promised:
     evidence: Evidence = field(default_factory=Evidence)
 
     def believed(self, report: PromiseReport, promised: Wish) -> Wish:
-        """What to plan with after it has said this of itself."""
+        """Return the declaration to plan with after a report."""
         before = self.evidence.note
         wish = _wish(report, promised.bound, promised.frame_interval, self.largest)
         believed = self.evidence.believed(wish)
@@ -99,7 +99,7 @@ class Register:
         self._robots: Dict[str, Promised] = {}
 
     def of(self, peer: Peer) -> Optional[Promised]:
-        """The promise of the robot at this connection; None: it has none, or on another one."""
+        """Return the promise of the robot at this connection; None: it has none, or on another one."""
         found = self._robots.get(str(peer.key))
         return found if found is not None and found.peer is peer else None
 
@@ -144,21 +144,21 @@ class Register:
                 self.subject, self.board = subject, Board(subject.latencies)
             self.check(subject.opened)
             wish = _wish(ask, ask.bound, ask.frame_interval, largest)
-            self.board.join(now, name, wish, ask.frame, received - ask.age)
+            self.board.admit_robot(now, name, wish, ask.frame, received - ask.age)
             self._robots[name] = Promised(peer, subject.opened, largest, now)
 
     def end(self, name: str) -> None:
-        """The promise of a robot ends, if it has one."""
+        """End the promise of a robot, if it has one."""
         with self.lock:
             self._robots.pop(name, None)
-            self.board.leave(name)
+            self.board.remove_robot(name)
 
     def status(self) -> List[PromiseStatus]:
-        """How each robot with a promise is served."""
+        """Return the service of each robot with a promise."""
         with self.lock:
             now, found = self.clock(), []
             for name, robot in self._robots.items():
-                wish = self.board.wish(name)
+                wish = self.board.wish_of(name)
                 if wish is not None:
                     ages = robot.ages
                     found.append(
@@ -184,45 +184,45 @@ class Register:
                     ended.append((robot.peer, f"none of its frames came for {silent:.1f} s"))
                     self.end(name)
             self.board.other = other
-            ended += [(self._robots.pop(name).peer, why) for name, why in self.board.replan(now)]
+            ended += [(self._robots.pop(name).peer, why) for name, why in self.board.update_plan(now)]
             return ended, [
-                (robot.peer, [(frame, start - now) for frame, start in self.board.turns(name)])
+                (robot.peer, [(frame, start - now) for frame, start in self.board.slots_of(name)])
                 for name, robot in self._robots.items()
             ]
 
     def came(self, inference: Inference, report: PromiseReport) -> bool:
-        """A frame has come with what its robot says of itself; whether it has a turn."""
+        """Record a frame with its robot's report; return True if it has a slot."""
         name = str(inference.request.peer.key)
         with self.lock:
-            robot, wish = self.of(inference.request.peer), self.board.wish(name)
+            robot, wish = self.of(inference.request.peer), self.board.wish_of(name)
             if robot is None or wish is None or _what(robot.opened) != _what(inference.opened):
                 return False
             robot.heard, robot.missed = self.clock(), 0
-            self.board.told(name, robot.believed(report, wish))
-            self.board.arrived(name, report.frame, robot.heard)  # from then on a batch can have it
-            return any(frame == report.frame for frame, _ in self.board.turns(name))
+            self.board.update_wish(name, robot.believed(report, wish))
+            self.board.record_arrival(name, report.frame, robot.heard)  # from then on a batch can have it
+            return any(frame == report.frame for frame, _ in self.board.slots_of(name))
 
     def begin(self, batch: PlannedBatch, there: Sequence[bool]) -> None:
-        """A batch begins now, without the members that are not there."""
+        """Start a batch without its absent members."""
         with self.lock:
             now = self.clock()
-            for turn, came in zip(batch.turns, there):
+            for turn, came in zip(batch.slots, there):
                 robot = self._robots[turn.robot]
                 robot.ages.turn(now, late=not came)
                 robot.missed += not came
-            self.board.take(now, sum(there))
+            self.board.start_next_batch(now, sum(there))
 
     def computed(self, name: str, frame: int, batch: int) -> None:
-        """The result for a robot's frame is to be sent now, which so many frames were computed for."""
+        """Record that the result of a frame is sent now, computed in a batch of this size."""
         with self.lock:
-            robot, wish = self._robots.get(name), self.board.wish(name)
-            captured = self.board.captured(name, frame)
+            robot, wish = self._robots.get(name), self.board.wish_of(name)
+            captured = self.board.capture_time(name, frame)
             if robot is not None and wish is not None and captured is not None:
                 robot.ages.result(self.clock(), frame, captured, wish, batch)
-                self.board.done(name, frame, self.clock())
+                self.board.record_result(name, frame, self.clock())
 
     def judge(self, name: str, frame: int, outputs: Sequence[torch.Tensor]) -> None:
-        """What a robot says of itself is held against its results."""
+        """Record a result as evidence for its robot's declarations."""
         with self.lock:
             robot = self._robots.get(name)
             if robot is not None:
@@ -230,7 +230,7 @@ class Register:
 
 
 def _wish(told: Union[PromiseRequest, PromiseReport], bound: float, frame_interval: float, batch: int) -> Wish:
-    """What to plan with."""
+    """Return the declaration to plan with."""
     slope = told.slope + SIGMAS * told.slope_error
     return Wish(
         bound,

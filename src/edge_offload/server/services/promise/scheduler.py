@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class Notify(Protocol):
-    """Tells a robot something that it did not ask for."""
+    """Sends a robot a notification."""
 
     def __call__(self, peer: Peer, kind: str, body: Dict[str, object]) -> None:
-        """Returns at once; nothing happens if the robot has gone."""
+        """Return at once; nothing happens if the robot has disconnected."""
 
 
 class Promises(Scheduler):
@@ -58,7 +58,7 @@ class Promises(Scheduler):
         self._thread = threading.Thread(target=self._plan_ahead, name="edge-offload-promises", daemon=True)
 
     def start(self) -> None:
-        """Plan from now on."""
+        """Start planning."""
         self._thread.start()
 
     def close(self) -> None:
@@ -68,11 +68,11 @@ class Promises(Scheduler):
             self._thread.join()
 
     def status(self) -> Tuple[int, List[PromiseStatus]]:
-        """See :class:`~..replica.service.Scheduler`."""
+        """Implement :class:`~..replica.service.Scheduler`."""
         return self._batches, self.register.status()
 
     def leave(self, peer: Peer) -> bool:
-        """A robot gives its promise back; False: it has none on this connection."""
+        """End the promise of a robot; False: it has none on this connection."""
         with self.register.lock:
             if self.register.of(peer) is None:
                 return False
@@ -81,7 +81,7 @@ class Promises(Scheduler):
         return True
 
     def tick(self) -> None:
-        """Plan anew, and tell robots their turns. Called every :data:`~.board.PERIOD_S`."""
+        """Make a new plan, and notify robots of their slots. Called every :data:`~.board.PERIOD_S`."""
         ended, turns = self.register.plan(self._queue.forced_share())
         self._plans += 1
         for peer, why in ended:
@@ -99,7 +99,7 @@ class Promises(Scheduler):
                 _log.exception("planning failed")
 
     def submit(self, inference: Inference) -> None:
-        """See :class:`~..replica.service.Scheduler`.
+        """Implement :class:`~..replica.service.Scheduler`.
 
         Raises:
             ProtocolError: what it says of its turn cannot be.
@@ -123,7 +123,7 @@ class Promises(Scheduler):
             return True
 
     def drop(self, peer: Peer) -> None:
-        """See :class:`~..replica.service.Scheduler`."""
+        """Implement :class:`~..replica.service.Scheduler`."""
         with self.register.lock:
             for key in [key for key, one in self._waiting.items() if one.request.peer is peer]:
                 del self._waiting[key]
@@ -132,23 +132,23 @@ class Promises(Scheduler):
         self._others.drop(peer)
 
     def due_s(self) -> Optional[float]:
-        """See :class:`~..replica.service.Scheduler`: at once when all frames of the next batch have come."""
+        """Implement :class:`~..replica.service.Scheduler`: at once when the next batch is complete."""
         with self.register.lock:
-            batch = self.register.board.due()
+            batch = self.register.board.next_batch()
             if batch is None:
                 return None
-            there = all((turn.robot, turn.frame) in self._waiting for turn in batch.turns)
+            there = all((turn.robot, turn.frame) in self._waiting for turn in batch.slots)
             return 0.0 if there else batch.latest
 
     def run(self) -> None:
-        """See :class:`~..replica.service.Scheduler`."""
+        """Implement :class:`~..replica.service.Scheduler`."""
         with self.register.lock:
-            due, batch, subject = self.due_s(), self.register.board.due(), self.register.subject
+            due, batch, subject = self.due_s(), self.register.board.next_batch(), self.register.subject
             if due is None or batch is None or due > self.register.clock() or subject is None:
                 return
-            found = [self._waiting.pop((turn.robot, turn.frame), None) for turn in batch.turns]
+            found = [self._waiting.pop((turn.robot, turn.frame), None) for turn in batch.slots]
             self.register.begin(batch, [inference is not None for inference in found])
-            members = [(turn.robot, turn.frame, one) for turn, one in zip(batch.turns, found) if one is not None]
+            members = [(turn.robot, turn.frame, one) for turn, one in zip(batch.slots, found) if one is not None]
             if members:
                 self._batches += 1
         self._release()
@@ -182,9 +182,9 @@ class Promises(Scheduler):
                 self.register.judge(name, frame, execution.outputs)
 
     def _release(self) -> None:
-        """What waits for a batch that there is not any more is computed with all others."""
+        """Submit inferences that wait for a batch that was removed to the other scheduler."""
         with self.register.lock:
-            planned = {(turn.robot, turn.frame) for batch in self.register.board.planned() for turn in batch.turns}
+            planned = {(turn.robot, turn.frame) for batch in self.register.board.list_batches() for turn in batch.slots}
             left = [self._waiting.pop(key) for key in list(self._waiting) if key not in planned]
         for inference in left:
             try:

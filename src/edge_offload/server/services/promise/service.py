@@ -41,11 +41,11 @@ class PromiseService(Service):
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
-        """What it answers, by the request's kind."""
+        """Handlers by the request's kind."""
         return {"promise": self.promise, "give_back": self.give_back}
 
     def promise(self, request: Request) -> None:
-        """:class:`~edge_offload.protocol.promises.PromiseRequest` → ``{bound, batch, note}``.
+        """Answer :class:`~edge_offload.protocol.promises.PromiseRequest` with ``{bound, batch, note}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, no such handle, a promise already, or no room for another.
@@ -55,11 +55,11 @@ class PromiseService(Service):
         self.submit(self._device, request, lambda: self._promise(request, ask, opened))
 
     def give_back(self, request: Request) -> None:
-        """``{}`` → ``{had}``: whether there was a promise to give back."""
+        """Answer ``{}`` with ``{had}``: True if there was a promise to end."""
         request.reply({"had": self._promises.leave(request.peer)})
 
     def _promise(self, request: Request, ask: PromiseRequest, opened: Opened) -> None:
-        """On the device's thread: batches that are not known yet are measured first."""
+        """Make the promise on the device's thread; batches without a table are measured first."""
         self._promises.register.check(opened)  # before seconds of the device's time are spent
         batches, table = self._table(opened)
         largest = len(table.median_s) if ask.batched else table.equal

@@ -37,7 +37,7 @@ from edge_offload.server.services.replica.replicas import Replica
 from edge_offload.server.services.replica.service import Inference, Scheduler
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.settings import Settings
+    from edge_offload.server.pool.settings import PoolSettings
 
 #: Seconds between two drivers, and from a driver's last word to its end.
 AGAIN_S, MOST_AGAIN_S, SILENT_S = 0.2, 3.0, 15.0
@@ -59,7 +59,9 @@ class Pooled(Scheduler):
         fail: answers a request with an error.
     """
 
-    def __init__(self, settings: Settings, others: Scheduler, fail: Callable[[Request, BaseException], None]) -> None:
+    def __init__(
+        self, settings: PoolSettings, others: Scheduler, fail: Callable[[Request, BaseException], None]
+    ) -> None:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="edge-offload-pool-"))
         self._settings = replace(settings, endpoint=f"ipc://{self._folder}/driver")
         self._others, self._fail = others, fail
@@ -78,11 +80,11 @@ class Pooled(Scheduler):
         self._thread = threading.Thread(target=self._run, name="edge-offload-pool", daemon=True)
 
     def start(self) -> None:
-        """Begin the driver."""
+        """Start the driver."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the driver; what waits is refused."""
+        """End the driver; waiting requests are refused."""
         self._stop.set()
         self._wakeup.wake()
         if self._thread.is_alive():
@@ -90,7 +92,7 @@ class Pooled(Scheduler):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def pool(self) -> Tuple[str, Dict[str, Any]]:
-        """See :class:`~.service.Scheduler`."""
+        """Implement :class:`~.service.Scheduler`."""
         status = self._said
         if not self._driver:
             return f"pool {self._settings.address}: its driver is not there (yet)", status
@@ -104,7 +106,7 @@ class Pooled(Scheduler):
         return f"{emulated}pool {self._settings.address}: {have}; {rate}; {status.get('why')}", status
 
     def submit(self, inference: Inference) -> None:
-        """See :class:`~.service.Scheduler`."""
+        """Implement :class:`~.service.Scheduler`."""
         if inference.opened.replica.name != self._settings.model:
             self._others.submit(inference)
             return
@@ -120,13 +122,13 @@ class Pooled(Scheduler):
         self._wakeup.wake()
 
     def engine_of(self, replica: Replica) -> str:
-        """What computes a replica: the pool's bits are those of its members, which need not be this machine's."""
+        """Return the engine of a replica: the pool's bits are those of its members, not of this machine."""
         if replica.name == self._settings.model:
             return f"{EAGER} pool"
         return super().engine_of(replica)
 
     def drop(self, peer: Peer) -> None:
-        """See :class:`~.service.Scheduler`."""
+        """Implement :class:`~.service.Scheduler`."""
         self._others.drop(peer)
         with self._lock:
             for number in [each for each, (one, _) in self._waiting.items() if one.request.peer is peer]:
@@ -202,7 +204,7 @@ class Pooled(Scheduler):
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def _lose(self) -> None:
-        """The driver has ended, or is to: what waits for it is answered with that."""
+        """Kill the driver, if it still runs, and refuse all waiting requests."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
@@ -245,7 +247,7 @@ class Pooled(Scheduler):
             self._fail(inference.request, told)
 
     def _outputs(self, inference: Inference, body: Dict[str, Any], parts: List[Any]) -> Tuple[torch.Tensor, ...]:
-        """Those of the pool; of an emulated one, what the model once gave for such shapes: nobody's results."""
+        """Decode the pool's outputs; an emulated pool gets fixed outputs of the model for such shapes."""
         if body.get("emulated"):
             specs = inference.opened.specs
             if specs not in self._kept:

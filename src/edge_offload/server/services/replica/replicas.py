@@ -45,11 +45,11 @@ class Replica:
 
     @property
     def key(self) -> Key:
-        """What tells it from the other replicas of a pool."""
+        """Key among the replicas of a store."""
         return _key(self.name, self.options)
 
     def warm_up(self, specs: Tuple[TensorSpec, ...]) -> float:
-        """Compute once on zeros and return the seconds that it took; at once when these shapes are warm already.
+        """Compute once on zeros and return the seconds; 0 when these shapes are warm already.
 
         Raises:
             Refused: the model writes to its own state while it computes, so that robot and server would drift apart.
@@ -81,7 +81,7 @@ class Replica:
 
 
 class ReplicaPool:
-    """Builds replicas and keeps them. Thread-safe.
+    """Builds replicas and stores them. Thread-safe.
 
     Args:
         device: where replicas live.
@@ -119,19 +119,19 @@ class ReplicaPool:
         self._lock = threading.Lock()
 
     def engines(self) -> Dict[str, Tuple[str, bool]]:
-        """How the engine of each replica stands, in words, and whether somebody should look at it."""
+        """Return each replica's engine state, in words, and True if it needs attention."""
         with self._lock:
             replicas = list(self._replicas.values())
         return {replica.name: replica.executor.engine_state() for replica in replicas}
 
     def engines_meant(self) -> List[str]:
-        """What computes the models that are loaded, or will when it is built; each once."""
+        """Return the engines that compute the loaded models, or will once built; each once."""
         with self._lock:
             replicas = list(self._replicas.values())
         return list(dict.fromkeys(replica.executor.engine_facts().get(ENGINE, EAGER) for replica in replicas))
 
     def engine_of(self, model: str) -> str:
-        """The engine that is to compute a model of this name."""
+        """Return the engine for a model of this name."""
         return engine_for_model(self._engine, model, FASTEST_EXACT)
 
     def key(self, name: Any, options: Any) -> Key:
@@ -143,7 +143,7 @@ class ReplicaPool:
         return _key(name, self._options(name, options))
 
     def acquire(self, name: Any, options: Any, expected_hash: Optional[str]) -> Replica:
-        """The replica of model ``name``, built if there is none; give it back with :meth:`release`.
+        """Return the replica of model ``name``, built if there is none; return it with :meth:`release`.
 
         Args:
             name: of the registry, as the robot sent it.
@@ -178,16 +178,16 @@ class ReplicaPool:
         return replica
 
     def built_from(self, replica: Replica) -> str:
-        """The name that builds it here: of a file, where it lies."""
+        """Return the name that builds it here: of a file, its path."""
         return self._allow.get(replica.name, replica.name)
 
     def release(self, replica: Replica) -> None:
-        """One user less."""
+        """Count one user less."""
         with self._lock:
             self._users[id(replica)] -= 1
 
     def names(self) -> Tuple[str, ...]:
-        """Names of the models that are loaded."""
+        """Return the names of loaded models."""
         with self._lock:
             return tuple(name for name, _ in self._replicas)
 

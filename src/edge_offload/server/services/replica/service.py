@@ -40,7 +40,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model as one robot has opened it: the handle stands for this."""
+    """A model as opened by one robot, under a handle."""
 
     replica: Replica
     specs: Tuple[TensorSpec, ...]
@@ -78,7 +78,7 @@ class Inference:
 
     @property
     def taken_s(self) -> float:
-        """When its turn came (monotonic)."""
+        """Start of its processing (monotonic seconds)."""
         return self._taken_s
 
     def take(self) -> Tuple[torch.Tensor, ...]:
@@ -99,7 +99,7 @@ class Inference:
         return inputs
 
     def answer(self, execution: Execution, shared_by: int = 1) -> None:
-        """Send the result of a computation that so many inferences shared."""
+        """Send the result of a computation shared by ``shared_by`` inferences."""
         request, name = self.request, self.opened.replica.name
         self._book.computed(name, execution.compute_s / shared_by)
         encoding_s = time.monotonic()
@@ -118,7 +118,7 @@ class Inference:
         self._feed.computed(FrameResult(request.peer.name, name, Mode.SERVER, meta, execution.outputs))
 
     def failed(self, error: Exception) -> EdgeOffloadError:
-        """What the robot is told if the model raised ``error``."""
+        """Return the error for the robot if the model raised ``error``."""
         if isinstance(error, EdgeOffloadError):
             return error
         opened = self.opened
@@ -136,10 +136,10 @@ class Scheduler(ABC):
     """
 
     def start(self) -> None:  # noqa: B027
-        """Begin to decide."""
+        """Start scheduling."""
 
     def close(self) -> None:  # noqa: B027
-        """Decide no more."""
+        """Stop scheduling."""
 
     @abstractmethod
     def submit(self, inference: Inference) -> None:
@@ -151,30 +151,30 @@ class Scheduler(ABC):
 
     @abstractmethod
     def drop(self, peer: Peer) -> None:
-        """The peer has gone: what waits for it is not computed."""
+        """Remove waiting inferences of a peer that has disconnected."""
 
     def due_s(self) -> Optional[float]:
-        """When the next of what is due begins (monotonic seconds); None while there is none."""
+        """Return when the next due work starts (monotonic seconds); None while there is none."""
         return None
 
     def run(self) -> None:  # noqa: B027
-        """Do what is due."""
+        """Do the due work."""
 
     def engine_of(self, replica: Replica) -> str:
-        """What computes a replica, as robots are told when they open it."""
+        """Return the engine of a replica, as reported to robots that open it."""
         return replica.executor.engine_facts().get(ENGINE, EAGER)
 
     def status(self) -> Tuple[int, List[PromiseStatus]]:
-        """Batches so far, and how each robot with a promise is served."""
+        """Return batches so far, and the service of each robot with a promise."""
         return 0, []
 
     def pool(self) -> Tuple[str, Dict[str, Any]]:
-        """How the pool of GPUs stands, in one line and as it says itself; empty where there is none."""
+        """Return the state of the pool of GPUs, in one line and in full; empty if there is none."""
         return "", {}
 
 
 class OneByOne(Scheduler):
-    """One inference at a time, each robot in turn.
+    """Runs one inference at a time, with robots in turn.
 
     Args:
         queue: of the worker that owns the device.
@@ -188,14 +188,14 @@ class OneByOne(Scheduler):
         self._service = service
 
     def submit(self, inference: Inference) -> None:
-        """See :class:`Scheduler`."""
+        """Implement :class:`Scheduler`."""
         peer, own_s = inference.request.peer, self._book.expected_s(inference.opened.replica.name)
         self._admit(peer, own_s, inference.wait_s)
         work = lambda: compute(inference)  # noqa: E731
         self._queue.put(peer, lambda: self._service.answer(inference.request, work), own_s)
 
     def drop(self, peer: Peer) -> None:
-        """See :class:`Scheduler`."""
+        """Implement :class:`Scheduler`."""
         self._queue.drop(peer)
 
     def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
@@ -257,11 +257,11 @@ class ReplicaService(Service):
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
-        """What it answers, by the request's kind."""
+        """Handlers by the request's kind."""
         return {"open_model": self.open_model, "close_model": self._opened.close, "infer": self.infer}
 
     def open_model(self, request: Request) -> None:
-        """``{name, options, state_hash, inputs: [spec…]}`` → ``{handle, state_hash, warm_up_s, engine}``.
+        """Answer ``{name, options, state_hash, inputs: [spec…]}`` with ``{handle, state_hash, warm_up_s, engine}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, or too much is open.
@@ -312,13 +312,13 @@ class ReplicaService(Service):
         return self._opened.find(request)
 
     def forget(self, peer: Peer) -> None:
-        """The peer has gone: what it had open ends, and what waits for it is not computed."""
+        """Close all models of a peer that has disconnected, and remove its waiting inferences."""
         self._scheduler.drop(peer)
         self._loader.queue.drop(peer)
         self._opened.forget(peer)
 
     def _load(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
-        """On the loader's thread: build, then hand over to the device for the first run."""
+        """Build a model on the loader's thread, then submit its first run to the device."""
         body = request.body
         name, options = body.get("name"), body.get("options", {})
         models = {item.replica.key for item in self._opened.of_robot(request.peer)}

@@ -81,7 +81,7 @@ class SplitModels:
     def trace(
         self, name: Any, options: Any, state_hash: Any, examples: Sequence[torch.Tensor], sequence: Any = None
     ) -> TracedModel:
-        """Acquire the model and trace it, or find it; may take long, so not on a thread that others wait for.
+        """Acquire the model and trace it, or use a stored trace; slow, so not on a thread that others wait for.
 
         Args:
             name: of the registry, as the robot sent it.
@@ -127,7 +127,7 @@ class SplitModels:
     def _cached(
         self, replica: Replica, examples: Sequence[torch.Tensor], sequence: Any
     ) -> Tuple[Optional[Network], Optional[Profile]]:
-        """The network and the profile of before the server's start, if the robot has the same trace."""
+        """Load network and profile from before the server's start, if the robot has the same trace."""
         found = self._cache.find(sequence, replica.executor.module) if isinstance(sequence, str) else None
         if found is None:
             return None, None
@@ -155,19 +155,19 @@ class SplitModels:
         return TracedModel(None, network, self._place.shared(network), earlier=self._cache.profile(identity))
 
     def close(self) -> None:
-        """Give up what is being learnt; what comes later is not learnt any more."""
+        """Stop the current learning; later requests are refused."""
         with self._lock:
             self._closed, learning = True, self._now
         if learning is not None:
             learning.close()
 
     def release(self, traced: TracedModel) -> None:
-        """Whoever got it does not need it any more."""
+        """Release the replica of a model."""
         if traced.replica is not None:
             self._pool.release(traced.replica)
 
     def profile(self, traced: TracedModel, give_way: Callable[[], None] = lambda: None) -> None:
-        """Measure it on this thread, unless this machine has, and keep it; ``give_way`` is called between timings."""
+        """Measure and cache a model on this thread, unless this machine has; ``give_way`` is called between timings."""
         try:
             if traced.earlier is not None and traced.earlier.machine == fingerprint_of(self._place.device):
                 traced.profile = traced.earlier
@@ -184,12 +184,12 @@ class SplitModels:
             self._bound_recorded()
 
     def _known(self, examples: Sequence[torch.Tensor]) -> List[TracedModel]:
-        """Models traced for inputs of these shapes; the lock is held."""
+        """Return models traced for inputs of these shapes; the caller holds the lock."""
         specs = _specs(examples)
         return [traced for traced in self._traced if _specs(traced.network.inputs) == specs]
 
     def _bound_recorded(self) -> None:
-        """The oldest recorded inferences make room, but not for the latest; the lock is held."""
+        """Remove the oldest recorded inferences beyond the limit, but not the latest; the caller holds the lock."""
         total = 0
         for traced in [traced for traced in reversed(self._traced) if traced.replica is None]:
             size = sum(tensor.nbytes for tensor in traced.network.program.constants.values())
@@ -200,12 +200,12 @@ class SplitModels:
 
 
 def _agree(traced: TracedModel, sequence: Any) -> bool:
-    """Whether a robot that names this hash, if it names one, has the same trace."""
+    """True if a robot that names this hash, if it names one, has the same trace."""
     return sequence is None or traced.profile is None or traced.profile.sequence == sequence
 
 
 def _key(replica: Replica, examples: Sequence[torch.Tensor]) -> str:
-    """What a trace depends on, as 32 hexadecimal digits: the model, its weights, shapes of inputs, and who traces."""
+    """Return 32 hexadecimal digits of all that a trace depends on: model, weights, input shapes, torch's version."""
     inputs = [spec.to_dict() for spec in _specs(examples)]
     facts = [replica.key, replica.state_hash, inputs, torch.__version__]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -53,12 +53,12 @@ MODES = {
 
 
 def constant_bytes(sequence: OperatorSequence) -> int:
-    """What the constants of a sequence take."""
+    """Return the bytes of a sequence's constants."""
     return sum(value.nbytes for value in distinct_constants(sequence).values())
 
 
 def distinct_constants(sequence: OperatorSequence) -> Dict[str, Value]:
-    """Each constant by its digest, in the order in which their bytes follow each other: as first listed."""
+    """Return each constant by its digest, in the order of their bytes: as first listed."""
     found: Dict[str, Value] = {}
     for number, digest in sequence.constants.items():
         found.setdefault(digest, sequence.values[number])
@@ -135,7 +135,7 @@ def _check_name(operator: Operator) -> None:
 
 
 def _check_numbers(operator: Operator) -> None:
-    """Dtypes, layouts and memory formats come by name."""
+    """Require names for dtypes, layouts and memory formats."""
     named = dict(operator.kwargs)
     for position, name, _ in enumerated_arguments(find_overload(operator.name)):
         given = operator.args[position] if position < len(operator.args) else named.get(name)
@@ -144,7 +144,7 @@ def _check_numbers(operator: Operator) -> None:
 
 
 def _check_modes(operator: Operator) -> None:
-    """Of a mode there are as many as the operator has code for."""
+    """Require a mode that the operator has code for."""
     given = bind(operator)
     for name, count in MODES.get(operator.base_name, {}).items():
         mode = given.get(name)
@@ -153,7 +153,7 @@ def _check_modes(operator: Operator) -> None:
 
 
 def _propagate(sequence: OperatorSequence) -> None:
-    """Call every operator on tensors without data, and compare what it makes."""
+    """Call every operator on tensors without data, and compare its results with the declared ones."""
     found: Dict[int, torch.Tensor] = {}
     without_data = FakeTensorMode()
     with without_data:
@@ -185,7 +185,7 @@ def _propagate(sequence: OperatorSequence) -> None:
 
 
 def _tensor(value: Value, data: bytearray, offset: int) -> torch.Tensor:
-    """A constant, with the strides that it has on the robot: they decide which kernel runs."""
+    """Return a constant with its strides on the robot: they decide which kernel runs."""
     dtype = getattr(torch, value.dtype)
     if not value.elements:
         return torch.empty(value.shape, dtype=dtype)

@@ -21,7 +21,7 @@ from edge_offload.split.runtime.tables import ReadyPlan
 
 @dataclass
 class _Inference:
-    """One inference under way, and the requests that its results answer."""
+    """An inference in flight, and the requests that its results answer."""
 
     number: int
     progress: Progress
@@ -69,7 +69,7 @@ class SplitRuns:
         self.encoder.close()
 
     def drop(self, peer: Peer) -> None:
-        """The peer has gone: what it waits for is not decoded or encoded any more."""
+        """Stop decoding and encoding for a peer that has disconnected."""
         for worker in (self.decoder, self.encoder):
             worker.queue.drop(peer)
 
@@ -96,7 +96,7 @@ class SplitRuns:
         self._advance(request.peer, split, inference)
 
     def take(self, request: Request, split: OpenSplit) -> None:
-        """``{handle, run, transfer}``: the reply carries that transfer."""
+        """Reply to ``{handle, run, transfer}`` with that transfer, once it is computed."""
         inference = self._inference(request, split)
         index = request.body.get("transfer")
         if inference is None:
@@ -123,7 +123,7 @@ class SplitRuns:
         return current if current is not None and current.number == number else None
 
     def _decode(self, request: Request, split: OpenSplit, inference: _Inference) -> None:
-        """On the decoder's thread."""
+        """Decode rows on the decoder's thread."""
         try:
             index, low, tensor = decode_piece(inference.progress, request.body, request.buffers)
             inference.progress.arrive(index, low, tensor)
@@ -133,7 +133,7 @@ class SplitRuns:
         self._advance(request.peer, split, inference)
 
     def _advance(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
-        """Let the device compute what can be computed, and send what can be sent; any thread."""
+        """Start computing if rows are ready, and send finished transfers; on any thread."""
         with split.lock:
             replies = inference.replies
             awaited = set(inference.progress.mine.sends) - set(replies)
@@ -148,7 +148,7 @@ class SplitRuns:
             self._fail(split, inference, error)
 
     def _compute(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
-        """On the device's thread: blocks, until the robot's rows are awaited."""
+        """Compute blocks on the device's thread, until the robot's rows are awaited."""
         try:
             while inference is split.current and inference.progress.computable():
                 inference.progress.compute()
@@ -161,12 +161,12 @@ class SplitRuns:
         self._advance_again(peer, split, inference)
 
     def _advance_again(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
-        """Rows that came just as the device let go are not forgotten."""
+        """Continue with rows that arrived just as the device stopped."""
         if inference.progress.computable():
             self._advance(peer, split, inference)
 
     def _send(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
-        """Hand what can leave to the encoder, once the robot has asked for everything that it will take."""
+        """Submit finished transfers to the encoder, once the robot has requested all of them."""
         with split.lock:
             if set(inference.progress.mine.sends) - set(inference.replies):
                 return
@@ -175,7 +175,7 @@ class SplitRuns:
             self.encoder.submit(peer, functools.partial(self._encode, split, inference, index))
 
     def _encode(self, split: OpenSplit, inference: _Inference, index: int) -> None:
-        """On the encoder's thread: answer the request that takes this transfer."""
+        """Encode a transfer on the encoder's thread, and answer its request."""
         progress = inference.progress
         transfer = progress.transfer(index)
         request = inference.replies[index]

@@ -59,7 +59,7 @@ class SplitService(Service):
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
-        """What it answers, by the request's kind."""
+        """Handlers by the request's kind."""
         return {
             "split_open": self.open,
             "split_table": self.table,
@@ -78,13 +78,13 @@ class SplitService(Service):
         self._learner.start()
 
     def close(self) -> None:
-        """Stop them; what is being learnt is given up."""
+        """Stop its threads and the current learning."""
         self._models.close()
         self._learner.close()
         self._runs.close()
 
     def forget(self, peer: Peer) -> None:
-        """The peer has gone: what it had open ends."""
+        """Close all splits of a peer that has disconnected."""
         self._runs.drop(peer)
         self._open.forget(peer)
 
@@ -107,18 +107,18 @@ class SplitService(Service):
         self.submit(self._learner, request, lambda: self._load(request, specs))
 
     def table(self, request: Request) -> None:
-        """``{handle}`` and a JSON list of plans as the one buffer → ``{plans}``: how many are in force now."""
+        """Answer ``{handle}`` and a JSON list of plans with ``{plans}``: the number of plans in force."""
         split = self._open.find(request)
         if len(request.buffers) != 1 or request.buffers[0].nbytes > MAX_TABLE_BYTES:
             raise ProtocolError(f"a table of plans is one buffer of at most {MAX_TABLE_BYTES} bytes")
         self.submit(self._loader, request, lambda: self._take_table(request, split))
 
     def have(self, request: Request) -> None:
-        """``{names}`` → ``{missing}``: positions of the blobs of constants that are not here."""
+        """Answer ``{names}`` with ``{missing}``: positions of the blobs of constants that are not here."""
         self.submit(self._loader, request, lambda: request.reply({"missing": blobs.look_up(self._store, request)[0]}))
 
     def put(self, request: Request) -> None:
-        """``{name}`` and a blob → ``{}``."""
+        """Store the blob of ``{name}``; the answer is ``{}``."""
 
         def keep() -> None:
             blobs.keep(self._store, request)
@@ -127,7 +127,7 @@ class SplitService(Service):
         self.submit(self._loader, request, keep)
 
     def echo(self, request: Request) -> None:
-        """``{}`` → ``{}``, by way of every thread that rows go through: a robot learns what a request costs here."""
+        """Answer ``{}`` by way of every thread that rows pass: a robot measures the cost of a request."""
         through, device, back = self._runs.decoder, self._device, self._runs.encoder
         answer = lambda: self.submit(back, request, lambda: request.reply({}))  # noqa: E731
         self.submit(through, request, lambda: self.submit(device, request, answer))
@@ -135,7 +135,7 @@ class SplitService(Service):
     # -- opening
 
     def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
-        """On the learner's thread: build, trace and profile; what frames compute elsewhere, on the device's thread."""
+        """Build, trace and profile on the learner's thread; frames elsewhere go first."""
         with background.yielding():
             self._trace(request, specs)
 
@@ -159,7 +159,7 @@ class SplitService(Service):
             raise
 
     def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
-        """On the learner's thread: an inference that came as a sequence, within what one robot may hold."""
+        """Read a received sequence on the learner's thread, within the limits of one robot."""
         sequence = recorded.read(bytes(request.buffers[0]), specs)
         opened = [split.traced for split in self._open.of_connection(request.peer)]
         held = sum(recorded.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
@@ -170,7 +170,7 @@ class SplitService(Service):
         return self._models.recorded(program, examples)
 
     def _profile(self, request: Request, traced: TracedModel) -> None:
-        """On the device's thread, if that is still to be done; frames that come meanwhile go first."""
+        """Profile on the device's thread, if necessary; frames that arrive meanwhile go first."""
         self._models.profile(traced, self._device.give_way)
         self._opened(request, traced)
 
@@ -182,7 +182,7 @@ class SplitService(Service):
             request.reply({"handle": handle, "sequence": traced.profile.sequence}, [record])
 
     def _take_table(self, request: Request, split: OpenSplit) -> None:
-        """On the loader's thread: every plan is checked before it may run."""
+        """Check every plan on the loader's thread before it may run."""
         try:
             texts = json.loads(bytes(request.buffers[0]).decode())
         except (ValueError, RecursionError) as error:

@@ -65,7 +65,7 @@ class TraceCache:
         self.directory = directory
 
     def profile(self, sequence: str) -> Optional[Profile]:
-        """The profile of the sequence of that hash, by itself; None if there is none that can be used."""
+        """Return the profile of the sequence of that hash, by itself; None if there is none that can be used."""
         document = self._read(sequence)
         try:
             return None if document is None else _profile(document, sequence)
@@ -74,7 +74,7 @@ class TraceCache:
             return None
 
     def find(self, sequence: str, module: nn.Module) -> Optional[CachedTrace]:
-        """The trace of the sequence of that hash, bound to the weights of ``module``; None if it cannot be used."""
+        """Return the trace of that hash, bound to the weights of ``module``; None if it cannot be used."""
         document = self._read(sequence)
         if document is None or not document.get("sequence"):
             return None
@@ -88,7 +88,7 @@ class TraceCache:
         return CachedTrace(bound, profile)
 
     def traced_of(self, model: str) -> Optional[str]:
-        """Hash of the sequence that was traced of the model of that key; None if there is none."""
+        """Return the hash of the sequence traced from the model of that key; None if there is none."""
         try:
             text = self._path(model, MODEL).read_text(encoding="ascii")
         except (OSError, ValueError):
@@ -128,7 +128,7 @@ class TraceCache:
         return self.directory / f"{name}{kind}"
 
     def _read(self, sequence: str) -> Optional[Dict[str, Any]]:
-        """The document in a file that is whole, with the right fields; None if there is none."""
+        """Return the document in a complete file with the right fields; None if there is none."""
         if _HASH.fullmatch(sequence) is None:
             return None
         try:
