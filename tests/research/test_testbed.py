@@ -39,7 +39,7 @@ def test_every_profiled_millisecond_is_charged(workload):
 def test_an_in_place_result_stands_for_what_it_replaced(workload):
     pool = workload.located.sequence.operators[3]
     assert pool.name == "profile.max_pool2d.default"
-    assert pool.reads() == (3,)
+    assert pool.input_ids() == (3,)
 
 
 def test_footprints_are_exact_halos(workload):

@@ -97,7 +97,7 @@ def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
     assert volume == pytest.approx(4.0 * 1.8 * 1.5, rel=0.35)
     seen = grid.occupancy(points[hits == CAR])
     assert 0 < seen.sum() < 0.5 * (labels == CAR).sum()
-    # a surface that only grazes a voxel does not fill it; samples.pair fills what was hit all the same
+    # a surface that only grazes a voxel does not fill it; samples.make_pair fills what was hit all the same
     assert (labels[seen > 0] == CAR).mean() > 0.8
 
 

@@ -209,7 +209,7 @@ def test_evaluation_scores_each_run_on_scenes_of_its_own(monkeypatch):
         seen.append((number, held_out))
         return Made(number)
 
-    monkeypatch.setattr("edge_offload_training.sconet.evaluation.pair", made)
+    monkeypatch.setattr("edge_offload_training.sconet.evaluation.make_pair", made)
     found = evaluate(SCONet().eval(), scenes=2, runs=2)
     assert len(set(seen)) == 4
     assert all(held_out for _, held_out in seen)

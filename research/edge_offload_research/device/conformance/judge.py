@@ -268,7 +268,7 @@ def call(op: Any, sample: Any, device: str, layout: str = SAMPLED) -> Any:
 
     arguments = sample.args if op.name in HOST_ARGUMENTS else tree_map(move, sample.args)
     with torch.no_grad():
-        return op(tree_map(move, sample.add_input), *arguments, **tree_map(move, sample.kwargs))
+        return op(tree_map(move, sample.input), *arguments, **tree_map(move, sample.kwargs))
 
 
 def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:

@@ -160,7 +160,7 @@ def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
 def digest(sample: Any) -> str:
     """Of the values of a sample, by which two processes see that they have drawn the same."""
     found = hashlib.sha256()
-    for leaf in tree_flatten((sample.add_input, list(sample.args), dict(sample.kwargs)))[0]:
+    for leaf in tree_flatten((sample.input, list(sample.args), dict(sample.kwargs)))[0]:
         if isinstance(leaf, torch.Tensor):
             found.update(repr((leaf.dtype, tuple(leaf.shape), leaf.layout)).encode())
             dense = (leaf if leaf.layout == torch.strided else leaf.to_dense()).detach().cpu()

@@ -194,7 +194,7 @@ def _variants(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Calla
     for change in changes:
         for which in (None, 0, 1) if changes is CHANGES and change is not _same else (None,):
             yield functools.partial(_moved, op, sample, change, which, None, False)
-    if isinstance(sample.add_input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
+    if isinstance(sample.input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
         yield functools.partial(_moved, op, sample, _same, None, 2, False)
     if op.name.startswith("nn.functional."):
         yield functools.partial(_moved, op, sample, _same, None, None, True)
@@ -224,7 +224,7 @@ def _moved(
             return torch.device(device)
         return value
 
-    input_ = tree_map(move, sample.add_input)
+    input_ = tree_map(move, sample.input)
     args = sample.args if op.name in HOST_ARGUMENTS else tree_map(move, sample.args)
     kwargs = tree_map(move, sample.kwargs)
     return (

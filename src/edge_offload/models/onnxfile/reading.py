@@ -133,7 +133,7 @@ def read_graph(path: str, sha256: str = "") -> Graph:
         cause = f"{path} has operators of {', '.join(strange)[:100]}, which a library of its own would compute"
         raise BadInput(cause, remedy="export it with ONNX's own operators alone")
     values = {tensor.name for tensor in model.graph.initializer}
-    inputs = tuple(_parse_input(value) for value in model.graph.add_input if value.name not in values)
+    inputs = tuple(_parse_input(value) for value in model.graph.input if value.name not in values)
     metadata = {entry.key: entry.value[: 1 << 20] for entry in model.metadata_props}
     operators = frozenset(node.op_type for node in nodes)
     outputs = tuple(value.name for value in model.graph.output)
@@ -216,7 +216,7 @@ def document_of(graph: Graph, image: ImageInput) -> bytes:
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     nodes = [node for part in _iter_graphs(model.graph) for node in part.node]
-    used = {name for node in nodes for name in (*node.add_input, *node.output)}
+    used = {name for node in nodes for name in (*node.input, *node.output)}
     used |= {tensor.name for tensor in model.graph.initializer}
     with_values = [value for value in model.graph.input if value.name in used - {one.name for one in inputs}]
     renamed: Dict[str, str] = {}
@@ -229,8 +229,8 @@ def document_of(graph: Graph, image: ImageInput) -> bytes:
         kind = next(kind for kind, dtype in _TYPES.items() if dtype is one.dtype)
         made.append(onnx.helper.make_tensor_value_info(name, kind, shape))
     for node in nodes:
-        for position, name in enumerate(node.add_input):
-            node.add_input[position] = renamed.get(name, name)
+        for position, name in enumerate(node.input):
+            node.input[position] = renamed.get(name, name)
     del model.graph.input[:]
     model.graph.input.extend([*made, *with_values])
     return bytes(model.SerializeToString())
