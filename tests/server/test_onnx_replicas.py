@@ -78,7 +78,7 @@ def test_the_process_beside_this_one_builds_it_from_where_the_file_lies(sides: A
     def beside(module: Any, process: Any, name: str, options: Any, engine: str) -> None:
         asked.append(name)
 
-    monkeypatch.setattr(runners, "ModuleBeside", beside)
+    monkeypatch.setattr(runners, "CompanionModule", beside)
     for module in (registry.build_module(sides[0]), torch.nn.Linear(2, 2)):
         runners.executor_of(module, "cpu", object(), "net.onnx", {}, "eager")  # type: ignore[arg-type]
     assert asked == [sides[0], "net.onnx"]
