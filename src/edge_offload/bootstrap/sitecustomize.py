@@ -122,4 +122,4 @@ _chain()
 if os.environ.get("EDGE_OFFLOAD_EXEC_MODE"):
     _report("python")
     sys.meta_path.insert(0, _TorchFinder())
-    _gpu_libraries().watch()
+    _gpu_libraries().watch_imports()
