@@ -20,14 +20,14 @@ HERE = pathlib.Path(__file__).parent / "programs"
 def counters() -> Dict[str, Any]:
     """What the virtual device has cost so far; empty on an ordinary torch."""
     device = sys.modules.get("edge_offload.device.installation")
-    installed = device.installed() if device is not None else None
+    installed = device.current_installation() if device is not None else None
     return dataclasses.asdict(installed.recorder.counters) if installed is not None else {}
 
 
 def ask_of_shapes(asked: bool) -> None:
     """Have the server say what all results look like, or have that worked out where it can be; nothing without it."""
     device = sys.modules.get("edge_offload.device.installation")
-    installed = device.installed() if device is not None else None
+    installed = device.current_installation() if device is not None else None
     if installed is None or not hasattr(installed.native, "trust"):
         return
     from edge_offload.device import shapes

@@ -42,7 +42,7 @@ def use_native_batch_norm() -> None:
 def round_trips() -> int:
     """Round trips of the virtual device; 0 without one."""
     module = sys.modules.get("edge_offload.device.installation")
-    device: Any = module.installed() if module is not None else None
+    device: Any = module.current_installation() if module is not None else None
     return device.recorder.counters.round_trips if device is not None else 0
 
 

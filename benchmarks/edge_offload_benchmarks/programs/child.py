@@ -100,7 +100,7 @@ def _learning_s() -> float:
 
 def _installed() -> Any:
     module = sys.modules.get("edge_offload.device.installation")
-    return module.installed() if module is not None else None
+    return module.current_installation() if module is not None else None
 
 
 if __name__ == "__main__":

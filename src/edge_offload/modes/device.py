@@ -47,7 +47,7 @@ LESSONS, IN_A_ROW = 16, 3
 def installed_device() -> Optional[Installed]:
     """The virtual device of this process, or None in a program that was not started by ``edge-offload exec``."""
     module = sys.modules.get("edge_offload.device.installation")
-    device: Optional[Installed] = module.installed() if module is not None else None
+    device: Optional[Installed] = module.current_installation() if module is not None else None
     return device
 
 
