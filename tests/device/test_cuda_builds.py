@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(not libraries.device_is_possible(), reason="
 PROGRAM = """
 import json, sys
 from edge_offload.device import installation
-libraries = installation.preload()
+libraries = installation.preload_guard()
 import torch
 from edge_offload.device.remote import WorkerRemote
 from edge_offload.mode import parse_mode
@@ -30,7 +30,7 @@ def never(*arguments):
 if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_rms_norm", "CUDA"):
     cuda = torch.library.Library("aten", "IMPL", "CUDA")
     cuda.impl("_fused_rms_norm", never)
-made = installation.install(libraries, WorkerRemote("cpu", 1), parse_mode(sys.argv[1]))
+made = installation.install_device(libraries, WorkerRemote("cpu", 1), parse_mode(sys.argv[1]))
 torch.manual_seed(0)
 differing = []
 with torch.no_grad():
