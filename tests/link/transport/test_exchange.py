@@ -346,4 +346,4 @@ def test_reply_of_an_earlier_epoch_never_completes_a_newer_request(serve, connec
 
 
 def future_id(client):
-    return next(iter(client._requests._asked))
+    return next(iter(client._requests._unanswered))

@@ -10,7 +10,7 @@ import math
 import time
 from typing import Optional, Tuple
 
-from edge_offload.link.estimate.scheduling import words as of_machine
+from edge_offload.link.estimate.scheduling import describe_waits as of_machine
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.nodes.common.health import ERROR, TORCHES, WARN, Health

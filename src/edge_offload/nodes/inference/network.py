@@ -248,7 +248,7 @@ class Network:
     def adopt_reading(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""
         if self.client is not None:
-            self.client.estimator.adopt(time.monotonic(), reading)
+            self.client.estimator.adopt_reading(time.monotonic(), reading)
 
     def close(self) -> None:
         self.module.close()

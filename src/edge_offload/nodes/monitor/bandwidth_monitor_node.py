@@ -24,7 +24,7 @@ from std_msgs.msg import Header
 
 from edge_offload.link.estimate.clock import WARN_S
 from edge_offload.link.estimate.estimator import ACTIVE, NONE, LinkEstimator
-from edge_offload.link.estimate.scheduling import words as of_machine
+from edge_offload.link.estimate.scheduling import describe_waits as of_machine
 from edge_offload.link.estimate.wireless import Wireless
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
@@ -80,7 +80,7 @@ class BandwidthMonitorNode(Node):
         """Take forecasts: outside mode ``server`` stages overlap, and only the node measured each transfer."""
         reading = link_of(message)
         if reading.uplink > 0:
-            self._estimator.adopt(time.monotonic(), reading)
+            self._estimator.adopt_reading(time.monotonic(), reading)
 
     def _on_latency(self, message: Any) -> None:
         with self._lock:
@@ -101,7 +101,7 @@ class BandwidthMonitorNode(Node):
             self.health.clear("clock")
 
     def _publish_state(self) -> None:
-        reading = self._estimator.reading(time.monotonic())
+        reading = self._estimator.make_reading(time.monotonic())
         with self._lock:
             latest = self._latest
         message = Bandwidth(header=Header(stamp=rospy.Time.now()), peer=self.params["peer"] or self.params["server"])
@@ -125,7 +125,7 @@ class BandwidthMonitorNode(Node):
             message.connected = latest.connected
             message.round_trip = latest.link_round_trip
             message.clock_offset, message.clock_error = latest.clock_offset, latest.clock_error
-        signal = self._wireless.signal()
+        signal = self._wireless.read_signal()
         message.wifi_interface = signal.interface if signal is not None else ""
         message.wifi_signal = signal.level_dbm if signal is not None else math.nan
         message.wifi_rate = signal.rate if signal is not None else 0.0
