@@ -83,7 +83,7 @@ def _read(client: Client, stop: threading.Event) -> None:
         with client.attend() as attention:
             stop.wait(READ_S * 10)
             quiet = max(attention.longest_s, attention.quiet_s(time.monotonic()))
-        _say(up=client.estimator.reading(time.monotonic()).uplink, quiet=quiet)
+        _say(up=client.estimator.make_reading(time.monotonic()).uplink, quiet=quiet)
 
 
 if __name__ == "__main__":

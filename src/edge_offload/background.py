@@ -33,21 +33,21 @@ NICE = 10
 SWITCH_S = 0.1e-3
 #: Seconds that it waits for frames between two of its steps, at most; for which it then does not wait again, so that it
 #: gets on beside any load; and between looks.
-WAIT_S, GRACE_S, LOOK_S = 0.1, 0.025, 2e-3
+WAIT_S, GRACE_S, CHECK_S = 0.1, 0.025, 2e-3
 #: Calls of Python between two looks in what has no steps (some tenths of a millisecond).
 CALLS = 1000
 _yielding = 0
 _usual_s = sys.getswitchinterval()
 _own = threading.local()
-_when_learnt: List[weakref.WeakMethod[Callable[[], object]]] = []
+_learning_ended: List[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 class Work(Protocol):
-    """What others give way to."""
+    """Work that others give way to."""
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way."""
+        """Tell whether something is under way."""
 
 
 _first: weakref.WeakSet[Work] = weakref.WeakSet()
@@ -102,26 +102,26 @@ def yielding() -> Iterator[None]:
             over = not _yielding
             if over:
                 sys.setswitchinterval(_usual_s)
-        for reference in list(_when_learnt) if over else ():
+        for reference in list(_learning_ended) if over else ():
             ended = reference()
             if ended is not None:
                 ended()
 
 
 def learns() -> bool:
-    """Whether something of this process is :func:`yielding`."""
+    """Tell whether something of this process is :func:`yielding`."""
     return _yielding > 0
 
 
 def when_learnt(ended: Callable[[], object]) -> None:
     """Have a method called whenever nothing of this process is :func:`yielding` any more, while its object lives."""
     with _lock:
-        _when_learnt[:] = [reference for reference in _when_learnt if reference() is not None]
-        _when_learnt.append(weakref.WeakMethod(ended))
+        _learning_ended[:] = [reference for reference in _learning_ended if reference() is not None]
+        _learning_ended.append(weakref.WeakMethod(ended))
 
 
 def first(work: Work) -> None:
-    """What gives way waits from now on while ``work`` is busy, as long as that lives."""
+    """Let yielding threads wait from now on while ``work`` is busy, as long as that lives."""
     _first.add(work)
 
 
@@ -146,7 +146,7 @@ def give_way() -> None:
             if time.monotonic() >= until_s:
                 _own.grace_s = time.monotonic() + GRACE_S
                 return
-            _ended.wait(LOOK_S)
+            _ended.wait(CHECK_S)
             check()
     finally:
         _own.waits = False
@@ -165,14 +165,14 @@ def sliced() -> Iterator[None]:
         return
     calls = 0
 
-    def look(_frame: Any, _event: str, _argument: Any) -> None:
+    def check_frames(_frame: Any, _event: str, _argument: Any) -> None:
         nonlocal calls
         calls += 1
         if calls >= CALLS:
             calls = 0
             give_way()
 
-    sys.setprofile(look)
+    sys.setprofile(check_frames)
     try:
         yield
     finally:
@@ -205,9 +205,9 @@ def result(future: Future[Any], timeout_s: float) -> Any:
     return future.result()
 
 
-def when_over(told: Callable[[], object]) -> None:
+def when_over(callback: Callable[[], object]) -> None:
     """Have ``told`` called when the process ends."""
-    _over.add_done_callback(lambda _: told())
+    _over.add_done_callback(lambda _: callback())
 
 
 def end() -> None:

@@ -93,14 +93,14 @@ def action(name: str, package: str) -> ModuleType:
 
 def commands(group: str = GROUP) -> Dict[str, str]:
     """Module of every verb that an installed distribution adds; one whose package is gone adds none."""
-    found: Any = metadata.entry_points()
+    entry_points: Any = metadata.entry_points()
     # a mapping of groups up to Python 3.9; the backport's and later ones are selected from
-    points = found.select(group=group) if sys.version_info >= (3, 10) else found.get(group, ())
+    points = entry_points.select(group=group) if sys.version_info >= (3, 10) else entry_points.get(group, ())
     return {point.name: point.value for point in points if find_spec(point.value.split(".")[0]) is not None}
 
 
 def absent(package: Optional[str]) -> Optional[Unsupported]:
-    """What to say when ``package`` cannot be imported, or None if it is none of :data:`FOLDERS` and their libraries."""
+    """Return the error of a missing ``package``, or None if it is none of :data:`FOLDERS` and their libraries."""
     root = (package or "").split(".")[0]
     folder = FOLDERS.get(LIBRARIES.get(root, root))
     if folder is None:

@@ -80,8 +80,8 @@ def _packages() -> Iterator[Finding]:
     if not wrong:
         yield Finding(OK, "packages", "all that the library needs, in versions that fit")
         return
-    wanted = " ".join(f"'{one.name}{one.bounds}'" for one in wrong)
-    remedy = f"{shlex.quote(sys.executable)} -m pip install {wanted}"
+    needed = " ".join(f"'{one.name}{one.bounds}'" for one in wrong)
+    remedy = f"{shlex.quote(sys.executable)} -m pip install {needed}"
     yield Finding(MISSING, "packages", ", ".join(map(str, wrong)), remedy)
 
 
@@ -95,16 +95,16 @@ def _devices() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    found = recipe.compiler()
-    if found is None:
+    compiler = recipe.compiler()
+    if compiler is None:
         detail = "no C++ compiler: payload codecs are slower, and there is no virtual GPU"
         yield Finding(WARN, "compiler", detail, "apt install g++")
     else:
-        yield Finding(OK, "compiler", shutil.which(found[0]) or found[0])
+        yield Finding(OK, "compiler", shutil.which(compiler[0]) or compiler[0])
 
 
 def _virtual_device() -> Iterator[Finding]:
-    """Whether ``edge-offload exec`` and the modes on the virtual device work here."""
+    """Check that ``edge-offload exec`` and the modes on the virtual device work here."""
     from edge_offload.device import installation
     from edge_offload.native import libraries, torch_facts
 
@@ -127,7 +127,7 @@ def _virtual_device() -> Iterator[Finding]:
 
 
 def _modes() -> Iterator[Finding]:
-    """Which modes work here: those on the virtual GPU, if it compiles, and ``split``, if a network can be traced."""
+    """Check which modes work here: on the virtual GPU, if it compiles, and ``split``, if a network can be traced."""
     import torch
 
     from edge_offload.ir.build import can_export
@@ -153,7 +153,7 @@ def _modes() -> Iterator[Finding]:
 
 
 def _platform() -> Iterator[Finding]:
-    """What the record of ``scripts/version-matrix`` has of this torch, Python and processor."""
+    """Look this torch, Python and processor up in the record of ``scripts/version-matrix``."""
     from edge_offload.native import torch_facts
 
     def name(torch: str, python: str, arch: str) -> str:
@@ -165,19 +165,19 @@ def _platform() -> Iterator[Finding]:
     # of a robot that was run with several servers the row with its own torch there counts
     rows.sort(key=lambda row: row["robot"] == row["server"])
     robots = {name(one["robot"]["torch"], one["robot"]["python"], one["robot"]["arch"]): one for one in rows}
-    here = name(torch_facts.torch_version(), platform.python_version(), platform.machine())
-    if here not in robots:
-        detail = f"{here} is not among those that scripts/version-matrix has run: {'; '.join(sorted(robots))}"
+    version = name(torch_facts.torch_version(), platform.python_version(), platform.machine())
+    if version not in robots:
+        detail = f"{version} is not among those that scripts/version-matrix has run: {'; '.join(sorted(robots))}"
         yield Finding(OK, "platform", detail)
         return
-    row = robots[here]
+    row = robots[version]
     worked = [mode for mode, words in row["modes"].items() if mode != "doctor" and not words.startswith("FAILED")]
     emulated = " under emulation" if row["emulated"] else ""
-    yield Finding(OK, "platform", f"{here} ran {', '.join(worked)} on {row['date']}{emulated}")
+    yield Finding(OK, "platform", f"{version} ran {', '.join(worked)} on {row['date']}{emulated}")
 
 
 def _executor() -> Iterator[Finding]:
-    """How a server runs the steps of programs whose sizes depend on data."""
+    """Check how a server runs the steps of programs whose sizes depend on data."""
     from edge_offload.execute.heap import find_jemalloc
 
     heap = (
@@ -218,8 +218,8 @@ def _engines() -> Iterator[Finding]:
     from edge_offload.execute.engines import table
 
     for one in table.list_engines()[1:]:
-        words = f"{one.version} {one.precision}, class {one.accuracy}" if one.present else one.detail
-        yield Finding(OK, f"engine {one.name}", words, f"optional: {one.remedy}" if one.remedy else "")
+        text = f"{one.version} {one.precision}, class {one.accuracy}" if one.present else one.detail
+        yield Finding(OK, f"engine {one.name}", text, f"optional: {one.remedy}" if one.remedy else "")
 
 
 def _pool() -> Iterator[Finding]:
@@ -246,9 +246,9 @@ def _ros() -> Iterator[Finding]:
 
 
 def _npm() -> Iterator[Finding]:
-    found = shutil.which("npm")
-    remedy = "" if found else "only needed once, to fetch MoveNet's weights: apt install npm"
-    yield Finding(OK if found else WARN, "npm", found or "absent", remedy)
+    npm = shutil.which("npm")
+    remedy = "" if npm else "only needed once, to fetch MoveNet's weights: apt install npm"
+    yield Finding(OK if npm else WARN, "npm", npm or "absent", remedy)
 
 
 def _keys(directory: Optional[str]) -> Iterator[Finding]:
@@ -299,9 +299,9 @@ def _link(server: Optional[str], keys: Optional[str]) -> Iterator[Finding]:
         with Client(server, keys=KeyStore(keys)) as client:
             welcome = client.wait_ready(5.0)
             for _ in range(10):
-                began = time.monotonic()
+                started_at = time.monotonic()
                 status = ServerStatus.from_dict(client.request("status").result(5.0).body)
-                trips.append(time.monotonic() - began)
+                trips.append(time.monotonic() - started_at)
             clock = client.clock
     except EdgeOffloadError as error:
         yield Finding(MISSING, "link", error.cause, error.remedy)
@@ -312,9 +312,9 @@ def _link(server: Optional[str], keys: Optional[str]) -> Iterator[Finding]:
     detail = f"wall clocks differ by {abs(clock.wall_offset_s) * 1e3:.1f} ms, known to {clock.error_s * 1e3:.2f} ms"
     yield Finding(WARN if clock.warning else OK, "clocks", clock.warning or detail)
     ours, theirs = fingerprint_of("cpu"), welcome.get("fingerprint")
-    found = list_differences(ours, theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
-    if found:
+    differences = list_differences(ours, theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
+    if differences:
         remedy = two_torches(ours, theirs) or "results differ in the last digits; see --threads"
-        yield Finding(WARN, "bit equality", "; ".join(found), remedy)
+        yield Finding(WARN, "bit equality", "; ".join(differences), remedy)
     else:
         yield Finding(OK, "bit equality", "server and robot compute the same bits")

@@ -57,7 +57,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "edge_offload":
             return _unforeseen(args.command, error)
-        return _say(args.command, str(beside.absent(error.name) or without_module(error)), 1)
+        return _print_error(args.command, str(beside.absent(error.name) or without_module(error)), 1)
     except BrokenPipeError:
         # the reader (head, less) went away: not an error of ours; keep the interpreter from flushing again
         _leave_output()
@@ -68,13 +68,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         if isinstance(error, OSError) and error.filename is None:
             _leave_output()  # a full disk behind standard output would be told once more at the exit
         explained = places.explained(error) if isinstance(error, OSError) else error
-        return _say(args.command, in_words(explained, f"see 'edge-offload {args.command} --help'"), 1)
+        return _print_error(args.command, in_words(explained, f"see 'edge-offload {args.command} --help'"), 1)
     except Exception as error:
         return _unforeseen(args.command, error)
 
 
 def _leave_output() -> None:
-    """What is still to be printed goes nowhere."""
+    """Discard what is still to be printed."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -82,15 +82,15 @@ def _leave_output() -> None:
 def _unforeseen(command: str, error: Exception) -> int:
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{type(error).__name__}: {error} ({pathlib.Path(last.filename).name}:{last.lineno})"
-    return _say(command, f"a defect of edge_offload: {place}; {_kept_traceback()}", DEFECT)
+    return _print_error(command, f"a defect of edge_offload: {place}; {_store_traceback()}", DEFECT)
 
 
-def _say(command: str, text: str, code: int) -> int:
+def _print_error(command: str, text: str, code: int) -> int:
     print(f"edge-offload {command}: {' '.join(text.split())}", file=sys.stderr)
     return code
 
 
-def _kept_traceback() -> str:
+def _store_traceback() -> str:
     """Put the traceback where it can be sent from, and say where that is."""
     text = traceback.format_exc()
     try:

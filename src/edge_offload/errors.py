@@ -53,7 +53,7 @@ class RemoteError(EdgeOffloadError):
 
 
 class Disagreement(RemoteError):
-    """What an operator's result looks like was worked out on the robot, and the server has found otherwise.
+    """A result on the server differs from the shape or type that the robot had worked out for its operator.
 
     The cause begins with the operator's name.
     """

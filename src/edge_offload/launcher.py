@@ -68,16 +68,16 @@ def _use_configured_python() -> None:
     catkin's wrappers name the system's Python, which seldom has torch. The mark left in the environment keeps a
     value that is itself a wrapper (a version manager's shim) from replacing the process for ever.
     """
-    wanted = os.environ.get(PYTHON_VARIABLE, "")
-    if not wanted or os.environ.pop(_REPLACED, "") == wanted:
+    configured = os.environ.get(PYTHON_VARIABLE, "")
+    if not configured or os.environ.pop(_REPLACED, "") == configured:
         return
-    if os.path.abspath(wanted) == os.path.abspath(sys.executable):
+    if os.path.abspath(configured) == os.path.abspath(sys.executable):
         return
-    if not os.access(wanted, os.X_OK):
+    if not os.access(configured, os.X_OK):
         sys.exit(
-            f"{os.path.basename(sys.argv[0])}: {PYTHON_VARIABLE} names {wanted!r}, which is no executable file; "
+            f"{os.path.basename(sys.argv[0])}: {PYTHON_VARIABLE} names {configured!r}, which is no executable file; "
             "unset it or correct it"
         )
-    os.environ[_REPLACED] = wanted
+    os.environ[_REPLACED] = configured
     sys.stdout.flush()
-    os.execv(wanted, [wanted, *sys.argv])
+    os.execv(configured, [configured, *sys.argv])

@@ -16,10 +16,10 @@ class Once:
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
-        self._said: Set[str] = set()
+        self._reported: Set[str] = set()
 
     def notify(self, text: str) -> None:
         """See :func:`notify`."""
-        if text not in self._said and len(self._said) < self._most:
-            self._said.add(text)
+        if text not in self._reported and len(self._reported) < self._most:
+            self._reported.add(text)
             notify(text)

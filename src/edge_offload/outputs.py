@@ -33,8 +33,8 @@ def add_output(parser: Any, *flags: str, folder: bool = False, **options: Any) -
         **options: as for ``add_argument``.
     """
     action: argparse.Action = parser.add_argument(*flags, **options)
-    known: Dict[str, bool] = parser.get_default("outputs") or {}
-    parser.set_defaults(outputs={**known, action.dest: folder})
+    outputs: Dict[str, bool] = parser.get_default("outputs") or {}
+    parser.set_defaults(outputs={**outputs, action.dest: folder})
     return action
 
 
@@ -76,8 +76,8 @@ def check_folder(path: Pathlike) -> None:
     """
     path = places.expand(path).absolute()
     with _refused(path):
-        there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
-        with tempfile.TemporaryFile(dir=there) as probe:
+        existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(bytes(PROBE_BYTES))
 
 
@@ -126,7 +126,7 @@ class Kept:
             self._failed[name] = error
 
     def settle(self) -> None:
-        """At the end, when the figures are on the terminal.
+        """Report failed writes, at the end, when the figures are on the terminal.
 
         Raises:
             BadInput: of the first that could not be written.

@@ -24,9 +24,9 @@ def with_parent() -> Optional[Callable[[], None]]:
         return None  # not Linux
     parent = os.getpid()
 
-    def ask() -> None:
+    def request_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:  # it has ended meanwhile
             os._exit(0)
 
-    return ask
+    return request_signal

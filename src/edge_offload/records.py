@@ -68,12 +68,12 @@ def read_list(path: Union[str, pathlib.Path, None], kind: str) -> List[Dict[str,
     if file is None or not file.exists():
         return []
     try:
-        held: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-        for one in held:
+        records: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        for one in records:
             validate(kind, one)
     except (ValueError, TypeError) as error:
         raise BadInput(f"{file} holds something else: {error}", remedy="name a new file") from error
-    return held
+    return records
 
 
 def latency_summary(seconds: Sequence[float]) -> Dict[str, float]:

@@ -20,8 +20,8 @@ class Unmet(NamedTuple):
     installed: Optional[str]
 
     def __str__(self) -> str:
-        wanted = f"{self.name}{self.bounds}"
-        return f"{wanted} (not installed)" if self.installed is None else f"{wanted} ({self.installed} is installed)"
+        needed = f"{self.name}{self.bounds}"
+        return f"{needed} (not installed)" if self.installed is None else f"{needed} ({self.installed} is installed)"
 
 
 def unmet() -> List[Unmet]:

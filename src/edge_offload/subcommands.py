@@ -71,18 +71,18 @@ def options(
     Raises:
         BadInput: not of that form.
     """
-    found: Dict[str, Any] = {}
+    values: Dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise BadInput(f"option {text!r}", remedy=f"write {form}")
         try:
-            found[name] = json.loads(value)
+            values[name] = json.loads(value)
         except ValueError:
-            found[name] = value
+            values[name] = value
         if known is not None and isinstance(known.get(name), bool):
-            found[name] = value.lower() in ("1", "true", "yes")
-    return found
+            values[name] = value.lower() in ("1", "true", "yes")
+    return values
 
 
 class Subparser(argparse.ArgumentParser):
@@ -137,12 +137,12 @@ def filled(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 def modules_of(package: ModuleType) -> Dict[str, str]:
     """Subcommand and module's name, for every module of ``package`` that defines ``run``."""
-    found = {}
+    modules = {}
     for info in pkgutil.iter_modules(package.__path__):
         tree = ast.parse((pathlib.Path(package.__path__[0]) / f"{info.name}.py").read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-            found[info.name.replace("_", "-")] = f"{package.__name__}.{info.name}"
-    return found
+            modules[info.name.replace("_", "-")] = f"{package.__name__}.{info.name}"
+    return modules
 
 
 def summary(module: str) -> str:

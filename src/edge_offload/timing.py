@@ -62,9 +62,9 @@ class InferenceReport:
 
     def idle(self) -> Tuple[float, float]:
         """Shares of the time in which the robot neither coded nor computed, and in which the server did not compute."""
-        stages_s, whole_s = self.stages_s, max(self.total_s, 1e-9)
+        stages_s, total_s = self.stages_s, max(self.total_s, 1e-9)
         robot_s = stages_s["encode"] + stages_s["compute_robot"] + stages_s["decode"]
-        return 1.0 - min(robot_s / whole_s, 1.0), 1.0 - min(stages_s["compute_server"] / whole_s, 1.0)
+        return 1.0 - min(robot_s / total_s, 1.0), 1.0 - min(stages_s["compute_server"] / total_s, 1.0)
 
 
 @dataclass(frozen=True)

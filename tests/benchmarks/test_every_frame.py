@@ -15,10 +15,10 @@ from edge_offload_benchmarks.experiments import every_frame
 def summary(delays_s, origin="carried"):
     tally = Tally()
     for number, delay_s in enumerate(delays_s):
-        tally.frame(number)
-        tally.result(number, origin, delay_s)
-    tally.latency(0, InferenceReport(Mode.SERVER, "movenet", 0.2), 0.5, False)
-    return tally.summary()
+        tally.add_frame(number)
+        tally.add_result(number, origin, delay_s)
+    tally.add_latency(0, InferenceReport(Mode.SERVER, "movenet", 0.2), 0.5, False)
+    return tally.summarise_run()
 
 
 @pytest.mark.parametrize(("late", "met"), [(0, True), (1, True), (4, False)])

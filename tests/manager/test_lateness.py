@@ -214,9 +214,9 @@ def test_a_frame_that_is_on_the_server_is_not_taken_for_an_upload_that_stands_st
 
 def test_the_longest_silence_that_ended_is_remembered():
     attention = Attention()
-    attention.note(1.0, 0.9, 100, 50)
+    attention.note_overdue(1.0, 0.9, 100, 50)
     assert attention.quiet_s(1.05) == pytest.approx(0.15)
-    attention.note(1.1, math.inf, 100, 100)
+    attention.note_overdue(1.1, math.inf, 100, 100)
     assert attention.quiet_s(1.2) == 0.0
     assert attention.longest_s == pytest.approx(0.2)
 
@@ -234,7 +234,7 @@ def test_a_policys_frame_sees_the_link_stop_once_it_is_known_and_a_mode_that_is_
     for _ in range(ENOUGH):
         with lateness.frame(SERVER, 1.0, watched=True) as late:
             late.note_result(0.1)
-    attention.note(0.0, time.monotonic() - 2 * SILENCE_S, 100, 100)
+    attention.note_overdue(0.0, time.monotonic() - 2 * SILENCE_S, 100, 100)
     with lateness.frame(SERVER, 1.0, watched=True) as late:
         assert attending
         assert late.link_stopped()
@@ -254,16 +254,16 @@ def test_silences_of_frames_that_came_are_those_of_a_link_that_is_well():
         yield attention
 
     lateness = Lateness(attend=attend)
-    attention.note(1.0, 1.0, 0, 0)
-    attention.note(1.5, math.inf, 0, 0)
+    attention.note_overdue(1.0, 1.0, 0, 0)
+    attention.note_overdue(1.5, math.inf, 0, 0)
     assert attention.longest_s == 0.5
     for _ in range(ENOUGH):
         with lateness.frame(SERVER, 1.0, watched=True) as late:
             late.note_result(0.1)
-    attention.note(2.0, time.monotonic() - 0.6, 0, 0)
+    attention.note_overdue(2.0, time.monotonic() - 0.6, 0, 0)
     with lateness.frame(SERVER, 1.0, watched=True) as late:
         assert not late.link_stopped()
     attention = Attention()
-    attention.note(2.0, time.monotonic() - 0.9, 0, 0)
+    attention.note_overdue(2.0, time.monotonic() - 0.9, 0, 0)
     with lateness.frame(SERVER, 1.0, watched=True) as late:
         assert late.link_stopped()

@@ -16,7 +16,13 @@ pytest.importorskip("sensor_msgs.msg", reason="no ROS messages here")
 from sensor_msgs.msg import CameraInfo, RegionOfInterest
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.camera.calibration import camera_of, fitted, is_rectified, published_size, rectified
+from edge_offload.nodes.camera.calibration import (
+    camera_of,
+    fit_calibration,
+    is_rectified,
+    published_size,
+    rectify_calibration,
+)
 from edge_offload.nodes.common.health import OK, WARN, Health
 from edge_offload.perception.timeline import ZERO, Instant
 
@@ -112,13 +118,13 @@ def infos(draw, models=MODELS, resizes=True):
 def test_pixels_and_points_belong_together_as_for_image_geometry(drawn):
     info, (width, height), resize = drawn
     reference, pixels = PinholeCameraModel(info, resize), PIXELS * [width, height]
-    camera = camera_of(fitted(info, width, height))
+    camera = camera_of(fit_calibration(info, width, height))
     rays = reference.pixels_to_rays(reference.rectify_points(pixels))
     points = rays * np.linspace(1, 9, len(rays))[:, None]
     np.testing.assert_allclose(camera.pixel_rays(pixels), rays, atol=1e-5)
     np.testing.assert_allclose(camera.project(points), reference.unrectify(points), atol=1e-6 * max(width, height))
     # image_rect of the same camera
-    camera = camera_of(fitted(rectified(info), width, height))
+    camera = camera_of(fit_calibration(rectify_calibration(info), width, height))
     np.testing.assert_allclose(camera.pixel_rays(pixels), reference.pixels_to_rays(pixels), atol=1e-9)
     np.testing.assert_allclose(camera.project(points), reference.project_to_pixels(points), rtol=1e-9)
     if resize == (1.0, 1.0):
@@ -131,11 +137,13 @@ def test_image_geometry_itself_says_the_same(drawn):
     model = pytest.importorskip("image_geometry", reason="no image_geometry here").PinholeCameraModel()
     info, (width, height), _ = drawn
     model.fromCameraInfo(info)
-    camera = camera_of(fitted(rectified(info), width, height))
+    camera = camera_of(fit_calibration(rectify_calibration(info), width, height))
     for pixel in (PIXELS * [width, height])[::6].tolist():
         x, y, z = model.projectPixelTo3dRay(pixel)
         np.testing.assert_allclose(camera.pixel_rays(np.array([pixel]))[0], [x / z, y / z, 1.0], atol=1e-9)
-    np.testing.assert_allclose(fitted(info, width, height).K, np.asarray(model.intrinsicMatrix()).ravel(), rtol=1e-12)
+    np.testing.assert_allclose(
+        fit_calibration(info, width, height).K, np.asarray(model.intrinsicMatrix()).ravel(), rtol=1e-12
+    )
 
 
 K = [500.0, 0, 320, 0, 500, 240, 0, 0, 1]
@@ -169,7 +177,7 @@ def region(left, top, width, height):
     ],
 )
 def test_one_point_of_the_sensor_is_one_direction_however_much_of_it_is_published(info, width, height, pixel):
-    ray = camera_of(fitted(info, width, height)).pixel_rays(np.array([pixel], dtype=float))[0]
+    ray = camera_of(fit_calibration(info, width, height)).pixel_rays(np.array([pixel], dtype=float))[0]
     np.testing.assert_allclose(ray, [0.08, 0.06, 1.0], atol=1e-9)
 
 
@@ -188,10 +196,10 @@ def test_one_point_of_the_sensor_is_one_direction_however_much_of_it_is_publishe
 )
 def test_images_of_a_size_that_does_not_fit_are_told_with_the_remedy(info, size, words):
     if words is None:
-        fitted(info, *size)
+        fit_calibration(info, *size)
         return
     with pytest.raises(BadInput, match=words):
-        fitted(info, *size)
+        fit_calibration(info, *size)
 
 
 @pytest.mark.parametrize(
@@ -244,12 +252,12 @@ def test_a_rotation_that_a_file_has_rounded_is_one():
 
 def test_rectified_images_take_p_and_have_no_distortion():
     bent = INFO(D=[-0.3, 0.1, 0, 0, 0], P=[400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0])
-    ray = camera_of(rectified(bent)).pixel_rays(np.array([[380.0, 240.0]]))[0]
+    ray = camera_of(rectify_calibration(bent)).pixel_rays(np.array([[380.0, 240.0]]))[0]
     np.testing.assert_allclose(ray, [0.2, 0.1, 1.0])
     unknown = INFO(P=[0.0] * 12)
-    np.testing.assert_allclose(camera_of(rectified(unknown)).matrix.ravel(), K)
+    np.testing.assert_allclose(camera_of(rectify_calibration(unknown)).matrix.ravel(), K)
     with pytest.raises(BadInput, match="P of camera_info is 0"):
-        rectified(INFO(D=[-0.3, 0.1, 0, 0, 0], P=[0.0] * 12))
+        rectify_calibration(INFO(D=[-0.3, 0.1, 0, 0, 0], P=[0.0] * 12))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +280,7 @@ def intake(monkeypatch):
 
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: None)
     monkeypatch.setattr(intake.rospy, "resolve_name", lambda name: name)
-    poses = types.SimpleNamespace(frames=lambda: [], add_listener=lambda call: None)
+    poses = types.SimpleNamespace(list_frames=lambda: [], add_listener=lambda call: None)
     monkeypatch.setattr(intake, "Poses", lambda: poses)
     monkeypatch.setattr(intake, "others_of", lambda *_: "")
     health = Health()
@@ -288,7 +296,7 @@ def intake(monkeypatch):
         def ray(second, pixel, width=640, height=480, placeable=True):
             message = types.SimpleNamespace(header=types.SimpleNamespace(stamp=rospy.Time(second), frame_id="c"))
             frame = intake.Frame(message, 0.0, Instant(10**9, fault="" if placeable else ZERO))
-            camera = made.locator(frame, width, height, lambda camera, **_: camera)
+            camera = made.make_locator(frame, width, height, lambda camera, **_: camera)
             return None if camera is None else camera.pixel_rays(np.array([pixel], dtype=float))[0].tolist()
 
         return made, see, ray, health
@@ -309,17 +317,17 @@ def test_the_region_that_is_read_may_move_while_frames_are_computed(intake):
 def test_images_that_do_not_fit_their_calibration_are_told_on_diagnostics_until_they_do(intake):
     made, see, ray, health = intake()
     see(INFO(binning_x=2, binning_y=2), 1)
-    assert made.size(0.0) == (320, 240)
+    assert made.wait_for_size(0.0) == (320, 240)
     assert ray(1, (0, 0), 640, 360) is None
-    report = health.report()
+    report = health.make_report()
     assert report.level == WARN
     assert "640x360" in report.message
     assert "640x360" in report.values["positions"]
     assert ray(1, (180, 135), 320, 240) == pytest.approx([0.08, 0.06, 1.0])
-    assert health.report().level == OK
+    assert health.make_report().level == OK
     see(INFO(roi=region(600, 0, 320, 240)), 2)
-    assert made.size(0.0) is None
-    assert "not within" in health.report().message
+    assert made.wait_for_size(0.0) is None
+    assert "not within" in health.make_report().message
 
 
 def test_a_node_whose_images_are_rectified_takes_p(intake):
@@ -347,6 +355,8 @@ def test_a_bag_of_rectified_images_is_stepped_with_their_calibration(tmp_path, m
     params = {"bag": str(tmp_path / "walk.bag"), "out": "out.json", "results": "people", "topic": "", "network": ""}
     node = regress_node.RegressNode(params, Health())
     node.start()
-    node._beside["/left/camera_info"](INFO(D=[-0.3, 0.1, 0, 0, 0], P=[400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0]))
+    node._companions["/left/camera_info"](
+        INFO(D=[-0.3, 0.1, 0, 0, 0], P=[400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0])
+    )
     (info,) = told
     assert (info.K[0], info.K[2], list(info.D)) == (400.0, 300.0, [])

@@ -53,22 +53,22 @@ def hedgehog(monkeypatch):
 
 
 def test_a_new_type_is_checked_with_the_arguments_of_a_launch(hedgehog):
-    assert arguments.faults(["camera:=hedgehog://garden/2", "video:=hedgehog://garden"]) == []
-    assert arguments.faults(["camera:=hedgehog://cellar"]) == [
+    assert arguments.list_faults(["camera:=hedgehog://garden/2", "video:=hedgehog://garden"]) == []
+    assert arguments.list_faults(["camera:=hedgehog://cellar"]) == [
         "camera:=hedgehog://cellar: no hedgehog in cellar; look in the garden"
     ]
-    (line,) = arguments.faults(["video:=badger://garden"])
+    (line,) = arguments.list_faults(["video:=badger://garden"])
     assert "hedgehog://garden/2 (hedgehog)" in line, "what may be given instead"
 
 
 def test_a_new_type_is_opened_by_camera_node_and_told_in_its_help(master, hedgehog, monkeypatch):
     from edge_offload.nodes.camera import camera_node
     from edge_offload.nodes.common import params
-    from edge_offload.nodes.common.base import help_text
+    from edge_offload.nodes.common.base import render_help
 
     declared = importlib.reload(camera_node).CameraNode
     try:
-        assert re.search(r"~device .*hedgehog: hedgehog://garden/2", help_text(declared))
+        assert re.search(r"~device .*hedgehog: hedgehog://garden/2", render_help(declared))
         for name in ("device", "video"):
             source = sources.open_source(params.read(declared.declared, {name: "hedgehog://garden", "rate": 3}))
             assert isinstance(source, Hedgehog)
@@ -103,13 +103,13 @@ def test_a_launch_file_hands_a_new_type_to_the_node_and_starts_that_again(master
 @pytest.mark.parametrize("row", sources.SOURCES, ids=lambda row: row.name)
 def test_every_type_has_a_class_for_its_example_and_stands_on_the_page_of_sensors(master, row):
     for argument in row.arguments:
-        assert sources.meant(argument, row.example) == (row, row.example)
+        assert sources.resolve_source(argument, row.example) == (row, row.example)
     assert issubclass(row.load(), FrameSource)
     assert f"{row.arguments[0]}:={row.example}" in (ROOT / "docs/how-to/own-sensor.md").read_text().replace('"', "")
 
 
 def test_a_value_may_stand_in_an_environment_variable(monkeypatch):
     monkeypatch.setenv("FRONT_CAMERA", "lab.mp4")
-    assert sources.meant("video", "env:FRONT_CAMERA")[1] == "lab.mp4"
-    (line,) = arguments.faults(["video:=env:REAR_CAMERA"])
+    assert sources.resolve_source("video", "env:FRONT_CAMERA")[1] == "lab.mp4"
+    (line,) = arguments.list_faults(["video:=env:REAR_CAMERA"])
     assert line == "video:=env:REAR_CAMERA: there is no environment variable REAR_CAMERA; export REAR_CAMERA='…'"

@@ -39,10 +39,10 @@ def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_it
         yield
         told.append(f"{number} taken in")
 
-    thread.came(functools.partial(steps, 0))
+    thread.take_in_result(functools.partial(steps, 0))
     assert begun.wait(10.0)
     for number in (1, 2, 3):
-        thread.came(functools.partial(steps, number))
+        thread.take_in_result(functools.partial(steps, number))
     stamp = SimpleNamespace(to_nsec=lambda: 10**9)
     thread.put(Frame(SimpleNamespace(header=SimpleNamespace(stamp=stamp)), time.monotonic()))
     go_on.set()
@@ -64,14 +64,14 @@ def test_a_frame_that_cannot_be_used_is_told_on_diagnostics_until_one_can():
 
     still = SimpleNamespace(degraded="", carry=lambda result, *_: result, steps=lambda *_: iter(()))
     health, reports = Health(), []
-    task = Task(still, see, lambda *_: None, lambda *_: reports.append(health.report()), lambda *_: 0.0)
+    task = Task(still, see, lambda *_: None, lambda *_: reports.append(health.make_report()), lambda *_: 0.0)
     thread = CarryThread(task, 1.0, health, lambda *_: None)
     thread.start(lambda *_: None)
     thread.put(Frame(None, time.monotonic()))
     thread.put(Frame("seen", time.monotonic()))
     assert thread.drain(10.0)
     assert (reports[0].level, reports[0].message, reports[0].values["bad frames"]) == (WARN, "16 bits", "1")
-    assert "16 bits" not in health.report().message
+    assert "16 bits" not in health.make_report().message
 
 
 def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, images):

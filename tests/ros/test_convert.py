@@ -14,7 +14,7 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.camera.calibration import camera_of, fitted, load_calibration
+from edge_offload.nodes.camera.calibration import camera_of, fit_calibration, load_calibration
 from edge_offload.nodes.common.convert import (
     bgr_to_image,
     bgr_to_jpeg,
@@ -335,10 +335,10 @@ def test_a_calibration_becomes_a_camera_info_and_fits_resized_images(tmp_path):
     file.write_text(CALIBRATION, encoding="utf-8")
     info = load_calibration(str(file))
     assert (info.width, info.height, info.K[0], info.P[5]) == (640, 480, 500, 510)
-    half = camera_of(fitted(info, 320, 240))
+    half = camera_of(fit_calibration(info, 320, 240))
     np.testing.assert_allclose(half.matrix, [[250, 0, 160], [0, 255, 120], [0, 0, 1]])
     with pytest.raises(BadInput, match="640x480"):
-        fitted(info, 640, 360)
+        fit_calibration(info, 640, 360)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_an_image_that_comes_in_both_forms_is_taken_once(monkeypatch):
     for second in (5, 4, 4):
         come(Image, second)
     assert len(taken) == 3, "stamps of one form may go back or stand"
-    images._compressed = images._subscribe("image/compressed", CompressedImage)
+    images._compressed = images._subscribe_topic("image/compressed", CompressedImage)
     for kind, second in ((CompressedImage, 6), (Image, 6), (Image, 7), (CompressedImage, 7), (Image, 8), (Image, 9),
                          (CompressedImage, 8), (CompressedImage, 9), (CompressedImage, 10)):  # fmt: skip
         come(kind, second)

@@ -74,7 +74,7 @@ def test_sources_take_turns_and_none_waits_longer_than_for_one_frame_of_each_oth
         counts = slot.get_counts(name)
         assert (counts.offered, counts.taken) == (steps.count(name), len(mine))
         assert counts.offered == counts.taken + counts.superseded + counts.waiting
-    assert slot.counts == SlotCounts.total(slot.get_counts(name) for name in "abc")
+    assert slot.counts == SlotCounts.sum_counts(slot.get_counts(name) for name in "abc")
 
 
 def test_sources_that_always_have_a_frame_go_round():
@@ -156,8 +156,8 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
 
 
 @pytest.mark.process
-def test_nothing_is_superseded_in_keep_all_mode_and_the_producer_is_held_up():
-    slot = LatestFrameQueue(capacity=2, keep_all=True)
+def test_nothing_is_superseded_in_queue_all_mode_and_the_producer_is_held_up():
+    slot = LatestFrameQueue(capacity=2, queue_all=True)
     got, ahead = [], []
 
     def work(item):
@@ -207,7 +207,7 @@ def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
 
 
 def test_closing_frees_a_producer_that_waits_for_room():
-    slot = LatestFrameQueue(capacity=1, keep_all=True)
+    slot = LatestFrameQueue(capacity=1, queue_all=True)
     slot.put(1)
     outcome = []
     producer = threading.Thread(target=lambda: outcome.append(slot.put(2)))
@@ -241,8 +241,8 @@ def test_an_exception_is_handed_over_and_the_worker_goes_on():
 class Stage:
     """Stages of frames that run the network when they are let, and note what happens."""
 
-    def __init__(self, lanes, keep_all=True, free=lambda taken_s: 0.0):
-        self.slot = LatestFrameQueue(capacity=8, keep_all=keep_all)
+    def __init__(self, lanes, queue_all=True, free=lambda taken_s: 0.0):
+        self.slot = LatestFrameQueue(capacity=8, queue_all=queue_all)
         self.order = FrameOrder()
         self.prepared, self.told, self.failed = [], [], []
         self.runs = {}

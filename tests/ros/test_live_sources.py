@@ -62,7 +62,7 @@ def arrivals(backlog, *instants):
     """Which of the frames that arrive at these instants are taken, if whoever takes them is always ready."""
     taken = []
     for number, instant in enumerate(instants):
-        backlog.note(instant)
+        backlog.note_arrival(instant)
         following = instants[number + 1] if number + 1 < len(instants) else float("inf")
         if instant + backlog.wait_s(instant) < following:
             taken.append(number)
@@ -93,7 +93,7 @@ def test_the_newest_frame_is_taken_and_those_before_it_are_counted():
     for number in range(1, 9):
         feed.items.put(number)
     feed.items.join()
-    frame, _ = reception.take(20.0)
+    frame, _ = reception.take_frame(20.0)
     assert (frame[0, 0, 0], reception.dropped) == (8, 7)
     reception.close(20.0)
     assert feed.closed.is_set(), "the thread that reads a connection closes it"
@@ -220,7 +220,7 @@ SECRETS = [
 
 @pytest.mark.parametrize("text", SECRETS)
 def test_what_is_shown_of_an_address_has_its_host_and_no_password(text):
-    shown = addresses.hide(text)
+    shown = addresses.hide_secrets(text)
     assert "geheim" not in shown
     assert "admin" not in shown
     assert "192.168.1.64" in shown
@@ -228,7 +228,7 @@ def test_what_is_shown_of_an_address_has_its_host_and_no_password(text):
 
 @given(st.text("abcXYZ019:/@?#!$%&;=+._~-", min_size=1), st.text("abcXYZ019:/@?#!$%&;=+._~-"))
 def test_no_password_whatever_is_shown(user, password):
-    shown = addresses.hide(f"no frame of rtsp://u{user}:SECRET{password}@10.0.0.9/path for 5 s")
+    shown = addresses.hide_secrets(f"no frame of rtsp://u{user}:SECRET{password}@10.0.0.9/path for 5 s")
     assert "SECRET" not in shown
 
 
@@ -258,10 +258,10 @@ def test_the_cause_of_a_failure_is_asked_of_the_server_without_a_password(monkey
 
         threading.Thread(target=serve, daemon=True).start()
         port = server.getsockname()[1]
-        assert words in addresses.cause_of(f"rtsp://admin:geheim@127.0.0.1:{port}/cam")
+        assert words in addresses.probe_url(f"rtsp://admin:geheim@127.0.0.1:{port}/cam")
     assert f"rtsp://127.0.0.1:{port}/cam".encode() in asked[0]
     assert b"geheim" not in asked[0]
-    assert addresses.cause_of(f"rtsp://127.0.0.1:{port}/cam") == f"127.0.0.1:{port}: connection refused"
+    assert addresses.probe_url(f"rtsp://127.0.0.1:{port}/cam") == f"127.0.0.1:{port}: connection refused"
 
 
 def test_user_and_password_of_a_host_come_from_netrc(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ from edge_offload.manager.policy import Situation
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.detections import Detections
 from edge_offload.models.voxels import VoxelGrid
-from edge_offload.nodes.camera.calibration import camera_of, fitted, published_size, rectified
+from edge_offload.nodes.camera.calibration import camera_of, fit_calibration, published_size, rectify_calibration
 from edge_offload.nodes.common.convert import (
     bgr_to_image,
     bgr_to_jpeg,
@@ -214,9 +214,11 @@ def compressed(message):
 
 def calibration(message):
     found = [attempt(published_size, message)]
-    for info in (message, rectified(message)):
-        found.append(attempt(lambda info: camera_of(fitted(info, 80, 100)).pixel_rays(np.array([[5.0, 7.0]])), info))
-        found.append(attempt(fitted, info, 80, 100))
+    for info in (message, rectify_calibration(message)):
+        found.append(
+            attempt(lambda info: camera_of(fit_calibration(info, 80, 100)).pixel_rays(np.array([[5.0, 7.0]])), info)
+        )
+        found.append(attempt(fit_calibration, info, 80, 100))
     return found
 
 
@@ -228,12 +230,12 @@ def battery(message):
     from edge_offload.nodes.manager.offload_manager_node import OffloadManagerNode
 
     health = Health()
-    news = types.SimpleNamespace(came=lambda: None)
+    news = types.SimpleNamespace(note_arrival=lambda: None)
     node = types.SimpleNamespace(
         _battery=BatteryReader(), _battery_news=news, _lock=threading.Lock(), _tasks={}, health=health
     )
     OffloadManagerNode._on_battery(node, message)
-    return health.report().values["battery"]
+    return health.make_report().values["battery"]
 
 
 def pose(message):
@@ -263,7 +265,7 @@ def goal(message):
         made = GoalIntake(node, Poses(buffer))
     made._on_goal(copy.deepcopy(message))
     frame = Frame(types.SimpleNamespace(header=HEADER), 0.0, Instant(9 * 10**9))
-    return made.place(frame, wait=False), node.health.report()
+    return made.place_goal(frame, wait=False), node.health.make_report()
 
 
 def diagnostics(message):
@@ -283,7 +285,7 @@ def latency(message):
     estimator = types.SimpleNamespace(sample=lambda *told: sampled.append(told[1:]), round_trip=lambda *_: None)
     node = types.SimpleNamespace(_lock=threading.Lock(), _client=None, _estimator=estimator, health=Health())
     BandwidthMonitorNode._on_latency(node, message)
-    return attempt(report_of, message), messages.convert_latency(message, 1.0), sampled, node.health.report()
+    return attempt(report_of, message), messages.convert_latency(message, 1.0), sampled, node.health.make_report()
 
 
 def forecast(message):
@@ -291,17 +293,17 @@ def forecast(message):
 
 
 def people(message):
-    from edge_offload.nodes.monitor.regress_node import _people
+    from edge_offload.nodes.monitor.regress_node import _describe_people
 
-    return messages.convert_people(message, 1.0), _people(message, True)
+    return messages.convert_people(message, 1.0), _describe_people(message, True)
 
 
 def scene(message):
-    from edge_offload.nodes.monitor.regress_node import _scene
+    from edge_offload.nodes.monitor.regress_node import _describe_scene
 
     return (
         messages.convert_scene(message, 1.0),
-        attempt(_scene, message, True),
+        attempt(_describe_scene, message, True),
         attempt(scene_messages.labels_of, message),
     )
 
@@ -537,13 +539,15 @@ def diagnosed():
     """What a node says on /diagnostics."""
     import diagnostic_updater
 
-    from edge_offload.nodes.common.base import Diagnostics
+    from edge_offload.nodes.common.base import DiagnosticsReporter
 
     health = Health()
     health.warn("camera", "no images")
     health.value("frames", 3)
     told = types.SimpleNamespace(_node=types.SimpleNamespace(health=health))
-    return DiagnosticArray(status=[Diagnostics._fill(told, diagnostic_updater.DiagnosticStatusWrapper())])
+    return DiagnosticArray(
+        status=[DiagnosticsReporter._fill_status(told, diagnostic_updater.DiagnosticStatusWrapper())]
+    )
 
 
 @pytest.fixture
@@ -570,7 +574,7 @@ def published_examples():
     return {
         "sensor_msgs/Image": [bgr_to_image(PIXELS, HEADER)],
         "sensor_msgs/CompressedImage": [bgr_to_jpeg(PIXELS, HEADER, 90)],
-        "sensor_msgs/CameraInfo": [fitted(camera_info(), 80, 100)],
+        "sensor_msgs/CameraInfo": [fit_calibration(camera_info(), 80, 100)],
         "sensor_msgs/PointCloud2": [
             points_to_cloud(POINTS, HEADER), scene_messages.voxels_message(HEADER, labels, grid, colours)
         ],

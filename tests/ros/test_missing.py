@@ -53,7 +53,7 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
     now = time.monotonic()
     header = Header(stamp=at(seconds), frame_id=frame_id)
     frame = Frame(types.SimpleNamespace(header=header), now, Instant(header.stamp.to_nsec()), until_s=now + wait_s)
-    return intake.locator(frame, 128, 96, Locator)
+    return intake.make_locator(frame, 128, 96, Locator)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_position_that_is_missing_is_told_where_it_was_asked_for(
     intake, health = camera(monkeypatch, tf(*transforms), world, **options)
     for _ in range(4):
         locate(intake, frame_id=frame_id)
-    report = health.report()
+    report = health.make_report()
     assert report.level == (WARN if words else OK), report
     assert words in report.message
     if words:
@@ -109,11 +109,11 @@ def test_the_share_that_is_lost_is_told_and_forgotten_when_it_is_over(monkeypatc
     for number in range(5):
         clock.now += 0.2
         assert (locate(intake, 0.9 + 0.05 * number).pose is not None) == (number < 3)
-    assert "2 of the last 5 results without a position in 'map': late by" in health.report().message
+    assert "2 of the last 5 results without a position in 'map': late by" in health.make_report().message
     for _ in range(60):
         clock.now += 0.2
         locate(intake, 0.5)
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 def test_results_that_are_carried_never_wait_in_the_thread_that_carries(monkeypatch):
@@ -131,7 +131,7 @@ def test_the_slash_of_a_frame_id_is_dropped_where_frames_come_in():
 
     message = Image()
     message.header.frame_id, message.header.stamp = "/front/cam", at(0.0)
-    frame = Arrivals(Health(), "images", {"tf_wait": 2.0}).frame(message, 50.0)
+    frame = Arrivals(Health(), "images", {"tf_wait": 2.0}).make_frame(message, 50.0)
     assert frame.message.header.frame_id == "front/cam"
     assert frame.until_s == 52.0
 
@@ -169,14 +169,14 @@ def test_a_depth_image_that_comes_late_is_waited_for(depth):
     intake, health = depth
     intake._on_message(depth_image(0.9))
     frame, found = depth_frame(1.0, until_s=time.monotonic() + LONG_S), []
-    thread = threading.Thread(target=lambda: found.append(intake.at(frame, (4, 4))), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(intake.depth_at(frame, (4, 4))), daemon=True)
     thread.start()
     assert intake.waits_s(frame) == frame.until_s
     assert not found
     intake._on_message(depth_image(1.01))
     thread.join(30.0)
     assert found[0][0].shape == (4, 4)
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_depth_that_does_not_match_is_told_with_the_share_and_the_remedy(depth, 
     for seconds in stamps:
         intake._on_message(depth_image(seconds, side))
     for _ in range(2):
-        assert intake.at(depth_frame(1.0), (4, 4))[0] is None
-    report = health.report()
+        assert intake.depth_at(depth_frame(1.0), (4, 4))[0] is None
+    report = health.make_report()
     assert report.level == WARN
     assert "2 of the last 2 images without depth image" in report.message
     assert words in report.message
@@ -203,13 +203,13 @@ def test_depth_that_does_not_match_is_told_with_the_share_and_the_remedy(depth, 
 
 def test_a_depth_topic_that_is_silent_is_told_with_others_of_its_type(depth):
     intake, health = depth
-    intake._topic._began_s -= 10.0
-    message = health.report().message
+    intake._topic._started_s -= 10.0
+    message = health.make_report().message
     assert "no depth image on /depth yet" in message
     assert "depth_topic:=" in message
     assert "/aligned" in message
     intake._on_message(depth_image(1.0))
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 @pytest.fixture
@@ -247,23 +247,23 @@ def test_the_follower_drives_by_a_pose_that_comes_late_and_by_frames_with_a_slas
     thread.join(0.05)
     assert node._follower.compute_command().linear == 0.0
     poses.buffer.set_transform(transform("map", "base_link", 1.1, 0.0), "test")
-    poses.notify()
+    poses.notify_waiting()
     thread.join(30.0)
     assert node._follower.compute_command().linear > 0.0
-    assert node.health.report().level == OK
+    assert node.health.make_report().level == OK
 
 
 def test_the_follower_says_why_it_stands(follower):
     node, _ = follower
     node._on_people(target(0.5, "odom"))
     assert node._follower.compute_command().linear == 0.0
-    assert "no frame 'odom': tf has these: base_link, map" in node.health.report().message
+    assert "no frame 'odom': tf has these: base_link, map" in node.health.make_report().message
     node._on_people(target(0.5, known=False))
-    assert "2 of the last 2" in node.health.report().message
-    assert "says why" in node.health.report().message
+    assert "2 of the last 2" in node.health.make_report().message
+    assert "says why" in node.health.make_report().message
     for _ in range(2):
         node._on_people(target(0.5))
-    assert "2 of the last 4" in node.health.report().message
+    assert "2 of the last 4" in node.health.make_report().message
 
 
 def test_the_follower_says_that_nobody_finds_people(follower, monkeypatch):
@@ -271,8 +271,8 @@ def test_the_follower_says_that_nobody_finds_people(follower, monkeypatch):
 
     monkeypatch.setattr(topic_types, "others_of", lambda *_: "")
     node, _ = follower
-    node._people._began_s -= 10.0
-    assert "no people on /kapao/people yet; start kapao_node" in node.health.report().message
+    node._people._started_s -= 10.0
+    assert "no people on /kapao/people yet; start kapao_node" in node.health.make_report().message
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_battery_that_is_silent_is_told_where_there_is_one(monkeypatch, ever, 
     if remapped:
         monkeypatch.setattr(manager.rospy, "resolve_name", lambda name: "/bms/state")
     if ever:
-        node._battery_news.came()
+        node._battery_news.note_arrival()
     assert not node._check_battery()
     clock.now = 31.0
     assert ("no battery state on /battery" in node._check_battery()) == warns
@@ -309,13 +309,13 @@ def test_a_goal_in_a_frame_with_a_slash_is_placed_and_an_unknown_one_told(monkey
     goal = goals.GoalIntake(node, poses)
     frame = depth_frame(0.5)
     frame.message.header.frame_id = "lidar"
-    assert goal.place(frame, wait=True) == (12.0, 1.0)
+    assert goal.place_goal(frame, wait=True) == (12.0, 1.0)
     for name, place in (("/map", (1.5, 0.0)), ("/lidar", (11.5, 0.0)), ("odom", None)):
         message = PoseStamped()
         message.header.frame_id, message.pose.position.x = name, 11.5
         goal._on_goal(message)
-        assert goal.place(frame, wait=True) == (place if place is None else pytest.approx(place))
-    report = node.health.report()
+        assert goal.place_goal(frame, wait=True) == (place if place is None else pytest.approx(place))
+    report = node.health.make_report()
     assert report.level == WARN
     assert "no frame 'odom': tf has these: lidar, map; publish where 'odom' is" in report.message
 
@@ -335,9 +335,9 @@ def test_a_lidar_that_falls_silent_is_told(monkeypatch):
     node = lidar_node.LidarNode({**params, "input": "/points"}, Health())
     node.start()
     node._on_cloud(PointCloud2())
-    assert node.health.report().level == OK
-    node._input._came_s -= 10.0
-    report = node.health.report()
+    assert node.health.make_report().level == OK
+    node._input._arrived_s -= 10.0
+    report = node.health.make_report()
     assert report.level == WARN
     assert "no cloud on /points for 10 s" in report.message
     assert "/velodyne_points" in report.message

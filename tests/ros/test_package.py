@@ -135,11 +135,11 @@ def test_rosrun_finds_a_node_once():
 def test_every_node_explains_its_topics_and_parameters(name):
     pytest.importorskip("rospy")
     pytest.importorskip("edge_offload_msgs.msg")
-    from edge_offload.nodes.common.base import help_text
+    from edge_offload.nodes.common.base import render_help
 
     node = importlib.import_module(module_of(name)).NODE
     assert node.name == name
-    text = help_text(node)
+    text = render_help(node)
     source = pathlib.Path(importlib.import_module(node.__module__).__file__).read_text(encoding="utf-8")
     for topic in re.findall(r'(?:Publisher|Subscriber|Service)\(\s*"([^"]+)"', source):
         assert topic in text, f"{topic} is not explained"

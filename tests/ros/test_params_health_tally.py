@@ -16,7 +16,7 @@ from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.common.health import ERROR, OK, WARN, Awaited, Health, Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.link_watch import LinkWatch
-from edge_offload.nodes.monitor.tally import Tallies, Tally, table
+from edge_offload.nodes.monitor.tally import Tallies, Tally, render_summary
 from edge_offload.timing import InferenceReport
 
 DECLARED = (
@@ -57,7 +57,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(raw, words):
 
 
 def test_misspelt_parameters_are_found():
-    assert parameters.unknown(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
+    assert parameters.undeclared_names(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
 
 
 def test_what_nodes_write_themselves_is_not_misspelt_for_those_that_are_started_again():
@@ -81,7 +81,7 @@ def test_what_nodes_write_themselves_is_not_misspelt_for_those_that_are_started_
 
 def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_name():
     def judge(watch, now, held, ready=False):
-        return watch.judge(now, ready, "tcp://edge:5599", "connection refused", held)
+        return watch.judge_link(now, ready, "tcp://edge:5599", "connection refused", held)
 
     for held, lasting in ((False, WARN), (True, ERROR)):
         watch = LinkWatch()
@@ -109,90 +109,90 @@ def test_what_one_part_of_a_node_says_has_its_name_and_ends_by_itself():
         part.value("results", 3)
     front.watch("depth", lambda: late[0])
     assert not front.warn("images", "no image yet"), "no news"
-    assert health.report().message == "front: no image yet; rear: no image yet"
-    assert health.report().values["rear: results"] == "3"
-    assert (front.counted("bad frames"), health.counted("bad frames")) == (1, 0)
+    assert health.make_report().message == "front: no image yet; rear: no image yet"
+    assert health.make_report().values["rear: results"] == "3"
+    assert (front.read_count("bad frames"), health.read_count("bad frames")) == (1, 0)
     assert front.clear("images")
     late[0] = "late"
-    assert (health.report().level, health.report().message) == (WARN, "rear: no image yet; front: late")
+    assert (health.make_report().level, health.make_report().message) == (WARN, "rear: no image yet; front: late")
     rear.clear("images")
     late[0] = ""
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 def test_health_reports_the_worst_condition_first_and_forgets_what_is_over():
     health = Health()
-    assert health.report().level == OK
+    assert health.make_report().level == OK
     health.warn("link", "no server")
     assert health.error("camera", "unplugged") is True
     assert health.error("camera", "unplugged") is False
-    report = health.report()
+    report = health.make_report()
     assert report.level == ERROR
     assert report.message == "unplugged; no server"
     health.clear("camera")
-    assert health.report().level == WARN
+    assert health.make_report().level == WARN
     health.clear("link")
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 def tally_of(published, results, latencies, mode=Mode.SERVER) -> Tally:
     tally = Tally()
     for stamp in published:
-        tally.frame(stamp)
+        tally.add_frame(stamp)
     for stamp in results:
-        tally.result(stamp)
+        tally.add_result(stamp)
     for stamp in latencies:
-        tally.latency(stamp, InferenceReport(mode, "movenet", 0.1, bytes_up=100, round_trips=1), 0.5, False)
+        tally.add_latency(stamp, InferenceReport(mode, "movenet", 0.1, bytes_up=100, round_trips=1), 0.5, False)
     return tally
 
 
 def test_what_results_lack_is_told_as_a_share_until_it_is_long_ago():
     clock = SimpleNamespace(now=0.0)
     health, losses = Health(), Losses("results without a place", lambda: clock.now)
-    health.watch("place", losses.words)
+    health.watch("place", losses.describe_losses)
     for number in range(20):
         clock.now = 0.5 * number
-        losses.note(f"cause {number}; remedy" if number % 5 == 0 else "")
-    report = health.report()
+        losses.note_loss(f"cause {number}; remedy" if number % 5 == 0 else "")
+    report = health.make_report()
     assert (report.level, report.message) == (WARN, "4 of the last 20 results without a place: cause 15; remedy")
     clock.now = 17.7
-    losses.note()
-    assert health.report().level == OK, "10 s after the last that lacked something"
-    losses.note(lambda: "asked when it is told")
+    losses.note_loss()
+    assert health.make_report().level == OK, "10 s after the last that lacked something"
+    losses.note_loss(lambda: "asked when it is told")
     clock.now += 30.0
-    assert "1 of the last 1" in health.report().message, "results are rare: the newest counts for longer"
-    assert "asked when it is told" in health.report().message
+    assert "1 of the last 1" in health.make_report().message, "results are rare: the newest counts for longer"
+    assert "asked when it is told" in health.make_report().message
     clock.now += 31.0
-    assert health.report().level == OK
-    losses.note("no more of this")
+    assert health.make_report().level == OK
+    losses.note_loss("no more of this")
     losses.clear()
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 def test_what_is_awaited_is_told_when_it_stays_away():
     clock = SimpleNamespace(now=100.0)
     awaited = Awaited("cloud on /points", lambda: "check the driver", 3.0, lambda: clock.now)
     clock.now = 102.0
-    assert awaited.words() == ""
+    assert awaited.explain_silence() == ""
     clock.now = 104.0
-    assert awaited.words() == "no cloud on /points yet; check the driver"
-    awaited.came()
+    assert awaited.explain_silence() == "no cloud on /points yet; check the driver"
+    awaited.note_arrival()
     clock.now = 106.5
-    assert awaited.words() == ""
+    assert awaited.explain_silence() == ""
     clock.now = 109.0
-    assert awaited.words() == "no cloud on /points for 5 s; check the driver"
+    assert awaited.explain_silence() == "no cloud on /points for 5 s; check the driver"
 
 
 def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
     tally = tally_of([1, 2, 3, 4, 5], [1, 3, 4], [1, 3, 4])
-    assert tally.faults() == []
-    record = tally.summary("wifi_93mbps", ["a.avi"])
+    assert tally.list_faults() == []
+    record = tally.summarise_run("wifi_93mbps", ["a.avi"])
     records.validate("run", record)
     assert record["frames_published"] == 4, "frame 5 came after the last result: it may be under way"
     assert record["frames_in"] == record["results_out"] == 3
     assert record["frames_superseded"] == 1
     assert record["mode"] == "server"
-    assert "1 superseded" in table(record)
+    assert "1 superseded" in render_summary(record)
 
 
 def test_a_bag_that_is_played_again_and_again_is_counted_every_time():
@@ -200,27 +200,27 @@ def test_a_bag_that_is_played_again_and_again_is_counted_every_time():
     report = InferenceReport(Mode.SERVER, "movenet", 0.1)
     for loop in range(4):
         for stamp in range(1, 9):
-            tally.frame(stamp)
+            tally.add_frame(stamp)
             if stamp == 4 or (loop == 3 and stamp > 5):
                 continue  # superseded; the run ends before the last answers
-            tally.result(stamp)
-            tally.latency(stamp, report, 0.5, False)
-    assert tally.faults() == []
+            tally.add_result(stamp)
+            tally.add_latency(stamp, report, 0.5, False)
+    assert tally.list_faults() == []
     assert tally.complete == 25
-    record = tally.summary()
+    record = tally.summarise_run()
     assert record["frames_in"] == record["results_out"] == 25
     assert (record["frames_published"], record["frames_superseded"]) == (29, 4)
-    tally.frame(6)
-    tally.result(6)
+    tally.add_frame(6)
+    tally.add_result(6)
     tally.close()
-    assert tally.faults() == [], "half an answer is known though its stamp was there before"
+    assert tally.list_faults() == [], "half an answer is known though its stamp was there before"
 
 
 def test_frames_that_fell_back_are_told_apart_in_the_summary():
     tally = tally_of([1, 2, 3], [1, 2], [1, 2])
-    tally.result(3)
-    tally.latency(3, InferenceReport(Mode.LOCAL, "movenet", 0.7), 0.5, False)
-    record = tally.summary()
+    tally.add_result(3)
+    tally.add_latency(3, InferenceReport(Mode.LOCAL, "movenet", 0.7), 0.5, False)
+    record = tally.summarise_run()
     records.validate("run", record)
     assert record["frames_by_mode"] == {"server": 2, "local": 1}
     assert record["latency_s"]["mean"] == pytest.approx(0.3)
@@ -240,7 +240,7 @@ def test_frames_that_fell_back_are_told_apart_in_the_summary():
     ],
 )
 def test_a_restamped_doubled_or_missing_answer_is_a_fault(results, latencies, words):
-    faults = tally_of([1, 2, 3], results, latencies).faults()
+    faults = tally_of([1, 2, 3], results, latencies).list_faults()
     assert any(words in fault for fault in faults), faults
 
 
@@ -254,8 +254,8 @@ def test_a_count_that_ends_while_frames_are_under_way_is_even():
     ):
         tally = tally_of([1, 2, 3, 4], results, latencies)
         tally.close()
-        assert tally.faults() == [], (results, latencies)
-        record = tally.summary()
+        assert tally.list_faults() == [], (results, latencies)
+        record = tally.summarise_run()
         assert (record["frames_published"], record["frames_in"], record["results_out"]) == (2, 2, 2)
         assert record["frames_superseded"] == 0
         assert record["frames_by_mode"] == {"server": 2}
@@ -266,26 +266,26 @@ def test_after_the_count_only_what_its_frames_lack_is_taken():
     report = InferenceReport(Mode.SERVER, "movenet", 0.1)
     tally = tally_of([1, 2], [1, 3, 4], [1, 2, 3, 4])
     tally.close()
-    assert any("belong to no frame" in fault for fault in tally.faults())
-    assert any("but not both" in fault for fault in tally.faults()), "an older half is waited for"
+    assert any("belong to no frame" in fault for fault in tally.list_faults())
+    assert any("but not both" in fault for fault in tally.list_faults()), "an older half is waited for"
     for stamp in (3, 4, 5, 3):
-        tally.frame(stamp)
+        tally.add_frame(stamp)
     for stamp in (2, 4, 5):
-        tally.result(stamp)
-        tally.latency(stamp, report, 0.5, False)
-    assert tally.faults() == []
-    record = tally.summary()
+        tally.add_result(stamp)
+        tally.add_latency(stamp, report, 0.5, False)
+    assert tally.list_faults() == []
+    record = tally.summarise_run()
     assert (record["frames_published"], record["frames_in"], record["results_out"]) == (4, 4, 4)
     carried = tally_of([1, 2], [], [1, 2, 3])
     for stamp, origin in ((1, "carried"), (2, "fresh")):
-        carried.result(stamp, origin)
+        carried.add_result(stamp, origin)
     carried.close()
-    assert carried.faults() == [], "an inference whose frame has no result yet"
-    assert carried.summary()["inferences"] == 2
+    assert carried.list_faults() == [], "an inference whose frame has no result yet"
+    assert carried.summarise_run()["inferences"] == 2
 
 
 def test_answers_to_frames_of_before_we_listened_are_answers_to_published_frames():
-    record = tally_of([2, 3, 4], [1, 2, 4], [1, 2, 4]).summary()
+    record = tally_of([2, 3, 4], [1, 2, 4], [1, 2, 4]).summarise_run()
     assert (record["frames_published"], record["frames_in"], record["frames_superseded"]) == (4, 3, 1)
 
 
@@ -295,15 +295,15 @@ def test_a_count_that_begins_after_the_network_is_even(late):
     report = InferenceReport(Mode.SERVER, "movenet", 0.1)
     tally = Tally(late=True)
     for stamp in range(1, 8):
-        tally.frame(stamp)
+        tally.add_frame(stamp)
         if stamp > (3 if late == "results" else 2):
-            tally.result(stamp)
+            tally.add_result(stamp)
         if stamp > (3 if late == "latencies" else 2):
-            tally.latency(stamp, report, 0.5, False)
-    tally.frame(8)
+            tally.add_latency(stamp, report, 0.5, False)
+    tally.add_frame(8)
     tally.close()
-    assert tally.faults() == []
-    record = tally.summary()
+    assert tally.list_faults() == []
+    record = tally.summarise_run()
     assert record["frames_in"] == record["results_out"] == sum(record["frames_by_mode"].values()) == 4
     assert (record["frames_published"], record["frames_superseded"]) == (4, 0)
 
@@ -311,30 +311,30 @@ def test_a_count_that_begins_after_the_network_is_even(late):
 def test_a_first_half_answer_of_a_network_is_a_fault():
     torn = tally_of([1, 2, 3], [2, 3], [1, 2, 3])
     torn.close()
-    assert any("but not both" in fault for fault in torn.faults())
+    assert any("but not both" in fault for fault in torn.list_faults())
 
 
 def test_a_half_in_the_midst_of_a_count_is_a_fault():
     torn = tally_of([1, 2, 3], [1, 3], [1, 2, 3])
     torn.close()
-    assert torn.faults(), "only frames behind the last whole one may lack a half"
+    assert torn.list_faults(), "only frames behind the last whole one may lack a half"
 
 
 def test_no_result_at_all_is_an_error_and_not_an_empty_summary():
     with pytest.raises(BadInput, match="no frame got a result"):
-        tally_of([1, 2], [], []).summary()
+        tally_of([1, 2], [], []).summarise_run()
 
 
 def test_the_summary_says_what_to_do_about_two_versions_of_torch():
     tally = Tally()
-    tally.frame(1)
-    tally.result(1)
-    tally.latency(1, InferenceReport(Mode.SERVER, "movenet", 0.1), 1.0, True)
-    assert "TORCH" not in table(tally.summary())
+    tally.add_frame(1)
+    tally.add_result(1)
+    tally.add_latency(1, InferenceReport(Mode.SERVER, "movenet", 0.1), 1.0, True)
+    assert "TORCH" not in render_summary(tally.summarise_run())
     tally.two_torches = "torch 2.13.0 on the robot, 2.15.0 on the server: pip install torch==2.13.0 on the server"
-    record = tally.summary()
+    record = tally.summarise_run()
     records.validate("run", record)
-    assert "pip install torch==2.13.0 on the server" in table(record)
+    assert "pip install torch==2.13.0 on the server" in render_summary(record)
 
 
 def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
@@ -348,7 +348,7 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     module, health = SimpleNamespace(state=dict, torches=lambda: words, engine_state=lambda: ("eager", False)), Health()
     network = NetworkHealth(module, None, health)
     network.refresh(needed=False)
-    told = health.report()
+    told = health.make_report()
     assert (told.level, told.message) == (WARN, words)
     recorder = RunRecorder.__new__(RunRecorder)
     recorder._tally = Tally()
@@ -357,7 +357,7 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     assert recorder._tally.two_torches == words
     module.torches = str
     network.refresh(needed=False)
-    assert health.report().level == OK
+    assert health.make_report().level == OK
 
 
 def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
@@ -369,7 +369,7 @@ def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
     lines = []
     monkeypatch.setattr(rospy, "loginfo", lines.append)
     node = OffloadedNode({"deadline": 0.0}, Health())
-    node._mode, node._network = Mode.SERVER, SimpleNamespace(aim=lambda *_: None, absent={})
+    node._mode, node._network = Mode.SERVER, SimpleNamespace(aim_plans=lambda *_: None, absent={})
     monkeypatch.setattr(rospy.core, "is_shutdown_requested", lambda: True)
     node._on_mode(OffloadMode(mode="local", policy="auto", reason="server: connection refused"))
     assert (node._mode, lines) == (Mode.LOCAL, [])
@@ -381,18 +381,18 @@ def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
 def test_results_that_are_carried_along_are_counted_apart_from_inferences():
     tally = tally_of([1, 2, 3, 4, 5], [], [2, 4])
     for stamp, origin in ((1, "none"), (2, "none"), (3, "carried"), (4, "local"), (5, "carried")):
-        tally.result(stamp, origin, 0.02)
-    assert tally.faults() == []
+        tally.add_result(stamp, origin, 0.02)
+    assert tally.list_faults() == []
     assert tally.complete == 5
-    record = tally.summary()
+    record = tally.summarise_run()
     records.validate("run", record)
     assert (record["frames_in"], record["results_out"], record["frames_superseded"]) == (5, 5, 0)
     assert (record["inferences"], record["results_by_origin"]) == (2, {"none": 2, "carried": 2, "local": 1})
     assert record["delay_s"]["p99"] == pytest.approx(0.02)
-    assert "from 2 inferences" in table(record)
-    tally.latency(6, InferenceReport(Mode.SERVER, "movenet", 0.1), 0.5, False)
-    tally.result(5, "carried")
-    assert [fault.split(" ", 1)[1] for fault in tally.faults()] == [
+    assert "from 2 inferences" in render_summary(record)
+    tally.add_latency(6, InferenceReport(Mode.SERVER, "movenet", 0.1), 0.5, False)
+    tally.add_result(5, "carried")
+    assert [fault.split(" ", 1)[1] for fault in tally.list_faults()] == [
         "stamps of results belong to no frame seen (first: 6 ns)",
         "frames have several results (first: 5 ns)",
         "frames have a latency, but no result (first: 6 ns)",
@@ -405,35 +405,35 @@ def test_cameras_of_one_network_are_counted_each_by_itself():
     for stamp in (1, 2, 3, 4):
         for camera, answered in (("front", (1, 3)), ("rear", (2, 3, 4))):
             tally = tallies.of[camera]
-            tally.frame(stamp)
+            tally.add_frame(stamp)
             if stamp in answered:
-                tally.result(stamp)
+                tally.add_result(stamp)
                 took_s = 0.1 if camera == "front" else 0.3
-                tally.latency(stamp, InferenceReport(Mode.SERVER, "movenet", took_s), 1.0, True)
-    assert (tallies.sum("frames"), tallies.sum("complete"), tallies.results) == (8, 5, 5)
-    assert tallies.faults() == []
-    record = tallies.summary()
+                tally.add_latency(stamp, InferenceReport(Mode.SERVER, "movenet", took_s), 1.0, True)
+    assert (tallies.sum_counts("frames"), tallies.sum_counts("complete"), tallies.results) == (8, 5, 5)
+    assert tallies.list_faults() == []
+    record = tallies.summarise_run()
     records.validate("run", record)
     assert (record["frames_in"], record["results_out"], record["frames_superseded"]) == (5, 5, 2)
     front, rear = record["cameras"]["front"], record["cameras"]["rear"]
     assert (front["frames_published"], front["frames_in"], front["frames_superseded"]) == (3, 2, 1)
     assert (rear["frames_published"], rear["frames_in"], rear["frames_superseded"]) == (4, 3, 1)
     assert (front["latency_s"]["p50"], rear["latency_s"]["p50"]) == (pytest.approx(0.1), pytest.approx(0.3))
-    assert "front        2 results of 3 frames, p50 100 ms" in table(record)
-    tallies.of["rear"].result(4)
-    assert tallies.faults() == ["rear: 1 frames have several results (first: 4 ns)",
+    assert "front        2 results of 3 frames, p50 100 ms" in render_summary(record)
+    tallies.of["rear"].add_result(4)
+    assert tallies.list_faults() == ["rear: 1 frames have several results (first: 4 ns)",
                                 "rear: 1 frames have a result or a latency, but not both (first: 4 ns)"]  # fmt: skip
 
 
 def test_a_camera_without_a_result_is_in_the_summary():
     tallies = Tallies(["front", "rear"])
     for tally in tallies.of.values():
-        tally.frame(1)
-    tallies.of["front"].result(1)
-    tallies.of["front"].latency(1, InferenceReport(Mode.LOCAL, "movenet", 0.1), math.nan, False)
-    record = tallies.summary()
+        tally.add_frame(1)
+    tallies.of["front"].add_result(1)
+    tallies.of["front"].add_latency(1, InferenceReport(Mode.LOCAL, "movenet", 0.1), math.nan, False)
+    record = tallies.summarise_run()
     records.validate("run", record)
     assert record["cameras"]["rear"] == {
         "frames_in": 0, "frames_published": 1, "frames_superseded": 0, "results_out": 0
     }  # fmt: skip
-    assert "rear         0 results of 1 frames" in table(record)
+    assert "rear         0 results of 1 frames" in render_summary(record)

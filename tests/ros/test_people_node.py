@@ -189,14 +189,14 @@ def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, mo
     monkeypatch.setattr(rospy, "logwarn", said.append)
     monkeypatch.setattr(intake, "SILENCE_S", 0.0)
     graph.publisher("front/image_raw", Image)
-    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", LatestFrameQueue(), keep_all=False)
+    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", LatestFrameQueue(), queue_all=False)
     for _ in range(2):
         images.refresh()
     images.close()
     (line,) = said
     assert f"no image on {graph.ns}/frnt" in line
     assert f"{graph.ns}/front/image_raw" in line
-    assert line.split(" yet")[0] in Listener.health.report().message
+    assert line.split(" yet")[0] in Listener.health.make_report().message
 
 
 def test_compressed_images_are_found_by_themselves(graph):

@@ -49,19 +49,19 @@ def moving(parent: str = "map", child: str = "cam", first: float = 0.0, last: fl
 
 def wanted(poses: Poses, seconds: float = 0.5, target="map", source="cam", wait_s: float = 0.0, **lookup):
     now = time.monotonic()
-    return PoseLookup(poses, "~world_frame", **lookup).pose(target, source, at(seconds), now, now + wait_s)
+    return PoseLookup(poses, "~world_frame", **lookup).look_up(target, source, at(seconds), now, now + wait_s)
 
 
 def test_a_pose_that_comes_late_is_waited_for_and_no_longer_than_it_takes():
     poses = tf(*moving())
     pose = wanted(poses, 1.06, wait_s=LONG_S)
     found = []
-    thread = threading.Thread(target=lambda: found.append(pose.settled()), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(pose.settle_transform()), daemon=True)
     thread.start()
     for seconds, x in ((1.05, 1.0), (1.1, 2.0)):
         assert not found
         poses.buffer.set_transform(transform("map", "cam", seconds, x), "test")
-        poses.notify()
+        poses.notify_waiting()
     thread.join(30.0)
     assert found[0].translation[0] == pytest.approx(1.2), "that of the time asked for, between the two"
     assert not pose.cause
@@ -81,7 +81,7 @@ def test_a_pose_that_comes_late_is_waited_for_and_no_longer_than_it_takes():
 )
 def test_what_does_not_come_in_time_is_not_waited_for(transforms, source, seconds):
     pose = wanted(tf(*transforms), seconds, source=source, wait_s=LONG_S)
-    thread = threading.Thread(target=pose.settled, daemon=True)
+    thread = threading.Thread(target=pose.settle_transform, daemon=True)
     thread.start()
     thread.join(30.0)
     assert not thread.is_alive(), "nothing waits for what cannot come"
@@ -109,13 +109,13 @@ def test_what_does_not_come_in_time_is_not_waited_for(transforms, source, second
 )
 def test_why_there_is_no_pose_is_said_with_the_remedy(transforms, target, source, seconds, words):
     pose = wanted(tf(*transforms), seconds, target, source)
-    assert pose.settled(wait=False) is None
+    assert pose.settle_transform(wait=False) is None
     assert all(part in pose.cause for part in words), pose.cause
 
 
 def test_carried_results_are_not_told_to_wait_longer_than_they_may():
     pose = wanted(tf(*moving()), 1.06, wait_s=0.02, carried=True)
-    pose.settled(wait=False)
+    pose.settle_transform(wait=False)
     assert "late by 60 ms" in pose.cause
     assert "wait 20 ms at most" in pose.cause
     assert "~carry:=false" in pose.cause
@@ -128,36 +128,36 @@ def test_how_late_tf_is_is_measured_and_what_comes_too_late_is_not_waited_for(mo
     lookup = PoseLookup(poses)
 
     def lose(seconds):
-        pose = lookup.pose("map", "cam", at(seconds), clock.now, clock.now + 0.1)
+        pose = lookup.look_up("map", "cam", at(seconds), clock.now, clock.now + 0.1)
         first = pose.waits_s
         clock.now += 0.1
-        assert pose.settled() is None
+        assert pose.settle_transform() is None
         return first, pose.cause
 
     waited_until, cause = lose(1.3)
     assert waited_until == pytest.approx(100.1), "nothing is known of tf yet"
     clock.now += 0.25
     poses.buffer.set_transform(transform("map", "cam", 1.4), "test")
-    poses.notify()
+    poses.notify_waiting()
     clock.now += 2.0
     waited_until, cause = lose(1.8)
     assert waited_until < 0, "tf comes 350 ms late, and results wait 100 ms"
     assert "late by 350 ms: give ~tf_wait:=0.45" in cause
     # it is quick again: waiting is worth while again
     poses.buffer.set_transform(transform("map", "cam", 2.0), "test")
-    assert lookup.pose("map", "cam", at(1.9), clock.now, clock.now + 0.1).settled() is not None
-    assert lookup.pose("map", "cam", at(2.1), clock.now, clock.now + 0.1).waits_s > clock.now
+    assert lookup.look_up("map", "cam", at(1.9), clock.now, clock.now + 0.1).settle_transform() is not None
+    assert lookup.look_up("map", "cam", at(2.1), clock.now, clock.now + 0.1).waits_s > clock.now
 
 
 @given(st.sampled_from(["", "/", "//"]), st.sampled_from(["", "/"]), st.sampled_from(["", "/"]))
 def test_a_leading_slash_is_dropped_as_tf_did(target, source, published):
     poses = tf(*moving(f"{published}map", f"{published}robot/cam"))
-    assert wanted(poses, target=f"{target}map", source=f"{source}robot/cam").settled() is not None
+    assert wanted(poses, target=f"{target}map", source=f"{source}robot/cam").settle_transform() is not None
     assert frame_name(f"{source}robot/cam") == "robot/cam"
 
 
 def test_a_frame_is_where_it_is_though_tf_does_not_know_it():
-    found = wanted(tf(), target="/base_link", source="base_link").settled()
+    found = wanted(tf(), target="/base_link", source="base_link").settle_transform()
     assert found.map_points(rospy_point()).tolist() == [1.0, 2.0, 3.0]
 
 
@@ -170,14 +170,14 @@ def rospy_point():
 def test_stamp_zero_asks_for_the_newest():
     poses = tf(("map", "cam", 0.0, 1.0), ("map", "cam", 1.0, 5.0))
     now = time.monotonic()
-    assert PoseLookup(poses).pose("map", "cam", rospy.Time(), now, now).settled().translation[0] == 5.0
+    assert PoseLookup(poses).look_up("map", "cam", rospy.Time(), now, now).settle_transform().translation[0] == 5.0
 
 
 def test_results_wait_most_of_the_time_between_frames_unless_told_otherwise():
     interval = Interval()
-    assert interval.arrived(10.0) == 0.1, "nothing is known yet"
+    assert interval.note_arrival(10.0) == 0.1, "nothing is known yet"
     for number in range(1, 8):
-        apart = interval.arrived(10.0 + 0.2 * number + (0.15 if number == 4 else 0.0))
+        apart = interval.note_arrival(10.0 + 0.2 * number + (0.15 if number == 4 else 0.0))
     assert apart == pytest.approx(0.2)
     assert waits_until(10.0, 0.2, {}) == pytest.approx(10.15)
     assert waits_until(10.0, 0.2, {"tf_wait": 0.5}) == pytest.approx(10.5)

@@ -17,7 +17,7 @@ from edge_offload.models.detections import Detections  # noqa: E402
 from edge_offload.nodes.common.health import Health  # noqa: E402
 from edge_offload.nodes.detector.detection_messages import markers_message, objects_message  # noqa: E402
 from edge_offload.nodes.inference import vision  # noqa: E402
-from edge_offload.nodes.people.people_messages import Motion, people_message, place  # noqa: E402
+from edge_offload.nodes.people.people_messages import Motion, people_message, place_people  # noqa: E402
 from edge_offload.perception.geometry import PinholeCamera, Position, Transform  # noqa: E402
 from edge_offload.perception.locator import DEPTH, GROUND, LIDAR, Locator  # noqa: E402
 from edge_offload.perception.tracking import Tracker  # noqa: E402
@@ -111,7 +111,7 @@ def test_people_say_what_their_position_comes_from():
     locator = Locator(CAMERA, optical="eye")
     for source, constant in ((DEPTH, Person.DEPTH), (LIDAR, Person.LIDAR), (GROUND, Person.GROUND)):
         someone = tracked.with_position(Position(np.array([0.0, 0.0, 4.0]), SURE, source))
-        placed = place([someone], locator, Motion(), 0.0)
+        placed = place_people([someone], locator, Motion(), 0.0)
         (person,) = people_message(Header(), REPORT, (640, 480), [someone], placed).people
         assert (person.position_source, person.position_frame, person.position.z) == (constant, "eye", 4.0)
 

@@ -61,22 +61,22 @@ class Rig:
         self.poses, self.health = Poses(tf2_py.BufferCore()), Health()
         self.params = {**read(ranges.POSITIONS, {"cloud": True, **params}), **params}
         node = types.SimpleNamespace(health=self.health, params=self.params, callback=lambda call: call)
-        self.intake = ranges.RangeIntake.of(node, types.SimpleNamespace(poses=self.poses, world="map"))
+        self.intake = ranges.RangeIntake.from_node(node, types.SimpleNamespace(poses=self.poses, world="map"))
 
     def tf(self, parent: str, child: str, transform: Transform, seconds: float = 0.0, static: bool = False) -> None:
         message = transform_message(transform, at(seconds), parent, child)
         buffer = self.poses.buffer
         (buffer.set_transform_static if static else buffer.set_transform)(message, "test")
-        self.poses.notify()
+        self.poses.notify_waiting()
 
     def cloud(self, points, seconds: float, frame_id: str = "velodyne") -> None:
         self.intake._clouds._on_message(points_to_cloud(points, header(seconds, frame_id)))
 
     def locate(self, frame: Frame):
         """The position of what is in the box, and what the node says."""
-        locator = self.intake.locator(frame, (128, 96), camera=CAMERA, optical="cam")
+        locator = self.intake.make_locator(frame, (128, 96), camera=CAMERA, optical="cam")
         (position,) = locator.locate(BOX)
-        return position, self.health.report()
+        return position, self.health.make_report()
 
 
 def test_a_cloud_is_moved_into_the_camera_by_the_place_of_both_on_the_robot(monkeypatch):
@@ -140,7 +140,7 @@ def test_a_cloud_and_tf_that_come_late_are_waited_for(monkeypatch):
 def test_what_is_carried_is_woken_by_a_cloud_and_does_not_wait(monkeypatch):
     rig = Rig(monkeypatch, carry=True)
     calls = []
-    rig.intake.tell(lambda: calls.append("came"))
+    rig.intake.notify_with(lambda: calls.append("came"))
     rig.tf("cam", "velodyne", AHEAD, static=True)
     rig.cloud(board(4.0), 0.6)
     frame = image(1.0, wait_s=3600.0)
@@ -189,12 +189,12 @@ def test_a_cloud_that_is_of_no_use_is_told_with_cause_and_remedy(monkeypatch, se
 
 def test_a_lidar_that_is_silent_is_told_with_the_argument_that_names_its_topic(monkeypatch):
     rig = Rig(monkeypatch)
-    rig.intake._clouds._topic._began_s -= 60
+    rig.intake._clouds._topic._started_s -= 60
     assert "no cloud on /lidar/points yet; check the LiDAR, or name its topic (cloud_topic:=)" in (
-        rig.health.report().message
+        rig.health.make_report().message
     )
     rig.cloud(board(4.0), 1.0)
-    assert rig.health.report().level == OK
+    assert rig.health.make_report().level == OK
 
 
 def test_the_nearest_cloud_is_taken_by_stamps_and_by_arrival_where_they_tell_nothing(monkeypatch):
@@ -227,17 +227,17 @@ def test_a_lidar_that_gives_no_position_of_anything_is_told(monkeypatch):
     rig.tf("cam", "velodyne", Transform(AHEAD.rotation, np.array([9.0, 0.0, 0.0])), static=True)
     rig.cloud(board(4.0), 1.0)
     for _ in range(ranges.LEAST_OBJECTS):
-        assert rig.health.report().level == OK
-        locator = rig.intake.locator(image(1.0), (128, 96), camera=CAMERA)
-        rig.intake.account(locator, locator.locate(BOX))
-    report = rig.health.report()
+        assert rig.health.make_report().level == OK
+        locator = rig.intake.make_locator(image(1.0), (128, 96), camera=CAMERA)
+        rig.intake.report_sources(locator, locator.locate(BOX))
+    report = rig.health.make_report()
     assert report.level == WARN
     assert "lidar: no position of the last 20 objects; check the tf between LiDAR and camera" in report.message
     assert report.values["positions by none"] == "20"
     rig.tf("cam", "velodyne", AHEAD, static=True)
-    locator = rig.intake.locator(image(1.0), (128, 96), camera=CAMERA)
-    rig.intake.account(locator, locator.locate(BOX))
-    assert rig.health.report().level == OK
+    locator = rig.intake.make_locator(image(1.0), (128, 96), camera=CAMERA)
+    rig.intake.report_sources(locator, locator.locate(BOX))
+    assert rig.health.make_report().level == OK
 
 
 def test_a_depth_image_comes_before_the_cloud_and_one_that_is_not_aligned_is_told(monkeypatch):
@@ -290,7 +290,7 @@ def test_a_depth_image_in_millimetres_as_floats_is_told(monkeypatch, unit, neare
     pixels[:40], pixels[40:50] = 0.0, np.nan
     rig.intake._depth._on_message(Image(header(1.0, "cam"), 96, 128, "32FC1", 0, 512, pixels.tobytes()))
     rig.locate(image(1.0))
-    report = rig.health.report()
+    report = rig.health.make_report()
     assert report.level == level
     if level:
         assert "depth image 32FC1 shows nothing nearer than" in report.message

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.monitor.run_folder import new_folder, prune
+from edge_offload.nodes.monitor.run_folder import new_folder, prune_runs
 from edge_offload.perception import video
 from edge_offload.perception.video import VideoParts
 from tests.ros.ros_rig import ROOT, Process, wait_for, wait_for_readers
@@ -32,11 +32,11 @@ def test_the_oldest_runs_go_first_and_nothing_else(tmp_path):
         (root / name).mkdir(parents=True)
         (root / name / "summary.avi").write_bytes(bytes(1000))
     busy = time.time()
-    assert prune(root, 2500, busy) == [], "what was written in during the last hour may be going on"
+    assert prune_runs(root, 2500, busy) == [], "what was written in during the last hour may be going on"
     later = busy + 7200
     size = sum(path.lstat().st_size for path in [root / "2026-01-01_00-00-00"])
-    assert prune(root, 2 * (1000 + size), later) == ["2026-01-01_00-00-00"]
-    assert prune(root, 0, later) == ["2026-01-02_00-00-00", "2026-01-03_00-00-00"]
+    assert prune_runs(root, 2 * (1000 + size), later) == ["2026-01-01_00-00-00"]
+    assert prune_runs(root, 0, later) == ["2026-01-02_00-00-00", "2026-01-03_00-00-00"]
     assert [folder.name for folder in root.iterdir()] == ["my own"]
 
 
@@ -162,9 +162,11 @@ def test_several_networks_are_told_apart_in_one_line():
     from edge_offload.nodes.monitor.terminal_watch import Counts
 
     counts = Counts(100.0)
-    assert counts.line(112.0) == "no result after 12 s"
+    assert counts.render_line(112.0) == "no result after 12 s"
     for number in range(5):
         took = SimpleNamespace(to_sec=lambda: 0.09)
-        counts.note(SimpleNamespace(model="sconet", mode="local", total=took), 112.0 + number)
-    counts.note(SimpleNamespace(model="movenet", mode="server", total=took), 116.0)
-    assert counts.line(122.0) == "movenet: 1 results in 6 s: server, 90 ms; sconet: 5 results in 10 s: local, 90 ms"
+        counts.count_result(SimpleNamespace(model="sconet", mode="local", total=took), 112.0 + number)
+    counts.count_result(SimpleNamespace(model="movenet", mode="server", total=took), 116.0)
+    assert (
+        counts.render_line(122.0) == "movenet: 1 results in 6 s: server, 90 ms; sconet: 5 results in 10 s: local, 90 ms"
+    )

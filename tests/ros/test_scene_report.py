@@ -37,7 +37,11 @@ def reported(grid: VoxelGrid):
     from edge_offload.nodes.scene import scene_report
 
     labels, found, plan = scene(grid)
-    return scene_report.coded(labels, found, plan), dict(scene_report.facts(grid, -1.6)), (labels, found, plan)
+    return (
+        scene_report.encode_scene(labels, found, plan),
+        dict(scene_report.scene_facts(grid, -1.6)),
+        (labels, found, plan),
+    )
 
 
 def test_the_messages_are_made_again_as_they_were():
@@ -49,11 +53,11 @@ def test_the_messages_are_made_again_as_they_were():
     outputs, meta, (labels, found, plan) = reported(grid)
     assert plan is not None
     header = Header(frame_id="lidar_link")
-    made = scene_report.messages(outputs, meta, header, LABELS)
+    made = scene_report.rebuild_messages(outputs, meta, header, LABELS)
     assert made.grid == scene_messages.grid_message(header, labels, grid, LABELS)
     assert made.occupancy == scene_messages.slice_message(header, found, grid)
     assert made.path == scene_messages.path_message(header, plan, grid, -1.6)
-    without = scene_report.messages(scene_report.coded(labels, found, None), meta, header, LABELS)
+    without = scene_report.rebuild_messages(scene_report.encode_scene(labels, found, None), meta, header, LABELS)
     assert without.path.poses == []
 
 
@@ -66,7 +70,7 @@ def test_a_sweep_of_a_street_is_reported_in_60_kilobytes():
     assert labels.sum() > 10_000
     for full in (labels, scene(grid)[0]):
         found = occupancy_slice(full, grid, GROUND, 0.25, 1.6, 0.2)
-        _, buffers = pack_tensors(scene_report.coded(full, found, None))
+        _, buffers = pack_tensors(scene_report.encode_scene(full, found, None))
         assert sum(memoryview(part).nbytes for part in buffers) < 60_000
 
 
@@ -98,4 +102,4 @@ def test_a_report_that_cannot_be_is_refused(spoil, words):
     outputs, meta, _ = reported(grid_around(1.73, cells=64))
     spoil(outputs, meta)
     with pytest.raises(BadInput, match=words):
-        scene_report.messages(outputs, meta, Header(), LABELS)
+        scene_report.rebuild_messages(outputs, meta, Header(), LABELS)

@@ -138,9 +138,9 @@ def test_a_lidar_that_sees_nothing_is_no_green_light(master, points):
     node.start()
     try:
         node._on_cloud(points_to_cloud(points, Header()))
-        assert f"none of {len(points)} points is a return" in health.report().message
+        assert f"none of {len(points)} points is a return" in health.make_report().message
         node._on_cloud(points_to_cloud(np.ones((9, 4)), Header()))
-        assert "return" not in health.report().message
+        assert "return" not in health.make_report().message
     finally:
         node.stop()
 
@@ -267,7 +267,7 @@ def test_an_unplugged_camera_is_reported_and_opened_again(graph):
     source = Loose()
 
     class OnLoose(camera_node.CameraNode):
-        def _open(self):
+        def _open_source(self):
             return source
 
     health = Health()
@@ -275,15 +275,15 @@ def test_an_unplugged_camera_is_reported_and_opened_again(graph):
     node.start()
     try:
         wait_for(lambda: node._published > 3, "images")
-        assert health.report().level == OK
+        assert health.make_report().level == OK
         source.plugged = False
-        wait_for(lambda: health.report().level == ERROR, "the report of the loss")
-        assert "trying again" in health.report().message
+        wait_for(lambda: health.make_report().level == ERROR, "the report of the loss")
+        assert "trying again" in health.make_report().message
         before = node._published
         source.plugged = True
         wait_for(lambda: node._published > before + 3, "images again")
-        assert health.report().level == OK
-        assert health.counted("times reconnected") == 1
+        assert health.make_report().level == OK
+        assert health.read_count("times reconnected") == 1
     finally:
         node.stop()
     assert source.closed

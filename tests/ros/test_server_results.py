@@ -22,12 +22,12 @@ def test_who_stands_still_has_one_id_at_the_server_whatever_the_stamps_of_the_ro
     nobody = People.empty()
     estimator = SimpleNamespace(trained=True, interpret=lambda outputs, _: outputs)
     interpreter = ResultInterpreter()
-    monkeypatch.setattr(interpreter, "_estimator", lambda *_: estimator)
-    monkeypatch.setattr(interpreter, "_placement", lambda *_: None)
+    monkeypatch.setattr(interpreter, "_find_estimator", lambda *_: estimator)
+    monkeypatch.setattr(interpreter, "_image_placement", lambda *_: None)
 
     def see(number, people, camera=""):
         facts = FrameFacts({"stamp_ns": stamp(number), "seq": number, "image": [128, 96], "camera": camera})
-        return interpreter.people(SimpleNamespace(peer="robot", model="tiny", outputs=people), facts)
+        return interpreter.interpret_people(SimpleNamespace(peer="robot", model="tiny", outputs=people), facts)
 
     assert [[person.id for person in see(number, found)] for number in range(40)] == [[1]] * 40
     gone = [len(see(number, nobody)) for number in range(40, 100)]

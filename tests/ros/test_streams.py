@@ -142,7 +142,7 @@ def test_an_rtsp_camera_that_is_killed_is_a_warning_until_it_is_back(master):
     port = free_port()
 
     class Camera(camera_node.CameraNode):
-        def _open(self):
+        def _open_source(self):
             return NetworkStream(f"rtsp://127.0.0.1:{port}/cam", read_s=1.0)
 
     health, server = Health(), rtsp_server(port)
@@ -150,16 +150,18 @@ def test_an_rtsp_camera_that_is_killed_is_a_warning_until_it_is_back(master):
     node.start()
     try:
         wait_for(lambda: node._published > 3, "images")
-        assert health.report().level == OK
+        assert health.make_report().level == OK
         server.kill()
         server.wait(60)
-        wait_for(lambda: health.report().level == WARN and "refused" in health.report().message, "the warning")
-        assert "trying again in" in health.report().message
+        wait_for(
+            lambda: health.make_report().level == WARN and "refused" in health.make_report().message, "the warning"
+        )
+        assert "trying again in" in health.make_report().message
         before = node._published
         server = rtsp_server(port)
         wait_for(lambda: node._published > before + 3, "images again")
-        assert health.report().level == OK
-        assert health.counted("times reconnected") == 1
+        assert health.make_report().level == OK
+        assert health.read_count("times reconnected") == 1
     finally:
         server.kill()
         server.wait(60)
@@ -220,8 +222,8 @@ def test_a_pipeline_without_gstreamer_is_refused_before_anything_starts_with_wha
     from edge_offload.nodes import arguments
 
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    (line,) = arguments.faults(["video:=videotestsrc ! appsink"])
+    (line,) = arguments.list_faults(["video:=videotestsrc ! appsink"])
     assert "apt-get install gstreamer1.0-tools" in line
-    (line,) = arguments.faults([f"video:=rstp://admin:{SECRET}@10.0.0.9/x"])
+    (line,) = arguments.list_faults([f"video:=rstp://admin:{SECRET}@10.0.0.9/x"])
     assert "give one like" in line
     assert SECRET not in line

@@ -95,7 +95,7 @@ WRONG = [
 @pytest.mark.parametrize(("argument", "advice"), WRONG)
 def test_a_wrong_argument_is_told_by_name_and_value_with_what_is_allowed(argument, advice, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (line,) = arguments.faults([argument])
+    (line,) = arguments.list_faults([argument])
     assert line.startswith(f"{argument}: ")
     assert advice in line
     assert "\n" not in line
@@ -125,11 +125,11 @@ def test_files_that_hold_something_else_are_told_before_anything_starts(master, 
         (["bag:=words.bag"], "0 image topics"),
         (["bag:=words.bag", "image_topic:=/front"], "no images on topic /front"),
     ]:
-        (line,) = arguments.faults(arguments_)
+        (line,) = arguments.list_faults(arguments_)
         assert advice in line
         assert line.startswith(arguments_[-1])
         assert "\n" not in line
-    assert arguments.faults(["agrnav.launch", "bag:=words.bag"]) == [], "clouds are the LiDAR's to find"
+    assert arguments.list_faults(["agrnav.launch", "bag:=words.bag"]) == [], "clouds are the LiDAR's to find"
 
 
 RIGHT = (
@@ -149,13 +149,13 @@ def test_a_model_that_is_none_is_told_before_anything_starts(tmp_path):
     (tmp_path / "best.onnx").write_bytes(b"rubbish")
     torch.save({"epoch": 3}, str(tmp_path / "best.pt"))
     for name, said in (("best.onnx", "is not an ONNX file"), ("best.pt", "yolo export model=best.pt format=onnx")):
-        (line,) = arguments.faults([f"model:={tmp_path / name}"])
+        (line,) = arguments.list_faults([f"model:={tmp_path / name}"])
         assert said in line
 
 
 def test_what_can_be_meant_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert arguments.faults(RIGHT.split()) == []
+    assert arguments.list_faults(RIGHT.split()) == []
     assert not list(tmp_path.iterdir()), "looking at a path leaves nothing behind"
 
 
@@ -167,11 +167,11 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_what_is_of_one_camera_is_refused_beside_several(argument, advice):
     several = ["camera_ns:=[front, left]", "camera:=none", "depth_topic:=depth/image_raw", "accuracy:=0"]
-    assert arguments.faults(several) == []
-    (line,) = arguments.faults([*several, argument])
+    assert arguments.list_faults(several) == []
+    (line,) = arguments.list_faults([*several, argument])
     assert line.startswith(f"{argument}: camera_ns names 2 cameras; ")
     assert advice in line
-    assert arguments.faults(["camera_ns:=[front]", "accuracy:=0.05", "image_topic:=/x"]) == []
+    assert arguments.list_faults(["camera_ns:=[front]", "accuracy:=0.05", "image_topic:=/x"]) == []
 
 
 def test_policies_may_be_named_as_the_manager_has_them():
@@ -215,16 +215,16 @@ KAPAO = ("roslaunch", "edge_offload", "kapao_tracking.launch", "server:=none", "
 
 
 def test_a_misspelt_name_is_told_with_the_nearest_one_by_every_launch_file(tmp_path):
-    assert arguments.faults([*KAPAO, "modee:=local", "rate:=5", "__log:=x"]) == [
+    assert arguments.list_faults([*KAPAO, "modee:=local", "rate:=5", "__log:=x"]) == [
         "modee:=local: kapao_tracking.launch has no argument modee; is it mode?"
     ]
-    (line,) = arguments.faults(["roslaunch", str(ROOT / "launch" / "patrol.launch"), "zzz:=1"])
+    (line,) = arguments.list_faults(["roslaunch", str(ROOT / "launch" / "patrol.launch"), "zzz:=1"])
     assert "patrol.launch has no argument zzz; 'roslaunch --ros-args edge_offload patrol.launch' lists" in line
     own = tmp_path / "own.launch"
     own.write_text('<launch><arg name="speed" default="1"/><arg name="fixed" value="2"/></launch>')
-    assert arguments.faults(["roslaunch", "--screen", str(own), "speed:=2"]) == []
-    assert len(arguments.faults(["roslaunch", str(own), "sped:=2", "fixed:=3"])) == 2
-    assert arguments.faults(["roslaunch", "my_package", "not_here.launch", "sped:=2"]) == [], "nobody can know"
+    assert arguments.list_faults(["roslaunch", "--screen", str(own), "speed:=2"]) == []
+    assert len(arguments.list_faults(["roslaunch", str(own), "sped:=2", "fixed:=3"])) == 2
+    assert arguments.list_faults(["roslaunch", "my_package", "not_here.launch", "sped:=2"]) == [], "nobody can know"
 
 
 ONE_MISTAKE = [
@@ -240,7 +240,7 @@ ONE_MISTAKE = [
 @pytest.mark.parametrize(("text", "line"), ONE_MISTAKE)
 def test_a_mistake_in_the_file_of_parameters_is_refused_with_the_nearest_name(master, tmp_path, text, line):
     (tmp_path / "my.yaml").write_text(text)
-    (refused,) = arguments.faults([*KAPAO, f"config:={tmp_path / 'my.yaml'}"])
+    (refused,) = arguments.list_faults([*KAPAO, f"config:={tmp_path / 'my.yaml'}"])
     assert refused.startswith(f"config:={tmp_path / 'my.yaml'}: {line}")
     assert "\n" not in refused
 
@@ -253,7 +253,7 @@ def test_the_file_of_parameters_goes_before_the_arguments_and_the_nodes_own(mast
     (tmp_path / "my.yaml").write_text(f"{network}: {{cores: 2-3, in_flight: 1}}\npower_node: {{rate: 2.0}}\n")
     given = [f"config:={tmp_path / 'my.yaml'}", "server:=none"]
     launch = str(ROOT / "launch" / f"{name}.launch")
-    assert arguments.faults(["roslaunch", "-p", "1", launch, *given, "mode:=local"]) == []
+    assert arguments.list_faults(["roslaunch", "-p", "1", launch, *given, "mode:=local"]) == []
     params = load_config_default([(launch, given)], None, verbose=False).params
     assert [params[f"/{key}"].value for key in (f"{network}/cores", f"{network}/in_flight", "power_node/rate")] == [
         "2-3",
@@ -265,7 +265,7 @@ def test_the_file_of_parameters_goes_before_the_arguments_and_the_nodes_own(mast
 
 
 def test_what_is_a_parameter_and_no_argument_is_refused_with_its_place():
-    (line,) = arguments.faults([*KAPAO, "server_cores:=2-3"])
+    (line,) = arguments.list_faults([*KAPAO, "server_cores:=2-3"])
     assert line.endswith("write offload_server_node: {cores: 2-3} in a YAML file, and config:=FILE")
 
 
@@ -276,10 +276,10 @@ def test_ports_in_use_are_told_by_the_name_of_their_argument(monkeypatch):
             listener.bind(("127.0.0.1", 0))
             listener.listen(1)
         given = [f"port:={first.getsockname()[1]}", f"link_port:={second.getsockname()[1]}", "dashboard_port:=0"]
-        lines = arguments.faults([*KAPAO[:3], *given, "dashboard:=true"])
+        lines = arguments.list_faults([*KAPAO[:3], *given, "dashboard:=true"])
         assert [line.split(": ")[0] for line in lines] == given[:2]
         assert all(re.search(r"or give (link_)?port:=\d+", line) for line in lines), lines
-        assert arguments.faults([*KAPAO, *given]) == [], "no server here, so nothing listens"
+        assert arguments.list_faults([*KAPAO, *given]) == [], "no server here, so nothing listens"
 
 
 def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypatch):
@@ -292,12 +292,12 @@ def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypat
         server.register_function(lambda _: [1, "", 1], "getPid")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("ROS_MASTER_URI", uri)
-        (line,) = arguments.faults(KAPAO)
+        (line,) = arguments.list_faults(KAPAO)
         assert f"offload_manager_node of another launch run at {uri}" in line
         assert "ROS_MASTER_URI=" in line
-        assert arguments.faults([*KAPAO, "-p", "1"]) == [], "at another master"
+        assert arguments.list_faults([*KAPAO, "-p", "1"]) == [], "at another master"
         monkeypatch.setenv("ROS_NAMESPACE", "robot")
-        (line,) = arguments.faults(KAPAO)
+        (line,) = arguments.list_faults(KAPAO)
         assert "power_node of another" in line
         server.shutdown()
 
@@ -306,22 +306,22 @@ def test_an_emulated_link_needs_the_emulator(monkeypatch):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
     monkeypatch.setattr(beside, "commands", lambda: {})
     given = ["roslaunch", "edge_offload", "kapao_tracking.launch", "server:=gpu:5700"]
-    (line,) = arguments.faults(given)
+    (line,) = arguments.list_faults(given)
     assert line.startswith("link:=wifi_93mbps: edge_offload_research is not installed in this Python; in a checkout")
     assert line.endswith("pip install ./research, or give link:=none")
-    assert arguments.faults([*given, "link:=none"]) == []
+    assert arguments.list_faults([*given, "link:=none"]) == []
 
 
 def test_rviz_that_is_not_installed_is_told_with_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("PATH", str(tmp_path))
     given = ["roslaunch", "edge_offload", "agrnav.launch", "server:=none", "rviz:=true"]
-    (line,) = arguments.faults(given)
+    (line,) = arguments.list_faults(given)
     assert "RViz is not installed; apt-get install " in line
-    assert arguments.faults([*given, "headless:=true"]) == [], "no window is opened"
+    assert arguments.list_faults([*given, "headless:=true"]) == [], "no window is opened"
     (tmp_path / "rviz").write_text("#!/bin/sh")
     (tmp_path / "rviz").chmod(0o755)
-    assert arguments.faults(given) == []
+    assert arguments.list_faults(given) == []
 
 
 def nodes_of(file: pathlib.Path):
@@ -356,7 +356,7 @@ def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
                     value = convert_value(probe, "auto")
                     parameters.read([declared[element.get("name")]], {element.get("name"): value})
                 except BadInput:
-                    assert arguments.faults([f"{name}:={probe}"]), f"{file.name}: {name}:={probe}"
+                    assert arguments.list_faults([f"{name}:={probe}"]), f"{file.name}: {name}:={probe}"
 
 
 @pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
@@ -376,7 +376,7 @@ def test_a_launch_starts_from_its_own_parameters_and_in_the_callers_folder(file)
 
 def test_a_mode_that_needs_a_server_is_refused_where_there_is_none():
     for given in (["robot.launch", "mode:=server"], ["kapao_tracking.launch", "mode:=replay", "server:=none"]):
-        (line,) = arguments.faults(["roslaunch", str(ROOT / "launch" / given[0]), *given[1:]])
+        (line,) = arguments.list_faults(["roslaunch", str(ROOT / "launch" / given[0]), *given[1:]])
         assert line == f"{given[1]}: it needs a server, and server:=none; give server:=host:port, or mode:=local"
-    assert arguments.faults(["roslaunch", str(ROOT / "launch" / "robot.launch"), "mode:=local", "-p", "1"]) == []
-    assert arguments.faults(["roslaunch", str(ROOT / "launch" / "robot.launch"), "-p", "1"]) == []
+    assert arguments.list_faults(["roslaunch", str(ROOT / "launch" / "robot.launch"), "mode:=local", "-p", "1"]) == []
+    assert arguments.list_faults(["roslaunch", str(ROOT / "launch" / "robot.launch"), "-p", "1"]) == []

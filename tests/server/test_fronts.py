@@ -12,7 +12,7 @@ from edge_offload.errors import BadInput, LinkLost, Refused
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.connection import Timings
-from edge_offload.link.transport.fronts import MOST, Fronts, addresses
+from edge_offload.link.transport.fronts import MOST, Fronts, parse_addresses
 from edge_offload.manager.lateness import TimeoutLimits
 from edge_offload.mode import Mode
 from tests.server import server_rig
@@ -27,21 +27,21 @@ class TestFronts:
     def test_one_that_fails_is_followed_by_the_next_and_a_round_by_a_pause(self):
         fronts = Fronts(NAMES, begin=1)
         assert fronts.current == "tcp://b:2"
-        assert [fronts.lost(None, again=False) for _ in range(3)] == [True, True, False]
+        assert [fronts.mark_lost(None, retry=False) for _ in range(3)] == [True, True, False]
         assert fronts.current == "tcp://b:2"
 
     def test_a_broken_connection_is_tried_again_first(self):
         fronts = Fronts(NAMES, begin=0)
-        assert fronts.lost(None, again=True)
+        assert fronts.mark_lost(None, retry=True)
         assert fronts.current == "tcp://a:1"
 
     def test_refused_only_when_all_refuse(self):
         fronts = Fronts("a:1,b:2", begin=0)
-        fronts.lost(Refused("full"), again=False)
+        fronts.mark_lost(Refused("full"), retry=False)
         assert not fronts.all_refuse()
-        fronts.lost(Refused("full"), again=False)
+        fronts.mark_lost(Refused("full"), retry=False)
         assert fronts.all_refuse()
-        fronts.connected()
+        fronts.mark_connected()
         assert not fronts.all_refuse()
 
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ class TestFronts:
     )
     def test_bad_addresses_are_named(self, text, words):
         with pytest.raises(BadInput, match=words):
-            addresses(text)
+            parse_addresses(text)
 
 
 def ended(server) -> None:
@@ -77,13 +77,13 @@ def test_the_robot_goes_on_with_the_other_server(own_server, robot, monkeypatch,
     for _ in range(20):
         assert bot.run(X)[1].mode is Mode.SERVER, "it keeps the one that answers"
     assert bot.client.address == first
-    gave_up, lost = [], Fronts.lost
+    gave_up, lost = [], Fronts.mark_lost
 
     def noted(fronts, refused, again):
         gave_up.append([fronts.current, lost(fronts, refused, again)])
         return gave_up[-1][1]
 
-    monkeypatch.setattr(Fronts, "lost", noted)
+    monkeypatch.setattr(Fronts, "mark_lost", noted)
     frames = results = 0
     fault(servers[first])
     end_s = time.monotonic() + 60

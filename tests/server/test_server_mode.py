@@ -96,7 +96,7 @@ def test_a_fast_link_gets_plain_bytes_and_a_slow_one_coded_ones_each_way(server,
     spent = {}
     for uplink, downlink in ((1e5, 1e5), (1e12, 1e5), (1e5, 1e12), (1e12, 1e12)):
         link = LinkReading(uplink=uplink, downlink=downlink, uplink_error=0.1, downlink_error=0.1)
-        monkeypatch.setattr(bot.client.estimator, "reading", lambda now, link=link: link)
+        monkeypatch.setattr(bot.client.estimator, "make_reading", lambda now, link=link: link)
         for _ in range(3):  # codecs are measured meanwhile
             results, report = bot.run(inputs)
         assert bit_equal(results, small_nets.many()(*inputs))

@@ -131,7 +131,7 @@ def measure(trace: Trace, seconds: float, up: float, down: float, fps: float) ->
                 try:
                     while time.monotonic() - began < seconds:
                         time.sleep(READ_S)
-                        stats, reading = emulator.stats(), client.estimator.reading(time.monotonic())
+                        stats, reading = emulator.stats(), client.estimator.make_reading(time.monotonic())
                         t = time.monotonic() - began
                         found["up"].append(Sample(t, stats["bytes_per_s_up"], reading.uplink))
                         found["down"].append(Sample(t, stats["bytes_per_s_down"], reading.downlink))

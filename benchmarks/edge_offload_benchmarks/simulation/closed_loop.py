@@ -127,7 +127,7 @@ class VirtualRobot:
         # a robot computes once before the first image comes, and opens the model on the server
         local = self._draw(self._costs[Mode.LOCAL])
         warm = InferenceReport(Mode.LOCAL, total_s=local[0], stages_s={"compute_robot": local[0]})
-        self._forecaster.note(0.0, warm, self._link.estimator.reading(0.0))
+        self._forecaster.note(0.0, warm, self._link.estimator.make_reading(0.0))
         while self._link.now < seconds:
             self._step()
         self.result.switches = self._manager.switches
@@ -177,7 +177,7 @@ class VirtualRobot:
     def _step(self) -> None:
         self._frame += 1
         began = self._link.now
-        reading = self._link.estimator.reading(began)
+        reading = self._link.estimator.make_reading(began)
         obstacles = {mode: self._obstacle(mode) for mode in self._modes}
         forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
         decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
@@ -198,7 +198,7 @@ class VirtualRobot:
         ended = began + report.total_s
         self._link.advance(ended, self._prober)
         if not self._known_already:
-            self._forecaster.note(ended, report, self._link.estimator.reading(ended))
+            self._forecaster.note(ended, report, self._link.estimator.make_reading(ended))
         self._known_already = False
         self.result.began_s.append(began)
         self._book(report)
@@ -257,7 +257,7 @@ class VirtualRobot:
 
     def _late(self, mode: Mode, now: float, beside: bool) -> FrameLateness:
         """What is late for a frame that begins now in ``mode``, or ``beside`` a local computation."""
-        reading = self._link.estimator.reading(now)
+        reading = self._link.estimator.make_reading(now)
         local_s = self._forecaster.forecast(now, Mode.LOCAL, reading).latency_s
         forecast = self._forecaster.forecast(now, mode, reading)
         if beside:
@@ -289,7 +289,7 @@ class VirtualRobot:
         if mode is Mode.SPLIT:
             assert self._planned is not None
             oracle = isinstance(self._manager.policy, OraclePolicy)
-            rate = self._link.estimator.reading(began).cautious.uplink or FIRST_RATE
+            rate = self._link.estimator.make_reading(began).cautious.uplink or FIRST_RATE
             number = self._best_plan if oracle else self._planned.choose(rate)
             if self._planned.is_local(number):
                 return None
@@ -318,7 +318,7 @@ class VirtualRobot:
             self._link.advance(self._link.now + TICK_S, self._prober)
             now = self._link.now
             obstacles = {mode: self._obstacle(mode) for mode in self._modes}
-            news = self._forecaster.forecasts(now, self._modes, self._link.estimator.reading(now), obstacles)
+            news = self._forecaster.forecasts(now, self._modes, self._link.estimator.make_reading(now), obstacles)
             mode = worth_joining(forecasts, news, now - began)
             found = None if mode is None else self._asked(mode, now)
             if mode is None or found is None:
@@ -343,7 +343,7 @@ class VirtualRobot:
     def _settled(self, late: FrameLateness, report: InferenceReport) -> None:
         now = self._link.now
         late.note_result(report.total_s)
-        self._forecaster.settled(now, report, self._link.estimator.reading(now))
+        self._forecaster.settled(now, report, self._link.estimator.make_reading(now))
 
     def _book(self, report: InferenceReport) -> None:
         result, stages, powers = self.result, report.stages_s, self._powers

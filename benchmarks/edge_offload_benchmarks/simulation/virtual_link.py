@@ -114,7 +114,7 @@ class VirtualLink:
         def arrived() -> None:
             self._ended()
             self.estimator.round_trip(transfer.received_s, self.rtt_s)
-            self.estimator.transfer(transfer, source)
+            self.estimator.add_transfer(transfer, source)
 
         self.at(transfer.received_s, arrived)
 
@@ -138,7 +138,7 @@ class VirtualLink:
             down = self._within(self.now, self._down) is not None
             if down and self.state is LinkState.READY:
                 self.state = LinkState.LOST
-                self.estimator.lost()
+                self.estimator.mark_lost()
             elif not down and self.state is LinkState.LOST:
                 self.state = LinkState.READY
                 self.estimator.round_trip(self.now, self.rtt_s)
@@ -150,11 +150,11 @@ class VirtualLink:
             return
         begins, ends, size = self.upload
         if self.now >= ends:
-            self.estimator.progress(self.now, 0, 0)
+            self.estimator.add_progress(self.now, 0, 0)
             self.upload = None
         elif self.now > begins:
             carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)
-            self.estimator.progress(self.now, size, int(min(size, carried)))
+            self.estimator.add_progress(self.now, size, int(min(size, carried)))
 
 
 def _silences(trace: Trace) -> List[Tuple[float, float]]:

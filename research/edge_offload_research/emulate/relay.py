@@ -83,7 +83,7 @@ class Relay:
                     readable, writable, _ = select.select(readers, writers, [], timeout)
                 except (OSError, ValueError):
                     continue  # a cut has just closed one of them: look again at what there is
-                self.wakeup.clear()
+                self.wakeup.clear_wakeups()
                 with self.lock:
                     self._step(set(readable), set(writable))
         finally:

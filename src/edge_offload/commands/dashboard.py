@@ -97,11 +97,11 @@ def _play(args: argparse.Namespace) -> int:
     access = Access(args.host, read_token(args.token_file), args.name)
     server = DashboardServer(history, player, access, args.host, args.port).start()
     print(f"{title}: {server.url}", flush=True)
-    _until_asked(player, server)
+    _wait_for_stop(player, server)
     return 0
 
 
-def _until_asked(player: Any, server: Any) -> None:
+def _wait_for_stop(player: Any, server: Any) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.engines.base import REDUCED
     from edge_offload.outputs import write_text
 
-    found: Dict[str, Any] = {"engines": [vars(one) for one in table.list_engines()]}
+    record: Dict[str, Any] = {"engines": [vars(one) for one in table.list_engines()]}
     if args.action == "list":
         if args.models:
             raise BadInput("'list' takes no model", remedy="edge-offload engines check MODEL")
@@ -61,19 +61,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         if not args.models:
             raise BadInput(f"no model to {args.action}", remedy=f"edge-offload engines {args.action} kapao_vtest")
-        asked = table.with_buffers(args.engine, args.engine_buffers) if args.engine else ""
-        if asked:
-            table.pick_backend(asked)
+        with_buffers = table.with_buffers(args.engine, args.engine_buffers) if args.engine else ""
+        if with_buffers:
+            table.pick_backend(with_buffers)
         present = [one for one in table.list_engines()[1:] if one.present]
-        names = [asked] if asked else [one.name for one in present if one.accuracy != REDUCED]
+        names = [with_buffers] if with_buffers else [one.name for one in present if one.accuracy != REDUCED]
         if not names:
             raise BadInput("no engine is installed", remedy=table.INSTALL)
-        found["results"] = [_examine(args, model, names) for model in args.models]
+        record["results"] = [_examine(args, model, names) for model in args.models]
     if args.json:
-        write_text(args.json, json.dumps(found, indent=2) + "\n")
+        write_text(args.json, json.dumps(record, indent=2) + "\n")
     if args.action == "list":
         return 0
-    return int(any(row["why_not"] for result in found["results"] for row in result["engines"]))
+    return int(any(row["why_not"] for result in record["results"] for row in result["engines"]))
 
 
 def samples(model: str, options: Mapping[str, Any], count: int) -> Any:
@@ -101,19 +101,19 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     count = max(args.frames, 3)
     module, inputs = samples(model, {}, count)
 
-    def tell(words: str) -> None:
-        print(f"{model}: {words} ...", flush=True)
+    def report_progress(text: str) -> None:
+        print(f"{model}: {text} ...", flush=True)
 
     rows, facts = [], {}
     for device, backends in _by_device(names).items():
         turns = count if args.action == "check" else 0
-        eager, *found = measure_engines(module, list(backends), inputs, turns, device, args.seconds, tell)
-        rows += [row_of(one, eager) for one in found]
+        eager, *measured = measure_engines(module, list(backends), inputs, turns, device, args.seconds, report_progress)
+        rows += [row_of(one, eager) for one in measured]
         facts.update({name: value for one in backends.values() for name, value in one.depends_on().items()})
     for row in rows:
         print(f"{model}: {line_of(row)}", flush=True)
-    told = {"model": model, "threads": args.threads, "torch": torch.__version__, "frames": count}
-    return {**told, "gpu": facts, "engines": rows}
+    summary = {"model": model, "threads": args.threads, "torch": torch.__version__, "frames": count}
+    return {**summary, "gpu": facts, "engines": rows}
 
 
 def _by_device(names: Sequence[str]) -> Dict[str, Dict[str, Backend]]:
@@ -123,17 +123,17 @@ def _by_device(names: Sequence[str]) -> Dict[str, Dict[str, Backend]]:
     from edge_offload.execute.engines import table
     from edge_offload.execute.engines.base import CPU, CUDA
 
-    found: Dict[str, Dict[str, Backend]] = {}
+    by_device: Dict[str, Dict[str, Backend]] = {}
     for name in names:
         backend = table.pick_backend(name)
         if backend is not None:
-            there = backend.device == CUDA and torch.cuda.is_available()
-            found.setdefault(CUDA if there else CPU, {})[name] = backend
-    return found
+            available = backend.device == CUDA and torch.cuda.is_available()
+            by_device.setdefault(CUDA if available else CPU, {})[name] = backend
+    return by_device
 
 
 def row_of(one: EngineMeasurement, eager: EngineMeasurement) -> Dict[str, Any]:
-    """What was measured, for JSON."""
+    """Return the measurement, for JSON."""
     row: Dict[str, Any] = {
         "engine": one.engine,
         "facts": one.facts,

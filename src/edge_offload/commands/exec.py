@@ -116,10 +116,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
     connect.check_settings(settings)
     if shutil.which(program[0]) is None:  # before minutes are spent on building
-        there = os.path.exists(program[0])
+        exists = os.path.exists(program[0])
         raise BadInput(
-            f"cannot run {program[0]}: {'it is not executable' if there else 'no such program'}",
-            remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
+            f"cannot run {program[0]}: {'it is not executable' if exists else 'no such program'}",
+            remedy=f"python {program[0]}, if it is Python" if exists else "check its name and PATH",
         )
     replaces = starting.accepts_device(program, args.absent == connect.LOCAL)
     installation.check_choice()

@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"keys in {store.directory}")
         for role in ROLES:
-            known = store.pair(role)
-            note = " (made on first use: for loopback only)" if known and known.automatic else ""
-            print(f"  this machine as {role:7s} {known.public if known else 'none yet'}{note}")
+            existing = store.pair(role)
+            note = " (made on first use: for loopback only)" if existing and existing.automatic else ""
+            print(f"  this machine as {role:7s} {existing.public if existing else 'none yet'}{note}")
         for key, name in sorted(store.clients().items(), key=lambda item: item[1]):
             print(f"  trusted robot   {name:20s} {key}")
         for address, key in sorted(store.servers().items()):

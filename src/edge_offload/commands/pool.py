@@ -32,7 +32,7 @@ RESEARCH = {
 }
 PACKAGE = "edge_offload_research"
 #: Seconds until Ray's processes are begun again that have ended.
-AGAIN_S = 1.0
+RETRY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_members(kinds)
     _add_profile(kinds.add_parser("profile", help="what blocks of a model take on this machine",
                                   description="Cut a model into blocks and measure them on this machine."))  # fmt: skip
-    found = beside.commands(beside.ACTIONS)
-    modules = {name: found[f"pool-{name}"] for name in RESEARCH if f"pool-{name}" in found}
+    actions = beside.commands(beside.ACTIONS)
+    modules = {name: actions[f"pool-{name}"] for name in RESEARCH if f"pool-{name}" in actions}
     subcommands.add_parsers(kinds, modules, "action", RESEARCH)
 
 
@@ -87,8 +87,8 @@ def _claims(args: argparse.Namespace) -> Any:
     """
     from edge_offload.server.pool import accelerators
 
-    found = accelerators.survey_devices(args.device)
-    return accelerators.Claims(found, args.gpus, args.share_gpu or accelerators.mps_runs())
+    devices = accelerators.survey_devices(args.device)
+    return accelerators.Claims(devices, args.gpus, args.share_gpu or accelerators.mps_runs())
 
 
 def _member(args: argparse.Namespace) -> int:
@@ -118,8 +118,8 @@ def _member(args: argparse.Namespace) -> int:
         if args.emulated:
             from edge_offload.server.pool import profile
 
-            known = profile.load_profiles(pathlib.Path(args.emulated))
-            if not any(args.gpu in network.latency_s for network in known.values()):
+            profiles = profile.load_profiles(pathlib.Path(args.emulated))
+            if not any(args.gpu in network.latency_s for network in profiles.values()):
                 raise BadInput(f"{args.emulated} has no class {args.gpu}")
             machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
         else:
@@ -143,22 +143,22 @@ def _member(args: argparse.Namespace) -> int:
             if not started.wait(0.2):
                 started.close()
                 print("Ray has ended; it is begun again", file=sys.stderr, flush=True)
-                started = _again(begin, stop) or started
+                started = _retry_begin(begin, stop) or started
     finally:
         started.close()
     return 0
 
 
-def _again(begin: Callable[[], Any], stop: threading.Event) -> Any:
+def _retry_begin(begin: Callable[[], Any], stop: threading.Event) -> Any:
     """Begin Ray's processes until they run, or ``stop``."""
-    said = ""
-    while not stop.wait(AGAIN_S):
+    reported = ""
+    while not stop.wait(RETRY_S):
         try:
             return begin()
         except BadInput as error:
-            if str(error) != said:
-                said = str(error)
-                print(said, file=sys.stderr, flush=True)
+            if str(error) != reported:
+                reported = str(error)
+                print(reported, file=sys.stderr, flush=True)
     return None
 
 
@@ -178,25 +178,25 @@ def _status(args: argparse.Namespace) -> int:
         kind = f"emulated, {node.times:g} times as long" if node.times else f"computes on {node.device}"
         print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or problems.get(node.name[:8]) or kind}")
     for front in fronts:
-        print("\n".join(_front(front)))
+        print("\n".join(_describe_driver(front)))
     print(f"{len(nodes)} members, {len(fronts)} servers")
     return 0
 
 
-def _front(told: Mapping[str, Any]) -> List[str]:
-    """What a server's driver says, in lines."""
-    in_time = told["in_time"] / max(told["answered"] + told["refused"], 1)
+def _describe_driver(row: Mapping[str, Any]) -> List[str]:
+    """Describe a server's driver, in lines."""
+    in_time = row["in_time"] / max(row["answered"] + row["refused"], 1)
     lines = [
-        f"{told['model']} within {told['slo_s']:g} s: plan for {told['rate']:.1f} /s; {told['why']}",
-        f"  {told['requests']} requests, {100 * in_time:.2f} % answered in time, {told['refused']} refused",
+        f"{row['model']} within {row['slo_s']:g} s: plan for {row['rate']:.1f} /s; {row['why']}",
+        f"  {row['requests']} requests, {100 * in_time:.2f} % answered in time, {row['refused']} refused",
     ]
-    if told["passed_over"]:
-        lines.append(f"  {passed_over(told['passed_over'], told['rate'])}")
-    if told["moved"]:
+    if row["passed_over"]:
+        lines.append(f"  {passed_over(row['passed_over'], row['rate'])}")
+    if row["moved"]:
         lines.append(
-            f"  {told['moved']} could not go on where they were; {told['moved_in_time']} of them were in time elsewhere"
+            f"  {row['moved']} could not go on where they were; {row['moved_in_time']} of them were in time elsewhere"
         )
-    for stage in told["stages"]:
+    for stage in row["stages"]:
         share = f" / {round(1 / stage['share'])}" if stage["share"] < 1 else ""
         lines.append(
             f"  blocks {stage['blocks'][0]}-{stage['blocks'][1] - 1} on {stage['gpus']} {stage['class']}{share}, "
@@ -248,19 +248,19 @@ def _profile(args: argparse.Namespace) -> int:
     network = stages.BatchedNetwork(module, stages.parse_inputs(args.input), device)
     folder = pathlib.Path(args.out)
     models = stages.load_models(folder) if (folder / stages.CUTS_FILE).exists() else {}
-    known = profile.load_profiles(folder) if (folder / profile.LATENCIES).exists() else {}
-    found, state_hash = models.get(args.model), registry.state_hash(module)
-    if found is None or found.state_hash != state_hash or found.cuts.inputs != network.inputs:
-        known.pop(args.model, None)
-        found = stages.PoolModel(args.model, given, state_hash, measuring.cut_network(network, args.blocks))
-    taken, crossing = measuring.measure_blocks(network, found.cuts, args.batches, print)
-    latency_s = dict(known[args.model].latency_s) if args.model in known else {}
+    measured = profile.load_profiles(folder) if (folder / profile.LATENCIES).exists() else {}
+    pool_model, state_hash = models.get(args.model), registry.state_hash(module)
+    if pool_model is None or pool_model.state_hash != state_hash or pool_model.cuts.inputs != network.inputs:
+        measured.pop(args.model, None)
+        pool_model = stages.PoolModel(args.model, given, state_hash, measuring.cut_network(network, args.blocks))
+    taken, crossing = measuring.measure_blocks(network, pool_model.cuts, args.batches, print)
+    latency_s = dict(measured[args.model].latency_s) if args.model in measured else {}
     latency_s[args.gpu] = {1: taken}
-    profile.save_profiles(folder, {**known, args.model: profile.BlockProfile(args.model, latency_s, crossing)})
+    profile.save_profiles(folder, {**measured, args.model: profile.BlockProfile(args.model, latency_s, crossing)})
     label = accelerators.label(args.device)
-    found = replace(found, devices={**found.devices, args.gpu: label})
-    stages.save_models(folder, {**models, args.model: found})
-    print(f"{found.cuts.block_count} blocks of {args.model} on {args.gpu} ({label}): {folder}")
+    pool_model = replace(pool_model, devices={**pool_model.devices, args.gpu: label})
+    stages.save_models(folder, {**models, args.model: pool_model})
+    print(f"{pool_model.cuts.block_count} blocks of {args.model} on {args.gpu} ({label}): {folder}")
     return 0
 
 
@@ -277,6 +277,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def passed_over(promised: float, taken: float) -> str:
-    """Why a plan is not divided that would promise more."""
+    """Explain why a plan is not divided that would promise more."""
     more = 100 * (promised / taken - 1)
     return f"undivided; in stages it would promise {more:.1f} % more, and answer less in time"

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``profile`` and ``plan`` both need to know of the model."""
+    """Add the arguments of the model that ``profile`` and ``plan`` share."""
     parser.add_argument("model", metavar="MODEL", help="a name from 'edge-offload models list'")
     parser.add_argument("--option", metavar="KEY=VALUE", action="append", default=[], help="option of the model")
     parser.add_argument("--image", metavar="FILE", help="a picture like the camera's (default: a synthetic one)")
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.server) != bool(args.server_out):
         raise BadInput("--server and --server-out go together")
     network = network_of(args)
-    theirs = _measured_there(args, network) if args.server else None
+    theirs = _server_profile(args, network) if args.server else None
     load_average = os.getloadavg()[0]
     retain_freed_memory()  # as the runtime does
     profile = measure(network, args.repeats, device=devices.pick_device(args.device))
@@ -126,17 +126,17 @@ def _engines(args: argparse.Namespace) -> int:
         raise BadInput("no engine is installed", remedy=table.INSTALL)
     pin(args.threads)
     module, inputs = samples(args.model, options_of(args), ENGINE_TURNS)
-    eager, *found = measure_engines(module, names, inputs, ENGINE_TURNS)
-    for one in found:
+    eager, *engines = measure_engines(module, names, inputs, ENGINE_TURNS)
+    for one in engines:
         print(f"{args.model}: {line_of(row_of(one, eager))}")
-    seconds = {one.facts: statistics.median(one.wall_s) for one in (eager, *found) if one.wall_s}
+    seconds = {one.facts: statistics.median(one.wall_s) for one in (eager, *engines) if one.wall_s}
     path = measured.store_seconds(module, args.threads, seconds)
     best = table.pick_backend("auto", network=module)
     print(f"engine auto is {best.name if best else 'eager'} for {args.model} from now on ({path})")
     return 0
 
 
-def _measured_there(args: argparse.Namespace, network: Any) -> Any:
+def _server_profile(args: argparse.Namespace, network: Any) -> Any:
     """The server's profile of the same model.
 
     Raises:

@@ -71,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.frames:
         expected = {**expected, "frames": expected["frames"][: args.frames]}
-    found = regression.find_differences(expected, actual)
-    for line in found[:SHOWN]:
+    differences = regression.find_differences(expected, actual)
+    for line in differences[:SHOWN]:
         print(line)
-    if len(found) > SHOWN:
-        print(f"… and {len(found) - SHOWN} more")
-    verdict = f"{len(found)} differences" if found else "the same"
+    if len(differences) > SHOWN:
+        print(f"… and {len(differences) - SHOWN} more")
+    verdict = f"{len(differences)} differences" if differences else "the same"
     print(f"{regression.describe_counts(actual)}, model {expected['model']}: {verdict}")
-    return 1 if found else 0
+    return 1 if differences else 0
 
 
 def step(args: argparse.Namespace) -> Dict[str, Any]:
@@ -103,7 +103,7 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
             "PWD": os.getcwd(),
             "EDGE_OFFLOAD_PYTHON": os.environ.get("EDGE_OFFLOAD_PYTHON") or sys.executable,
         }
-        text = _told(command, environment)
+        text = _run_command(command, environment)
         if not out.is_file():
             causes = CANNOT_START.findall(text)
             if causes:
@@ -114,7 +114,7 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
         return regression.load_golden(out)
 
 
-def _told(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def _run_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run ``command`` to its end, pass its lines of progress on, and return the others."""
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

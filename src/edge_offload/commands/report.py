@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
     if output.resolve() == args.run_file.resolve():
         raise BadInput(f"{output} is the run itself", remedy="name another page by -o")
     check_output(output)
-    found, reading = open_run(args.run_file, args.namespace)
-    columns = RunColumns().add_records(found)
+    rows, reading = open_run(args.run_file, args.namespace)
+    columns = RunColumns().add_records(rows)
     record = summarise_run(columns)
     notes = []
     if reading.bad:
         notes.append(f"{reading.bad} lines of the file hold no record and are left out: {reading.first_problem}")
-    _say(table_rows(record), notes)
+    _print_table(table_rows(record), notes)
     write_each(
         lambda: write_text(output, render_page(columns, record, args.title or args.run_file.name, notes)),
         lambda: records.write(args.json, "report", record) if args.json else None,
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _say(table: List[List[str]], notes: List[str]) -> None:
+def _print_table(table: List[List[str]], notes: List[str]) -> None:
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for line in table:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))

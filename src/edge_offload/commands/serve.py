@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(DRAIN_SIGNAL, drain_soon)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    say("loading torch")
+    print_progress("loading torch")
     import pathlib
 
     from edge_offload.execute import devices
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tf32:
         devices.allow_tf32()
     retain_freed_memory()
-    say(f"payload codecs: {codecs.prepare()}")
+    print_progress(f"payload codecs: {codecs.prepare()}")
     server = OffloadServer(
         args.bind,
         compute=Compute(
@@ -163,26 +163,26 @@ def run(args: argparse.Namespace) -> int:
     for name in [*args.preload, *([args.model] if args.pool else [])]:
         if stop.is_set():
             return 0
-        say(f"building {name}")
-        began = time.monotonic()
+        print_progress(f"building {name}")
+        started_at = time.monotonic()
         server.preload(name)
-        say(f"built {name} in {time.monotonic() - began:.1f} s")
+        print_progress(f"built {name} in {time.monotonic() - started_at:.1f} s")
     with server, Collector().running():
         # one line on stdout that programs can wait for; everything else goes to stderr
         if server.engine != "eager":
-            say(f"engine: {server.engine}")
+            print_progress(f"engine: {server.engine}")
         print(f"listening on {server.address} device {server.device} pid {os.getpid()}", flush=True)
         while not stop.wait(args.status_every or None):
-            say(status_line(server.status()))
+            print_progress(status_line(server.status()))
         if drained.is_set():
-            left = server.drain()
-            say(f"drained: {f'{left} robots know no other server' if left else 'every robot has gone on'}")
-        say("stopping")
+            count = server.drain()
+            print_progress(f"drained: {f'{count} robots know no other server' if count else 'every robot has gone on'}")
+        print_progress("stopping")
     return 0
 
 
 def pool_settings(args: argparse.Namespace) -> Any:
-    """What the arguments say of a pool. Raises as :func:`~edge_offload.server.pool.settings.make_settings`."""
+    """Settings of a pool from the arguments. Raises as :func:`~edge_offload.server.pool.settings.make_settings`."""
     from edge_offload.errors import BadInput
     from edge_offload.server.pool.settings import make_settings
 
@@ -221,9 +221,9 @@ def drain(bind: str) -> int:
             if servers[0].status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.05)
                 continue
-        say("drained")
+        print_progress("drained")
         return 0
-    say(f"pid {servers[0].pid} still runs after {DRAIN_S:g} s; 'kill {servers[0].pid}' ends it")
+    print_progress(f"pid {servers[0].pid} still runs after {DRAIN_S:g} s; 'kill {servers[0].pid}' ends it")
     return 1
 
 
@@ -235,13 +235,13 @@ def parse_overrides(texts: List[str]) -> Dict[str, Dict[str, Any]]:
     """
     from edge_offload.errors import BadInput
 
-    found: Dict[str, Dict[str, Any]] = {}
+    overrides: Dict[str, Dict[str, Any]] = {}
     for name, value in options(texts, form="MODEL.OPTION=VALUE").items():
         model, dot, option = name.rpartition(".")
         if not (dot and model and option):
             raise BadInput(f"option {name!r}", remedy="write MODEL.OPTION=VALUE")
-        found.setdefault(model, {})[option] = value
-    return found
+        overrides.setdefault(model, {})[option] = value
+    return overrides
 
 
 def status_line(status: Any) -> str:
@@ -254,6 +254,6 @@ def status_line(status: Any) -> str:
     )
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Progress, on stderr."""
     print(f"edge-offload serve: {text}", file=sys.stderr, flush=True)

@@ -63,13 +63,13 @@ def _live(args: argparse.Namespace) -> int:
     if args.namespace:
         os.environ["ROS_NAMESPACE"] = "/" + args.namespace.strip("/")  # rospy looks at it when it is imported
     try:
-        from edge_offload.nodes.monitor.terminal_watch import tell_progress, watch
+        from edge_offload.nodes.monitor.terminal_watch import print_progress, watch_rates
     except ImportError as error:
         raise EdgeOffloadError(
             f"no ROS here ({error})", remedy="source devel/setup.bash first, or give the file of a run"
         ) from error
     if args.progress is not None:
-        tell_progress(args.progress)
+        print_progress(args.progress)
         return 0
-    watch(args.interval, args.window, args.once)
+    watch_rates(args.interval, args.window, args.once)
     return 0

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.models.video import Video
 
     video = Video(args.video)
-    say("loading the model")
+    print_progress("loading the model")
     from edge_offload.execute.threads import pin
     from edge_offload.models.registry import build_estimator, options_on_wire
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass
 class TrackedVideo:
-    """What was done, and what the summary is made of.
+    """Result of a run, from which the summary is made.
 
     Attributes:
         reports, energies: of each frame.
@@ -121,7 +121,7 @@ class TrackedVideo:
 
 @contextlib.contextmanager
 def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[str, Any]) -> Iterator[Run]:
-    """What runs the network: this process, with the server where one is named."""
+    """Make the runner of the network: this process, with the server where one is named."""
     from edge_offload.companion.process import choose_device
     from edge_offload.mode import Mode
     from edge_offload.models.registry import name_on_wire
@@ -146,7 +146,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
     mode = Mode.LOCAL if client is None else Mode.SERVER
     try:
         if client is not None:
-            say(f"connecting to {args.server}")
+            print_progress(f"connecting to {args.server}")
             client.start()
             client.wait_ready(10.0)
         opened = client is None
@@ -173,7 +173,7 @@ def wait_until_open(unavailable_reason: Callable[[], Optional[str]], timeout_s: 
         time.sleep(0.05)
         reason = unavailable_reason()
     if reason is not None:
-        say(f"going on without the server for now: {reason}")
+        print_progress(f"going on without the server for now: {reason}")
 
 
 def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> TrackedVideo:
@@ -217,7 +217,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
                 if writer is not None:
                     with work.writing():
                         writer.write(picture)
-            progress.tell(result.report, len(result.people))
+            progress.add_frame(result.report, len(result.people))
         work.interrupted = False
     progress.end()
     with work.writing():
@@ -282,7 +282,7 @@ class TrackProgress:
         self._terminal = sys.stderr.isatty()
         self._due = 0.0
 
-    def tell(self, report: InferenceReport, people: int) -> None:
+    def add_frame(self, report: InferenceReport, people: int) -> None:
         """One more frame is done."""
         self._frame += 1
         many = f"frame {self._frame}{f' of {self._frames}' if self._frames else ''}"
@@ -291,14 +291,14 @@ class TrackProgress:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + 10.0
-            say(text)
+            print_progress(text)
 
     def end(self) -> None:
-        """What comes next has a line of its own."""
+        """End the line of progress."""
         if self._terminal and self._frame:
             print(file=sys.stderr, flush=True)
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Progress, on stderr."""
     print(f"edge-offload track: {text}", file=sys.stderr, flush=True)

@@ -90,14 +90,14 @@ def check_settings(settings: ExecSettings) -> None:
     from edge_offload.errors import BadInput
     from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
-    from edge_offload.link.transport.fronts import addresses
+    from edge_offload.link.transport.fronts import parse_addresses
 
     codec_choices = ("auto", *codecs.codec_names(), *codecs.codec_names(lossless=False))
     if settings.codec not in codec_choices:
         raise BadInput(f"no codec {settings.codec!r}", remedy=f"use one of {', '.join(codec_choices)}")
     if settings.server:
         keys = KeyStore(settings.keys) if settings.keys else KeyStore()
-        for address in addresses(settings.server):
+        for address in parse_addresses(settings.server):
             keys.server_public(address)
 
 

@@ -23,27 +23,27 @@ from edge_offload.errors import BadInput
 from edge_offload.link.named_links import NAMED_LINKS
 from edge_offload.mode import POLICY_NAMES, names
 from edge_offload.nodes.camera import sources
-from edge_offload.nodes.camera.addresses import hide
+from edge_offload.nodes.camera.addresses import hide_secrets
 from edge_offload.nodes.common.params import check_namespaces
 from edge_offload.nodes.launch_config import check_config
-from edge_offload.nodes.launch_file import asked, collisions, misspelt, named
+from edge_offload.nodes.launch_file import list_collisions, list_misspelt, locate_launch_files, parse_arguments
 from edge_offload.outputs import check_folder, check_output
 
 Rule = Callable[[str], Optional[str]]
 """What may be given instead; None when the value is fine."""
 
 
-def number(low: float, high: float = math.inf, whole: bool = False) -> Rule:
+def number_rule(low: float, high: float = math.inf, integral: bool = False) -> Rule:
     """A finite number, both bounds included."""
 
     def rule(value: str) -> Optional[str]:
         try:
-            given = int(value) if whole else float(value)
+            given = int(value) if integral else float(value)
         except ValueError:
             given = math.nan
         if math.isfinite(given) and low <= given <= high:
             return None
-        kind = "a whole number" if whole else "a number"
+        kind = "a whole number" if integral else "a number"
         if low == -math.inf:
             return f"give {kind}"
         return f"give {kind} of at least {low:g}" if high == math.inf else f"give {kind} from {low:g} to {high:g}"
@@ -51,17 +51,17 @@ def number(low: float, high: float = math.inf, whole: bool = False) -> Rule:
     return rule
 
 
-def choice(*values: str) -> Rule:
+def choice_rule(*values: str) -> Rule:
     """One of some words."""
     return lambda value: None if value in values else f"use one of: {', '.join(values)}"
 
 
-def truth(value: str) -> Optional[str]:
-    """As roslaunch reads a condition."""
+def check_truth(value: str) -> Optional[str]:
+    """Check a condition as roslaunch reads it."""
     return None if value.lower() in ("true", "false", "1", "0") else "give true or false"
 
 
-def cores(value: str) -> Optional[str]:
+def check_cores(value: str) -> Optional[str]:
     """CPU cores by rank or number."""
     by_number = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value)
     return None if value in ("any", "first", "second") or by_number else "give any, first, second, 0 or 2-3"
@@ -72,7 +72,7 @@ def yaml_list(value: str) -> Optional[str]:
     return None if re.fullmatch(r"\[.*\]", value.strip(), re.DOTALL) else "give a list: [local, server]"
 
 
-def modes(value: str) -> Optional[str]:
+def check_modes(value: str) -> Optional[str]:
     """A list of modes on one line."""
     listed = [word.strip(" '\"") for word in value.strip().strip("[]").split(",")]
     unknown = any(word not in names() for word in listed if word)
@@ -88,22 +88,22 @@ def yaml_mapping(value: str) -> Optional[str]:
     except ImportError:
         return None
     try:
-        found = yaml.safe_load(value)
+        document = yaml.safe_load(value)
     except yaml.YAMLError:
         return "give a mapping: {size: 384}"
-    return "give each key a value, with a space after each colon: {size: 384}" if _lacks_value(found) else None
+    return "give each key a value, with a space after each colon: {size: 384}" if _lacks_value(document) else None
 
 
-def _lacks_value(found: object) -> bool:
-    return found is None or (isinstance(found, dict) and any(map(_lacks_value, found.values())))
+def _lacks_value(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and any(map(_lacks_value, value.values())))
 
 
-def opened(there: Rule, read: Callable[[str], None], *words: str) -> Rule:
-    """``there``, and what it says when the file is read. ``read`` imports what it needs: without it the node tells."""
+def readable_rule(exists: Rule, read: Callable[[str], None], *keywords: str) -> Rule:
+    """Rule ``exists``, then the error of ``read``; where ``read`` cannot import, the node itself checks."""
 
     def rule(value: str) -> Optional[str]:
-        advice = None if value in words else there(value)
-        if advice is not None or value in words:
+        advice = None if value in keywords else exists(value)
+        if advice is not None or value in keywords:
             return advice
         try:
             read(value)
@@ -140,51 +140,53 @@ def _read_bag(value: str) -> None:
     open_bag(value).close()
 
 
-def file(*words: str) -> Rule:
+def file_rule(*keywords: str) -> Rule:
     """A file that is there, or one of some words."""
-    return lambda value: None if value in words else _looked_up(value, pathlib.Path.is_file, "file")
+    return lambda value: None if value in keywords else _check_path(value, pathlib.Path.is_file, "file")
 
 
-def folder() -> Rule:
+def folder_rule() -> Rule:
     """A folder that is there."""
-    return lambda value: _looked_up(value, pathlib.Path.is_dir, "folder")
+    return lambda value: _check_path(value, pathlib.Path.is_dir, "folder")
 
 
-def anything() -> Rule:
+def path_rule() -> Rule:
     """A file or a folder that is there."""
-    return lambda value: _looked_up(value, pathlib.Path.exists, "file or folder")
+    return lambda value: _check_path(value, pathlib.Path.exists, "file or folder")
 
 
-def _looked_up(value: str, there: Callable[[pathlib.Path], bool], kind: str) -> Optional[str]:
+def _check_path(value: str, exists: Callable[[pathlib.Path], bool], kind: str) -> Optional[str]:
     path = pathlib.Path(value).expanduser()
-    if there(path):
+    if exists(path):
         return None
     relative = "" if path.is_absolute() else f" (looked up in {pathlib.Path.cwd()})"
     return f"there is no such {kind}{relative}" if not path.exists() else f"that is no {kind}{relative}"
 
 
-def source(argument: str) -> Rule:
+def source_rule(argument: str) -> Rule:
     """A source of images, of a type that the table of cameras has, or one of the argument's own words."""
 
     def rule(value: str) -> Optional[str]:
         if value in sources.ARGUMENTS[argument].words:
             return None
         try:
-            camera, resolved = sources.meant(argument, value)
+            camera, resolved = sources.resolve_source(argument, value)
         except BadInput as error:
             return str(error)
-        there = {"file": file(), "folder": folder(), "file or folder": anything()}.get(camera.place, lambda _: None)
-        return opened(there, camera.check)(resolved)
+        path_check = {"file": file_rule(), "folder": folder_rule(), "file or folder": path_rule()}.get(
+            camera.place, lambda _: None
+        )
+        return readable_rule(path_check, camera.check)(resolved)
 
     return rule
 
 
-def written(check: Callable[[str], None], *words: str) -> Rule:
+def writable_rule(check: Callable[[str], None], *keywords: str) -> Rule:
     """A file or folder that can be written, or one of some words."""
 
     def rule(value: str) -> Optional[str]:
         try:
-            if value not in words:
+            if value not in keywords:
                 check(value)
         except BadInput as error:
             return str(error)
@@ -193,7 +195,7 @@ def written(check: Callable[[str], None], *words: str) -> Rule:
     return rule
 
 
-def cameras(value: str) -> Optional[str]:
+def check_cameras(value: str) -> Optional[str]:
     """Namespaces of one camera, or of several in a list."""
     try:
         check_namespaces(_split_list(value))
@@ -208,120 +210,127 @@ def _split_list(value: str) -> List[str]:
     return inner.split(",") if inner.strip() else []
 
 
-def link(value: str) -> Optional[str]:
+def check_link(value: str) -> Optional[str]:
     """A named link, or the path of a trace."""
     if "/" in value or value.endswith(".csv"):
-        return file()(value)
-    return choice("none", *NAMED_LINKS)(value) and f"use one of: none, {', '.join(NAMED_LINKS)}, or a CSV trace"
+        return file_rule()(value)
+    return choice_rule("none", *NAMED_LINKS)(value) and f"use one of: none, {', '.join(NAMED_LINKS)}, or a CSV trace"
 
 
-def model(value: str) -> Optional[str]:
+def check_model(value: str) -> Optional[str]:
     """A name, or the path of a TorchScript or ONNX file."""
     if value.endswith(".onnx"):
-        return opened(file(), _read_onnx)(value)
+        return readable_rule(file_rule(), _read_onnx)(value)
     if value.endswith((".pt", ".pth", ".ts", ".torchscript")):
-        return opened(file(), _refuse_pickle)(value)
-    return matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are")(value)
+        return readable_rule(file_rule(), _refuse_pickle)(value)
+    return pattern_rule(r"[A-Za-z_].*", "'edge-offload models list' names those there are")(value)
 
 
-def matching(pattern: str, advice: str) -> Rule:
+def pattern_rule(pattern: str, advice: str) -> Rule:
     """Text of a certain form."""
     return lambda value: None if re.fullmatch(pattern, value) else advice
 
 
 _POLICIES = (*POLICY_NAMES, *names())
 _RULES = (
-    (truth, "carry dashboard exact follow headless loop promises record respawn rviz"),
-    (truth, "turns virtual_device"),
-    (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
-    (number(0), "deadline duration progress server_wait"),
-    (number(0, 1), "accuracy"),
-    (number(0, 1000), "rate"),
-    (number(0.01, 1000), "sweep_rate"),
-    (number(1), "robot_slowdown"),
-    (number(0.1), "timeout"),
-    (number(0.001), "pool_slo"),
-    (number(0.1, 3.0), "sensor_height"),
-    (number(0.02, 1.0), "voxel_size"),
-    (number(16, 1024, whole=True), "cells"),
-    (number(-math.inf), "goal_x goal_y speed"),
-    (number(1, 65535, whole=True), "port link_port"),
-    (number(0, 65535, whole=True), "dashboard_port"),
-    (choice(*_POLICIES), "mode"),
-    (matching("|".join((*_POLICIES, ".+:.+")), f"use one of: {', '.join(_POLICIES)}, or module:Class"), "policy"),
-    (choice("around", "forward"), "extent"),
-    (choice("kapao_node", "detector_node"), "node"),
-    (choice("people", "scenes"), "results"),
-    (choice("auto", "yolov5", "yolov8", "yolov8-pose", "end2end", "rtdetr", "detr", "ssd", "segmentation"), "decoder"),
+    (check_truth, "carry dashboard exact follow headless loop promises record respawn rviz"),
+    (check_truth, "turns virtual_device"),
+    (number_rule(0, integral=True), "frames robot_threads seed server_threads subscribers"),
+    (number_rule(0), "deadline duration progress server_wait"),
+    (number_rule(0, 1), "accuracy"),
+    (number_rule(0, 1000), "rate"),
+    (number_rule(0.01, 1000), "sweep_rate"),
+    (number_rule(1), "robot_slowdown"),
+    (number_rule(0.1), "timeout"),
+    (number_rule(0.001), "pool_slo"),
+    (number_rule(0.1, 3.0), "sensor_height"),
+    (number_rule(0.02, 1.0), "voxel_size"),
+    (number_rule(16, 1024, integral=True), "cells"),
+    (number_rule(-math.inf), "goal_x goal_y speed"),
+    (number_rule(1, 65535, integral=True), "port link_port"),
+    (number_rule(0, 65535, integral=True), "dashboard_port"),
+    (choice_rule(*_POLICIES), "mode"),
+    (pattern_rule("|".join((*_POLICIES, ".+:.+")), f"use one of: {', '.join(_POLICIES)}, or module:Class"), "policy"),
+    (choice_rule("around", "forward"), "extent"),
+    (choice_rule("kapao_node", "detector_node"), "node"),
+    (choice_rule("people", "scenes"), "results"),
     (
-        matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"),
+        choice_rule("auto", "yolov5", "yolov8", "yolov8-pose", "end2end", "rtdetr", "detr", "ssd", "segmentation"),
+        "decoder",
+    ),
+    (
+        pattern_rule(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"),
         "detector third third_detector",
     ),
-    (choice("street", "room", "none"), "world"),
-    (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "robot_device"),
+    (choice_rule("street", "room", "none"), "world"),
+    (pattern_rule(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "robot_device"),
     (
-        matching(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),
+        pattern_rule(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),
         "device",
     ),
     (
-        matching(
+        pattern_rule(
             r"embedded|none|(tcp://)?[^/,]+:\d+(,(tcp://)?[^/,]+:\d+)*",
             "give embedded, none or host:port(s, with commas)",
         ),
         "server",
     ),
-    (matching(r"none|[^/,:]+(:\d+)?", "give HOST:PORT as 'edge-offload pool head' prints it, or none"), "pool"),
-    (model, "model"),
-    (matching(r"none|[A-Za-z_].*", "'edge-offload models list' names those there are"), "local"),
-    (matching(r"[~/A-Za-z][\w/]*", "give the name of a topic, or none"), "cloud_topic depth_topic"),
-    (cores, "robot_cores server_cores"),
+    (pattern_rule(r"none|[^/,:]+(:\d+)?", "give HOST:PORT as 'edge-offload pool head' prints it, or none"), "pool"),
+    (check_model, "model"),
+    (pattern_rule(r"none|[A-Za-z_].*", "'edge-offload models list' names those there are"), "local"),
+    (pattern_rule(r"[~/A-Za-z][\w/]*", "give the name of a topic, or none"), "cloud_topic depth_topic"),
+    (check_cores, "robot_cores server_cores"),
     (yaml_list, "allow"),
-    (modes, "candidates"),
-    (cameras, "camera_ns"),
+    (check_modes, "candidates"),
+    (check_cameras, "camera_ns"),
     (yaml_mapping, "model_options options"),
-    (link, "link"),
-    (choice("tcp", "packet"), "link_level"),
-    (opened(file(), _read_calibration, "none"), "calibration"),
-    *((source(argument), argument) for argument in sources.ARGUMENTS),
-    (lambda value: None if value == "none" else anything()(value), "scans"),
-    (matching(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
-    (file("shipped"), "weights"),
-    (file("none"), "config power_config"),
-    (written(check_output, "none", "auto"), "json out"),
-    (written(check_folder), "runs"),
+    (check_link, "link"),
+    (choice_rule("tcp", "packet"), "link_level"),
+    (readable_rule(file_rule(), _read_calibration, "none"), "calibration"),
+    *((source_rule(argument), argument) for argument in sources.ARGUMENTS),
+    (lambda value: None if value == "none" else path_rule()(value), "scans"),
+    (pattern_rule(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
+    (file_rule("shipped"), "weights"),
+    (file_rule("none"), "config power_config"),
+    (writable_rule(check_output, "none", "auto"), "json out"),
+    (writable_rule(check_folder), "runs"),
 )
 RULES: Dict[str, Rule] = {name: rule for rule, names_ in _RULES for name in names_.split()}
 """What may be given, by argument; the others are names (topics, frames, modules) that only a node can judge."""
 
 
-def faults(given: Sequence[str]) -> List[str]:
+def list_faults(given: Sequence[str]) -> List[str]:
     """One line for every ``name:=value`` that cannot be meant."""
-    found = []
+    faults = []
     for name, _, value in (argument.partition(":=") for argument in given if ":=" in argument):
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
-            found.append(hide(f"{name}:={value}: {advice}"))
-    found += misspelt(given)
-    found = found or _several(given) or _check_single_camera(given)
-    return found or _config(given) or _unread_scans(given) or _without_images(given) or collisions(given)
+            faults.append(hide_secrets(f"{name}:={value}: {advice}"))
+    faults += list_misspelt(given)
+    faults = faults or _check_several_cameras(given) or _check_single_camera(given)
+    return (
+        faults or _check_config(given) or _check_first_scan(given) or _check_bag_images(given) or list_collisions(given)
+    )
 
 
-def _config(given: Sequence[str]) -> List[str]:
+def _check_config(given: Sequence[str]) -> List[str]:
     """Parameters in the file that ``config`` names, of the launch files that are named."""
-    values = asked(given)
+    values = parse_arguments(given)
     path = values.get("config", "none")
     try:
         lines = (
-            [] if path == "none" else [line for launch in named(given) for line in check_config(path, launch, values)]
+            []
+            if path == "none"
+            else [line for launch in locate_launch_files(given) for line in check_config(path, launch, values)]
         )
     except ImportError:
         return []
     return [f"config:={path}: {line}" for line in lines]
 
 
-def _several(given: Sequence[str]) -> List[str]:
+def _check_several_cameras(given: Sequence[str]) -> List[str]:
     """An emulated link leads to one server."""
-    values = asked(given)
+    values = parse_arguments(given)
     if "," in values.get("server", "") and values.get("link", "none") != "none":
         return [
             f"link:={values['link']}: several servers are reached without an emulated link: link:=none, or one server"
@@ -330,15 +339,15 @@ def _several(given: Sequence[str]) -> List[str]:
 
 
 def _check_single_camera(given: Sequence[str]) -> List[str]:
-    """What is said of one camera, beside the namespaces of several."""
-    values = asked(given)
+    """List arguments of one camera that are given with the namespaces of several."""
+    values = parse_arguments(given)
     several = _split_list(values.get("camera_ns", ""))
     names = ("video", "images", "bag", "camera", "image_topic", "info_topic")
     remedies = dict.fromkeys(names, "leave it out: topics are image_raw and camera_info in the namespace of each")
     remedies.update(depth_topic="give depth/image_raw, in the namespace of each", accuracy="leave it out",
                     calibration="leave it out: their drivers have it")  # fmt: skip
     return [
-        hide(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}, or name one camera")
+        hide_secrets(f"{name}:={values[name]}: camera_ns names {len(several)} cameras; {remedy}, or name one camera")
         for name, remedy in remedies.items()
         if len(several) > 1
         and values.get(name, "none") not in ("none", "0")
@@ -346,9 +355,9 @@ def _check_single_camera(given: Sequence[str]) -> List[str]:
     ]
 
 
-def _unread_scans(given: Sequence[str]) -> List[str]:
-    """Whether the first scan can be read, with the fields that it is said to have."""
-    values = asked(given)
+def _check_first_scan(given: Sequence[str]) -> List[str]:
+    """Check that the first scan can be read, with the fields that it is said to have."""
+    values = parse_arguments(given)
     scans, fields = values.get("scans", "none"), values.get("scan_fields", "auto")
     if (scans, fields) == ("none", "auto"):
         return []
@@ -372,9 +381,9 @@ def _unread_scans(given: Sequence[str]) -> List[str]:
     return []
 
 
-def _without_images(given: Sequence[str]) -> List[str]:
-    """Whether a bag has the images that are to be played; where there are scenes it is clouds."""
-    values = asked(given)
+def _check_bag_images(given: Sequence[str]) -> List[str]:
+    """Check that a bag has the images that are to be played; with scenes, the clouds."""
+    values = parse_arguments(given)
     bag, topic = values.get("bag", "none"), values.get("image_topic", "")
     if (
         bag == "none"
@@ -402,12 +411,12 @@ def main(argv: Sequence[str]) -> int:
         given = []
     # OpenCV would say in its own words what is said below
     os.environ.update(OPENCV_LOG_LEVEL="SILENT", OPENCV_FFMPEG_LOGLEVEL="-8")
-    found = faults(given)
-    for line in found:
+    faults = list_faults(given)
+    for line in faults:
         print(f"edge_offload: {line}", file=sys.stderr)
     # what is printed becomes the parameter's value
     print("checked")
-    return 1 if found else 0
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

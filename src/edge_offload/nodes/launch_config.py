@@ -18,7 +18,7 @@ FORM = "write node: {parameter: value}"
 
 
 def check_config(path: str, launch: pathlib.Path, given: Mapping[str, str]) -> List[str]:
-    """What is wrong in the file, one line for each mistake.
+    """List the mistakes in the file, one line each.
 
     A node that this Python cannot import is not checked here: it warns of unknown parameters itself.
 
@@ -32,42 +32,42 @@ def check_config(path: str, launch: pathlib.Path, given: Mapping[str, str]) -> L
     """
     import yaml
 
-    kinds = _kinds(launch, given)
+    kinds = _node_types(launch, given)
     try:
         config = yaml.safe_load(pathlib.Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         return [f"it is not YAML ({' '.join(str(error).split())}); {FORM}"]
     if not isinstance(config, dict) or not all(isinstance(values, dict) for values in config.values()):
         return [f"it is no mapping of nodes; {FORM}"]
-    lines = [f"the launch has no node {name}; {_near(name, kinds)}" for name in config if name not in kinds]
+    lines = [f"the launch has no node {name}; {_suggest_name(name, kinds)}" for name in config if name not in kinds]
     return lines + [
-        line for name in sorted(set(config) & set(kinds)) for line in _check(name, kinds[name], config[name])
+        line for name in sorted(set(config) & set(kinds)) for line in _check_node(name, kinds[name], config[name])
     ]
 
 
-def _kinds(launch: pathlib.Path, given: Mapping[str, str]) -> Dict[str, str]:
+def _node_types(launch: pathlib.Path, given: Mapping[str, str]) -> Dict[str, str]:
     """Type of every node of this package that may start, by its name, those of included files as well."""
-    root, values = ElementTree.parse(launch).getroot(), LaunchFile.read(launch).values(dict(given))
+    root, values = ElementTree.parse(launch).getroot(), LaunchFile.read(launch).argument_values(dict(given))
     kinds: Dict[str, str] = {}
     for item in root.iter("include"):
-        kinds.update(_kinds(launch.parent / pathlib.PurePath(item.get("file", "")).name, given))
+        kinds.update(_node_types(launch.parent / pathlib.PurePath(item.get("file", "")).name, given))
     for node in root.iter("node"):
         if node.get("pkg") == PACKAGE and node.get("type") != "edge-offload":
             name, kind = (
-                re.sub(r"\$\(arg (\w+)\)", lambda found: values.get(found[1], ""), node.get(key, ""))
+                re.sub(r"\$\(arg (\w+)\)", lambda match: values.get(match[1], ""), node.get(key, ""))
                 for key in ("name", "type")
             )
             kinds[name] = kind
     return kinds
 
 
-def _check(name: str, kind: str, values: Mapping[str, Any]) -> List[str]:
+def _check_node(name: str, kind: str, values: Mapping[str, Any]) -> List[str]:
     try:
         node = importlib.import_module(module_of(kind)).NODE
     except ImportError:
         return []
     declared = {param.name: param for param in node.declared}
-    lines = [f"{name} has no parameter {key}; {_near(key, declared)}" for key in values if key not in declared]
+    lines = [f"{name} has no parameter {key}; {_suggest_name(key, declared)}" for key in values if key not in declared]
     for key in sorted(set(values) & set(declared)):
         try:
             parameters.read([declared[key]], values)
@@ -76,6 +76,6 @@ def _check(name: str, kind: str, values: Mapping[str, Any]) -> List[str]:
     return lines
 
 
-def _near(name: str, names: Iterable[str]) -> str:
+def _suggest_name(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), list(names), 1)
     return f"is it {near[0]}?" if near else f"it has {', '.join(sorted(names))}"

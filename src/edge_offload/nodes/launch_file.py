@@ -44,7 +44,7 @@ _PARAMETERS = {
 
 @dataclass
 class LaunchFile:
-    """What is read of a launch file without ROS: ``arguments`` with their defaults, ``nodes`` that always start."""
+    """Content of a launch file, read without ROS: ``arguments`` with their defaults, ``nodes`` that always start."""
 
     path: pathlib.Path
     arguments: Dict[str, str] = field(default_factory=dict)
@@ -66,21 +66,21 @@ class LaunchFile:
         }
         return made
 
-    def values(self, given: Dict[str, str]) -> Dict[str, str]:
+    def argument_values(self, given: Dict[str, str]) -> Dict[str, str]:
         """Values of the arguments; defaults that roslaunch would have to compute are left as they stand."""
         return {**self.arguments, **given}
 
 
-def asked(given: Sequence[str]) -> Dict[str, str]:
+def parse_arguments(given: Sequence[str]) -> Dict[str, str]:
     """``name:=value`` by name."""
     return dict(argument.split(":=", 1) for argument in given if ":=" in argument)
 
 
-def named(given: Sequence[str]) -> List[pathlib.Path]:
+def locate_launch_files(given: Sequence[str]) -> List[pathlib.Path]:
     """Launch files that a command line of roslaunch names, as paths or by package, as far as they can be located."""
-    words = [word for word in given if ":=" not in word and not word.startswith("-")]
+    positional = [word for word in given if ":=" not in word and not word.startswith("-")]
     located = []
-    for before, word in zip(["", *words], words):
+    for before, word in zip(["", *positional], positional):
         if not word.endswith(".launch"):
             continue
         prefixes = filter(None, os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep))
@@ -90,18 +90,20 @@ def named(given: Sequence[str]) -> List[pathlib.Path]:
     return located
 
 
-def misspelt(given: Sequence[str]) -> List[str]:
+def list_misspelt(given: Sequence[str]) -> List[str]:
     """Arguments that the launch files named do not have, which roslaunch ignores, each with the nearest name."""
-    files = [LaunchFile.read(path) for path in named(given)]
+    files = [LaunchFile.read(path) for path in locate_launch_files(given)]
     declared = {name for file in files for name in file.arguments}
     if not declared:
         return []
     lines = []
-    for name, value in asked(given).items():
+    for name, value in parse_arguments(given).items():
         if name in declared or name.startswith("_"):
             continue
         near = difflib.get_close_matches(name, sorted(declared), 1)
-        advice = f"is it {near[0]}?" if near else f"'roslaunch --ros-args {_words(files[0].path)}' lists its arguments"
+        advice = (
+            f"is it {near[0]}?" if near else f"'roslaunch --ros-args {_launch_name(files[0].path)}' lists its arguments"
+        )
         if name in _PARAMETERS and "config" in declared:
             network = "agrnav_node" if files[0].path.name == "agrnav.launch" else "kapao_node"
             entry = _PARAMETERS[name].replace("%s", value).replace("NETWORK", network)
@@ -110,22 +112,22 @@ def misspelt(given: Sequence[str]) -> List[str]:
     return lines
 
 
-def _words(path: pathlib.Path) -> str:
-    return f"{PACKAGE} {path.name}" if _ours(path) else str(path)
+def _launch_name(path: pathlib.Path) -> str:
+    return f"{PACKAGE} {path.name}" if _is_ours(path) else str(path)
 
 
-def _ours(path: pathlib.Path) -> bool:
+def _is_ours(path: pathlib.Path) -> bool:
     return path.parent == OURS or path.parts[-3:-1] == (PACKAGE, "launch")
 
 
-def collisions(given: Sequence[str]) -> List[str]:
-    """What stands in the way of the launch file of this package that is named: a program, a port, a node."""
+def list_collisions(given: Sequence[str]) -> List[str]:
+    """List what the named launch file of this package collides with: a program, a port, a node."""
     lines: List[str] = []
-    for path in named(given):
-        if not _ours(path):
+    for path in locate_launch_files(given):
+        if not _is_ours(path):
             continue
         file = LaunchFile.read(path)
-        values = file.values(asked(given))
+        values = file.argument_values(parse_arguments(given))
         lines += (
             _without_server(values)
             or _without_emulator(values)
@@ -165,25 +167,25 @@ def _without_rviz(values: Dict[str, str]) -> List[str]:
 def _ports_in_use(values: Dict[str, str]) -> List[str]:
     """Ports on loopback that the nodes would listen on."""
     server = values.get("server", "none")
-    wanted = {
+    listening = {
         "port": server == "embedded",
         "link_port": server != "none" and "," not in server and values.get("link", "none") != "none",
         "dashboard_port": values.get("dashboard", "").lower() in _TRUE,
     }
-    ports = [(name, int(values[name])) for name, used in wanted.items() if used and values.get(name, "").isdigit()]
+    ports = [(name, int(values[name])) for name, used in listening.items() if used and values.get(name, "").isdigit()]
     taken = {port for _, port in ports}
     lines = []
     for name, port in ports:
-        if port == 0 or _free(port):
+        if port == 0 or _is_free(port):
             continue
-        other = next((other for other in range(port + 1, 65536) if other not in taken and _free(other)), 0)
+        other = next((other for other in range(port + 1, 65536) if other not in taken and _is_free(other)), 0)
         taken.add(other)
         use = f", or server:=127.0.0.1:{port} if that is a server" if name == "port" else ""
         lines.append(f"{name}:={port}: another process listens there; end it, or give {name}:={other}{use}")
     return lines
 
 
-def _free(port: int) -> bool:
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -210,9 +212,9 @@ def _nodes_that_run(file: LaunchFile, values: Dict[str, str], given: Sequence[st
     if "robot.launch" in file.path.read_text(encoding="utf-8"):
         nodes |= LaunchFile.read(file.path.parent / "robot.launch").nodes
     space = os.environ.get("ROS_NAMESPACE", "").strip("/")
-    uri = _master(given)
+    uri = _master_uri(given)
     running = sorted(
-        name for name in nodes if re.fullmatch(r"\w+", name) and _runs(uri, f"/{space}/{name}".replace("//", "/"))
+        name for name in nodes if re.fullmatch(r"\w+", name) and _is_running(uri, f"/{space}/{name}".replace("//", "/"))
     )
     if not running:
         return []
@@ -222,8 +224,8 @@ def _nodes_that_run(file: LaunchFile, values: Dict[str, str], given: Sequence[st
     ]
 
 
-def _master(given: Sequence[str]) -> str:
-    """Where the launch's master is: roslaunch's option -p, else the environment, else ROS's default."""
+def _master_uri(given: Sequence[str]) -> str:
+    """Return the URI of the launch's master: roslaunch's option -p, the environment, or ROS's default."""
     for option, value in zip(given, [*given[1:], ""]):
         port = re.fullmatch(r"(?:-p|--port)=?(\d*)", option)
         if port:
@@ -231,14 +233,14 @@ def _master(given: Sequence[str]) -> str:
     return os.environ.get("ROS_MASTER_URI", "http://localhost:11311")
 
 
-def _runs(uri: str, node: str) -> bool:
-    """Whether a node of that name answers; the master knows names of those that died, too."""
+def _is_running(uri: str, node: str) -> bool:
+    """Tell whether a node of that name answers; the master lists those that died, too."""
     try:
-        code, _, address = _call(uri).lookupNode("/edge_offload_arguments", node)
-        return bool(code == 1 and _call(address).getPid("/edge_offload_arguments")[0] == 1)
+        code, _, address = _call_master(uri).lookupNode("/edge_offload_arguments", node)
+        return bool(code == 1 and _call_master(address).getPid("/edge_offload_arguments")[0] == 1)
     except (OSError, xmlrpc.client.Error, ValueError, TypeError):
         return False
 
 
-def _call(uri: str) -> Any:
+def _call_master(uri: str) -> Any:
     return xmlrpc.client.ServerProxy(uri, transport=_Impatient())

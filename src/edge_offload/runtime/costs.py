@@ -123,7 +123,7 @@ class ModeCosts:
 
     def reading(self, now: float) -> LinkReading:
         """Return the estimate of the link."""
-        return LinkReading() if self._client is None else self._client.estimator.reading(now)
+        return LinkReading() if self._client is None else self._client.estimator.make_reading(now)
 
     def offers(self, mode: Mode) -> bool:
         """Tell whether ``mode`` is offered here; ``split`` is prepared when it is first requested."""

@@ -111,7 +111,7 @@ class OffloadServer:
         }
         if isinstance(self._scheduler, Promises):
             self._handlers.update(PromiseService(self._scheduler, self._replicas, self._device, book).handlers)
-        self._listener = Listener(bind, welcome=self._welcome, handle=self._handle, gone=self._gone, keys=keys)
+        self._listener = Listener(bind, welcome=self._welcome, handle=self._handle, on_gone=self._gone, keys=keys)
 
     @property
     def address(self) -> str:

@@ -24,9 +24,9 @@ class Machine:
         self.spent = 0.0
         self.speeds = {"shuffle+lz4": 3 * speed, "gradient+lz4": 2 * speed, "raw": float("inf")}
         self.speed = speed
-        self._encode, self._decode = choice._encode, choice._decode
-        monkeypatch.setattr(choice, "_encode", self.encode)
-        monkeypatch.setattr(choice, "_decode", self.decode)
+        self._encode, self._decode = choice._encode_by, choice._decode_any
+        monkeypatch.setattr(choice, "_encode_by", self.encode)
+        monkeypatch.setattr(choice, "_decode_any", self.decode)
 
     def clock(self):
         return self.now
@@ -161,7 +161,7 @@ def test_never_worse_than_raw_by_more_than_the_allowance(rate, speed, content, s
         for _ in range(60):
             before = machine.spent
             encoded = selector.encode(array, rate)
-            choice._decode(encoded, None)
+            choice._decode_any(encoded, None)
             total += encoded.nbytes / rate
             most = max(most, machine.spent - before)
     raw = 60 * array.nbytes / rate

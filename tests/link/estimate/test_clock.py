@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 def exchange(clock, now, offset, up, down, think=0.0, wall=None):
     """One ping at ``now`` with these one-way times; returns when it ended."""
     t4 = now + up + think + down
-    assert clock.sample(now, now + up + offset, now + up + think + offset, t4, wall)
+    assert clock.add_sample(now, now + up + offset, now + up + think + offset, t4, wall)
     return t4
 
 
@@ -54,8 +54,8 @@ def test_clock_step_is_noticed_and_believed():
 
 def test_nonsense_teaches_nothing():
     clock = PeerClock()
-    assert not clock.sample(10.0, 5.0, 6.0, 9.0)  # received before it was sent
-    assert not clock.sample(10.0, 5.0, 4.0, 11.0)  # answered before it was received
+    assert not clock.add_sample(10.0, 5.0, 6.0, 9.0)  # received before it was sent
+    assert not clock.add_sample(10.0, 5.0, 4.0, 11.0)  # answered before it was received
     assert math.isinf(clock.reading.error_s)
     assert "known only" in clock.reading.warning
 

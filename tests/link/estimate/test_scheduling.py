@@ -6,7 +6,7 @@ import random
 import pytest
 
 from edge_offload.link.estimate.estimator import SAMPLE_BYTES, LinkEstimator, RateFilter, Transfer
-from edge_offload.link.estimate.scheduling import KEPT_S, WAITED, ThreadCounts, Waits, words
+from edge_offload.link.estimate.scheduling import HISTORY_S, WAITED, ThreadCounts, Waits, describe_waits
 from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Trace
 
 MB = 1e6
@@ -43,73 +43,73 @@ def test_waiting_of_the_threads_that_move_bytes_and_steal_are_added_up(kernel):
     kernel.thread(102, "torch", 50.0, 9)
     kernel.stolen(40)
     counts = ThreadCounts(kernel.path, cores=2)
-    counts.find()
-    assert counts.total(0.0) == (0.0, 0), "what was before is not counted"
+    counts.find_threads()
+    assert counts.count_total(0.0) == (0.0, 0), "what was before is not counted"
     kernel.thread(100, "python3", 0.25, 2)
     kernel.thread(101, "ZMQbg/IO/0", 3.5, 10)
     kernel.thread(102, "torch", 90.0, 99)
     kernel.stolen(60)
-    assert counts.total(1.0) == (pytest.approx(0.25 + 0.5 + 0.1), 5), "0.2 s of two cores were stolen"
-    assert counts.body(1.0)[WAITED] == [pytest.approx(0.85), 5]
+    assert counts.count_total(1.0) == (pytest.approx(0.25 + 0.5 + 0.1), 5), "0.2 s of two cores were stolen"
+    assert counts.to_body(1.0)[WAITED] == [pytest.approx(0.85), 5]
 
 
 def test_a_thread_that_ends_takes_nothing_away_and_one_that_is_new_brings_nothing_along(kernel):
     kernel.thread(101, "ZMQbg/IO/0", 3.0, 7)
     counts = ThreadCounts(kernel.path)
-    counts.find()
+    counts.find_threads()
     kernel.thread(101, "ZMQbg/IO/0", 3.5, 8)
-    assert counts.total(1.0) == (pytest.approx(0.5), 1)
+    assert counts.count_total(1.0) == (pytest.approx(0.5), 1)
     for name in ("comm", "schedstat", "stat"):
         (kernel.path / "self" / "task" / "101" / name).unlink()
-    assert counts.total(2.0) == (pytest.approx(0.5), 1)
+    assert counts.count_total(2.0) == (pytest.approx(0.5), 1)
     kernel.thread(103, "ZMQbg/IO/0", 9.0, 4)
-    counts.find()
-    assert counts.total(3.0) == (pytest.approx(0.5), 1)
+    counts.find_threads()
+    assert counts.count_total(3.0) == (pytest.approx(0.5), 1)
 
 
 def test_a_kernel_that_does_not_count_says_that_nobody_waited(tmp_path):
     counts = ThreadCounts(tmp_path)
-    counts.find()
-    assert counts.total(5.0) == (0.0, 0)
-    assert not counts.stuck()
+    counts.find_threads()
+    assert counts.count_total(5.0) == (0.0, 0)
+    assert not counts.is_stuck()
 
 
 def test_a_thread_with_something_to_do_that_does_not_run_is_stuck(kernel):
     kernel.thread(100, "python3", state="R")
     kernel.thread(101, "ZMQbg/IO/0")
     counts = ThreadCounts(kernel.path)
-    counts.find()
-    assert not counts.stuck(), "this thread itself runs, of course"
+    counts.find_threads()
+    assert not counts.is_stuck(), "this thread itself runs, of course"
     kernel.thread(101, "ZMQbg/IO/0", state="R")
-    assert counts.stuck()
+    assert counts.is_stuck()
 
 
 def test_waits_between_two_moments_are_bounded_by_the_looks_around_them():
     waits = Waits()
     for now, seconds in ((1.0, 0.0), (2.0, 0.1), (3.0, 0.4), (4.0, 0.4)):
-        waits.note(now, seconds, round(now))
-    assert waits.between(2.2, 2.8) == pytest.approx(0.3)
-    assert waits.between(1.5, 2.0) == pytest.approx(0.1)
-    assert waits.between(3.5, 9.0) == 0.0
-    assert waits.between(5.0, 4.0) == 0.0
+        waits.add_sample(now, seconds, round(now))
+    assert waits.waited_between(2.2, 2.8) == pytest.approx(0.3)
+    assert waits.waited_between(1.5, 2.0) == pytest.approx(0.1)
+    assert waits.waited_between(3.5, 9.0) == 0.0
+    assert waits.waited_between(5.0, 4.0) == 0.0
     for step in range(1000):
-        waits.note(4.0 + step * 0.1, 0.4, 4 + step)
-    assert waits.between(0.0, 1e3) == 0.0
-    assert len(waits._looks) < 25 * KEPT_S, "old looks are dropped"
+        waits.add_sample(4.0 + step * 0.1, 0.4, 4 + step)
+    assert waits.waited_between(0.0, 1e3) == 0.0
+    assert len(waits._samples) < 25 * HISTORY_S, "old looks are dropped"
 
 
 def test_the_mean_wait_for_a_turn_follows_what_the_machine_does_now():
     waits = Waits()
     for step in range(100):
-        waits.note(step * 0.1, step * 0.02, step * 2)
+        waits.add_sample(step * 0.1, step * 0.02, step * 2)
     assert waits.typical_s == pytest.approx(0.01)
     for step in range(100, 200):
-        waits.note(step * 0.1, 2.0, step * 2)
+        waits.add_sample(step * 0.1, 2.0, step * 2)
     assert waits.typical_s < 0.001
-    assert words(0.012, 0.0) == (
+    assert describe_waits(0.012, 0.0) == (
         "busy: scheduling delay 12 ms on the robot; it is told apart from the link, forecasts scatter more"
     )
-    assert words(0.001, 0.0) == "not busy"
+    assert describe_waits(0.001, 0.0) == "not busy"
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def test_the_mean_wait_for_a_turn_follows_what_the_machine_does_now():
 )
 def test_what_a_peer_tells_is_believed_only_if_it_makes_sense(told):
     waits, body = Waits(), {"a": 1, WAITED: told}
-    waits.told(1.0, body)
-    assert waits.total == (0.0, 0)
+    waits.take_reported(1.0, body)
+    assert waits.latest_total == (0.0, 0)
     assert body == {"a": 1}
 
 
 def test_a_server_that_was_started_again_counts_from_the_beginning():
     waits = Waits()
-    waits.told(1.0, {WAITED: [5.0, 100]})
-    waits.told(2.0, {WAITED: [0.5, 10]})
-    waits.told(3.0, {WAITED: [0.75, 20]})
-    assert waits.between(0.0, 4.0) == pytest.approx(0.25)
+    waits.take_reported(1.0, {WAITED: [5.0, 100]})
+    waits.take_reported(2.0, {WAITED: [0.5, 10]})
+    waits.take_reported(3.0, {WAITED: [0.75, 20]})
+    assert waits.waited_between(0.0, 4.0) == pytest.approx(0.25)
 
 
 # ---------------------------------------------------------------------- the estimate
@@ -135,23 +135,23 @@ def test_a_server_that_was_started_again_counts_from_the_beginning():
 
 def steady(rates, until_s=2.0, size=600e3, rate=MBPS_93):
     for number in range(round(until_s * 10)):
-        rates.observe(0.1 * number, size, size / rate, 1e-3)
+        rates.observe_transfer(0.1 * number, size, size / rate, 1e-3)
 
 
 def test_what_waiting_explains_is_not_held_against_the_link():
     rates = RateFilter()
     steady(rates)
     for number in range(10):
-        assert rates.observe(2.0 + 0.1 * number, 600e3, 0.3, 1e-3, lag_s=0.28)
+        assert rates.observe_transfer(2.0 + 0.1 * number, 600e3, 0.3, 1e-3, lag_s=0.28)
     assert rates.bytes_per_s > 0.5 * MBPS_93
-    assert rates.error(3.0) < 0.5, "it was looked at: what is known does not grow old"
+    assert rates.log_error(3.0) < 0.5, "it was looked at: what is known does not grow old"
 
 
 def test_a_true_fall_is_seen_through_the_waiting():
     rates = RateFilter()
     steady(rates)
     for number in range(3):
-        rates.observe(2.0 + 0.6 * number, 600e3, 600e3 / (0.1 * MBPS_93) + 0.1, 1e-3, lag_s=0.2)
+        rates.observe_transfer(2.0 + 0.6 * number, 600e3, 600e3 / (0.1 * MBPS_93) + 0.1, 1e-3, lag_s=0.2)
     assert rates.bytes_per_s == pytest.approx(0.1 * MBPS_93, rel=0.5)
 
 
@@ -159,7 +159,7 @@ def test_a_rise_needs_no_benefit_of_the_doubt():
     rates = RateFilter()
     steady(rates, rate=0.1 * MBPS_93)
     for number in range(2):
-        rates.observe(2.0 + number, 600e3, 600e3 / MBPS_93, 1e-3, lag_s=0.02)
+        rates.observe_transfer(2.0 + number, 600e3, 600e3 / MBPS_93, 1e-3, lag_s=0.02)
     assert rates.bytes_per_s > 0.5 * MBPS_93
 
 
@@ -168,15 +168,15 @@ def test_waiting_that_is_counted_but_does_not_scatter_took_no_time():
     rates, chance = RateFilter(), random.Random(1)
     for number in range(1000):
         busy_s = 64e3 / MBPS_93 * chance.uniform(0.96, 1.04)
-        rates.observe(0.02 * number, 64e3, busy_s, 2.8e-3, lag_s=chance.uniform(0.7, 2.0) * busy_s)
+        rates.observe_transfer(0.02 * number, 64e3, busy_s, 2.8e-3, lag_s=chance.uniform(0.7, 2.0) * busy_s)
     assert rates.bytes_per_s == pytest.approx(MBPS_93, rel=0.06)
 
 
 def test_a_first_sample_that_may_be_waiting_is_believed_with_doubt():
     rates = RateFilter()
-    assert rates.observe(0.0, 600e3, 0.3, 1e-3, lag_s=0.29)
-    assert rates.error(0.0) > 1.0
-    rates.observe(0.1, 600e3, 600e3 / MBPS_93, 1e-3)
+    assert rates.observe_transfer(0.0, 600e3, 0.3, 1e-3, lag_s=0.29)
+    assert rates.log_error(0.0) > 1.0
+    rates.observe_transfer(0.1, 600e3, 600e3 / MBPS_93, 1e-3)
     assert rates.bytes_per_s == pytest.approx(MBPS_93, rel=0.1), "a better one is believed at once"
 
 
@@ -187,11 +187,11 @@ def test_a_small_message_that_was_late_says_nothing_of_the_link():
     for number in range(10):
         t = 0.1 * number
         there, back = t + 0.052 + DELAY_S, t + 0.07
-        estimator.transfer(Transfer(t, t, there, there + 0.005, back, 1e-4, 600_000, 17_000))
-    before = estimator.reading(1.0)
+        estimator.add_transfer(Transfer(t, t, there, there + 0.005, back, 1e-4, 600_000, 17_000))
+    before = estimator.make_reading(1.0)
     for t in (1.0, 2.0, 3.0):
-        estimator.transfer(Transfer(t, t, t + 0.3, t + 0.31, t + 0.7, 1e-4, 300, SAMPLE_BYTES - 1))
-    after = estimator.reading(3.7)
+        estimator.add_transfer(Transfer(t, t, t + 0.3, t + 0.31, t + 0.7, 1e-4, 300, SAMPLE_BYTES - 1))
+    after = estimator.make_reading(3.7)
     assert after.uplink == before.uplink
     assert after.downlink == before.downlink
 
@@ -200,13 +200,13 @@ def test_an_upload_whose_sender_does_not_get_a_processor_is_no_fall_of_the_link(
     estimator = LinkEstimator()
     for number in range(20):
         estimator.sample(0.1 * number, 600e3, 600e3 / MBPS_93, 0, 0, 1e-4)
-    before = estimator.reading(2.0).uplink
+    before = estimator.make_reading(2.0).uplink
     for step in range(20):
-        estimator.progress(2.0 + 0.05 * step, 600_000, 10_000, waited=lambda begin, end: end - begin)
-    assert estimator.reading(3.0).uplink == before
+        estimator.add_progress(2.0 + 0.05 * step, 600_000, 10_000, waited=lambda begin, end: end - begin)
+    assert estimator.make_reading(3.0).uplink == before
     for step in range(20):
-        estimator.progress(3.0 + 0.05 * step, 600_000, 10_000, waited=lambda begin, end: 0.02)
-    assert estimator.reading(4.0).uplink < 0.1 * before, "the sender runs, and nothing passes"
+        estimator.add_progress(3.0 + 0.05 * step, 600_000, 10_000, waited=lambda begin, end: 0.02)
+    assert estimator.make_reading(4.0).uplink < 0.1 * before, "the sender runs, and nothing passes"
 
 
 class BusyRobot:
@@ -229,14 +229,14 @@ class BusyRobot:
         there = self.trace.finish(sent, 600e3) + DELAY_S + up_s
         answered = there + 0.1
         back = self.trace.finish(answered, 17e3) + DELAY_S + down_s
-        self.estimator.transfer(
+        self.estimator.add_transfer(
             Transfer(sent, sent, there, answered, back, 1e-3, 600_000, 17_000, counted_up_s, counted_down_s)
         )
         # the server's load is asked for beside it
         late_s = self.wait()[0]
-        self.estimator.transfer(Transfer(sent, sent, there + late_s, answered, back + late_s, 1e-3, 300, 500))
+        self.estimator.add_transfer(Transfer(sent, sent, there + late_s, answered, back + late_s, 1e-3, 300, 500))
         self.t = back
-        return self.estimator.reading(self.t)
+        return self.estimator.make_reading(self.t)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -269,5 +269,5 @@ def test_both_ends_tell_what_they_waited_and_the_application_does_not_see_it(ser
         assert reply.body == {"number": number}
         assert reply.transfer.waited_up_s >= 0.0
         assert reply.transfer.waited_down_s >= 0.0
-    assert client._waits.far.total[1] > 0, "the server's threads have had turns"
+    assert client._waits.far.latest_total[1] > 0, "the server's threads have had turns"
     assert all(math.isfinite(seconds) and seconds >= 0 for seconds in client.scheduling_s)

@@ -50,7 +50,7 @@ def test_unknown_key_is_refused_and_told_the_remedy(serve, connect, stranger):
 
 @pytest.mark.process
 def test_allow_list_is_re_read_while_running(serve, connect, stranger, keys, until_state, gone, until):
-    listener = serve(gone=gone)
+    listener = serve(on_gone=gone)
     robot = stranger(listener.address)
     client = connect(listener.address, keys=robot)
     until_state(client, LinkState.REFUSED)

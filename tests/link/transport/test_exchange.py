@@ -310,7 +310,7 @@ def test_peer_whose_connection_is_told_late_stays(serve, raw_dealer, monkeypatch
     read = Gate._read_events
     monkeypatch.setattr(Gate, "_read_events", lambda gate: read(gate) if tell.is_set() else None)
     gone = []
-    listener = serve(gone=lambda peer, reason: gone.append(reason))
+    listener = serve(on_gone=lambda peer, reason: gone.append(reason))
     socket = raw_dealer(listener.address)
     assert talk(socket, Message("hello", 5, 0, "", {"app": {}, "session": "s"})).type == "welcome"
     time.sleep(1.0)  # some sweeps
@@ -340,10 +340,10 @@ def test_reply_of_an_earlier_epoch_never_completes_a_newer_request(serve, connec
     until(lambda: listener.counters["request"], "the request arrives")
     peer = listener.peers()[0]
     forged = Message("reply", peer.epoch - 1, future_id(client), "", {"old": True}, (1.0,))
-    listener._outgoing.post(peer, forged)
+    listener._outgoing.post_message(peer, forged)
     until(lambda: client.counters["dropped: other epoch"], "the old reply is counted")
     assert not future.done()
 
 
 def future_id(client):
-    return next(iter(client._requests._asked))
+    return next(iter(client._requests._unanswered))

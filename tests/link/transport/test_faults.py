@@ -112,7 +112,7 @@ def test_server_that_is_absent_at_start_is_found_later(server_process, connect, 
 
 @pytest.mark.parametrize("how", ["reset", "refuse", "blackhole", "half_open"])
 def test_cut_link_is_noticed_and_heals(serve, connect, emulate, until, until_state, how, gone):
-    listener = serve(bounds=replace(PATIENT, peer_timeout_s=1.0), gone=gone)
+    listener = serve(bounds=replace(PATIENT, peer_timeout_s=1.0), on_gone=gone)
     emulator = emulate(listener.address)
     client = connect(emulator.address, timings=Timings())
     client.wait_ready(PATIENCE_S)
@@ -230,7 +230,7 @@ def test_failing_callbacks_do_not_harm_the_link(serve, connect):
     def broken(*_):
         raise ValueError("a bug in the application")
 
-    listener = serve(gone=broken)
+    listener = serve(on_gone=broken)
     client = connect(listener.address, on_state=broken, on_notify=broken)
     client.wait_ready(PATIENCE_S)
     listener.notify(listener.peers()[0], "x")

@@ -159,7 +159,7 @@ def test_account_of_bytes_is_exact(serve, connect, until):
 
     def beyond():
         (door,) = listener._gate._doors.values()
-        return door.tcp.counters().received - listener._gate._entrants[door.user].delivered
+        return door.tcp.read_counters().received - listener._gate._entrants[door.user].delivered
 
     until(lambda: len(client.clock.warning) == 0 and client.clock.rtt_s > 0, "a few pings have passed")
     client.request("echo").result(PATIENCE_S)

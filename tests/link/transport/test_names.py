@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.link.sockets.lookup import endpoints
+from edge_offload.link.sockets.lookup import resolve_endpoints
 from edge_offload.link.transport.client import Timings
 from edge_offload.link.transport.fronts import Fronts
 from edge_offload_research.emulate.emulator import Emulator
@@ -74,12 +74,12 @@ def test_of_a_name_with_several_addresses_the_one_that_answers_is_used(serve, co
 def test_the_addresses_of_a_name_take_turns_until_one_answers(names):
     names["gpu"] = ["::1", "127.0.0.2", "127.0.0.1"]
     fronts = Fronts("gpu:5700", begin=0)
-    dialled = [fronts.endpoint() for _ in range(4)]
+    dialled = [fronts.next_endpoint() for _ in range(4)]
     assert dialled == [
         "tcp://127.0.0.2:5700", "tcp://127.0.0.1:5700", "tcp://[::1]:5700", "tcp://127.0.0.2:5700",
     ]  # fmt: skip
-    fronts.connected()
-    assert [fronts.endpoint() for _ in range(2)] == ["tcp://127.0.0.2:5700", "tcp://127.0.0.1:5700"]
+    fronts.mark_connected()
+    assert [fronts.next_endpoint() for _ in range(2)] == ["tcp://127.0.0.2:5700", "tcp://127.0.0.1:5700"]
 
 
 def test_a_name_that_there_is_not_is_told(connect, keys, names, until):
@@ -100,9 +100,9 @@ def test_a_server_listens_on_a_name_that_has_an_ipv6_address_alone(serve, connec
 
 def test_a_scope_is_part_of_an_address(serve, connect, keys):
     index = socket.if_nametoindex("lo")
-    assert endpoints("fe80::1%lo", 5700) == [f"tcp://[fe80::1%{index}]:5700"]
+    assert resolve_endpoints("fe80::1%lo", 5700) == [f"tcp://[fe80::1%{index}]:5700"]
     with pytest.raises(OSError, match="fe80::1%eth0"):
-        endpoints("fe80::1", 5700)
+        resolve_endpoints("fe80::1", 5700)
     lines = [line.split() for line in pathlib.Path("/proc/net/if_inet6").read_text().splitlines()]
     here = [f"{ipaddress.ip_address(int(line[0], 16))}%{line[5]}" for line in lines if line[0].startswith("fe80")]
     if not here:

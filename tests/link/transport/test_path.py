@@ -40,7 +40,7 @@ def verdict_of(probes, rtt_s=0.002, deviation_s=0.0, until_s=2.0):
     suspicion = Suspicion(probes, Timings().path_s)
     for look in range(int(until_s / LOOK_S)):
         probes.now = look * LOOK_S
-        verdict = suspicion.judge(probes.now, probes.now, Counters(0, 0, 1, 1, rtt_s, deviation_s))
+        verdict = suspicion.judge_path(probes.now, probes.now, Counters(0, 0, 1, 1, rtt_s, deviation_s))
         if verdict is not Verdict.OPEN:
             return verdict, probes.now
     return Verdict.OPEN, until_s
@@ -86,20 +86,20 @@ def test_a_probe_is_answered_by_a_listener_and_by_a_refusal_but_not_by_silence()
         listener.listen(0)
         with socket.create_connection(listener.getsockname()) as first:
             probes = Probes(Connection(first.fileno()))
-            assert not probes.moved
+            assert not probes.has_moved
             # the queue of connections that nobody accepts is full: no more of them are answered
-            probes.send()
+            probes.send_probe()
             time.sleep(0.05)
-            assert not probes.answered()
+            assert not probes.was_answered()
             listener.accept()[0].close()
-            probes.send()
-            assert _soon(probes.answered)
+            probes.send_probe()
+            assert _soon(probes.was_answered)
             probes.close()
             listener.close()
-            probes.send()
-            assert _soon(probes.answered), "a refusal is an answer, too"
+            probes.send_probe()
+            assert _soon(probes.was_answered), "a refusal is an answer, too"
             probes.close()
-    assert not probes.answered()
+    assert not probes.was_answered()
 
 
 def test_a_connection_from_another_address_than_the_route_has_moved():
@@ -107,7 +107,7 @@ def test_a_connection_from_another_address_than_the_route_has_moved():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with socket.create_connection(listener.getsockname(), source_address=("127.0.0.9", 0)) as first:
-            assert Probes(Connection(first.fileno())).moved
+            assert Probes(Connection(first.fileno())).has_moved
 
 
 def _soon(condition):
@@ -184,12 +184,12 @@ def test_the_first_attempts_after_a_connection_wait_for_a_few_round_trips():
     redial = Redial(OneServer(), Timings())
     assert redial.connect_s == Timings().connect_s, "of a server never reached nothing is known"
     moved = ConnectionLost("moved", moved=True)
-    over = redial.over(moved, True, time.monotonic(), rtt_s=0.07)
+    over = redial.end_attempt(moved, True, time.monotonic(), rtt_s=0.07)
     assert redial.connect_s == pytest.approx(0.21)
     assert over.pause_s == 0.0, "an address that is new is used at once"
     waits = []
     for _ in range(4):
-        assert redial.over(ConnectionLost("no answer"), False, time.monotonic(), rtt_s=0.07).pause_s > 0
+        assert redial.end_attempt(ConnectionLost("no answer"), False, time.monotonic(), rtt_s=0.07).pause_s > 0
         waits.append(redial.connect_s)
     assert waits == sorted(waits)
     assert waits[-1] == Timings().connect_s

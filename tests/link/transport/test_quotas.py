@@ -62,7 +62,7 @@ def test_handshakes_that_say_nothing_are_bounded_per_robot(serve, robots, raw_de
 
 def test_a_quiet_robot_is_looked_at_seldom(serve, keys, monkeypatch):
     looks = 0
-    counters = Connection.counters
+    counters = Connection.read_counters
 
     def counted(self):
         nonlocal looks
@@ -73,7 +73,7 @@ def test_a_quiet_robot_is_looked_at_seldom(serve, keys, monkeypatch):
     with Client(listener.address, keys=keys) as client:
         client.wait_ready(PATIENCE_S)
         client.request("echo", {}).result(PATIENCE_S)
-        monkeypatch.setattr(Connection, "counters", counted)
+        monkeypatch.setattr(Connection, "read_counters", counted)
         time.sleep(1.0)
         assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
     assert 2 <= looks <= 40, "every 10 ms would be 100"

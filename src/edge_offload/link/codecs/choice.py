@@ -20,7 +20,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
-from edge_offload.link.codecs.image import frame_of
+from edge_offload.link.codecs.image import stack_frame
 from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import NotApplicable
 from edge_offload.link.codecs.payload import Encoded, check_array, check_buffers, check_descriptor
@@ -51,7 +51,7 @@ Clock = Callable[[], float]
 
 @dataclass
 class Measured:
-    """What is known of one codec on one kind of tensor.
+    """Measurements of one codec on one kind of tensor.
 
     Attributes:
         ratio: coded bytes per plain byte. encode_s, decode_s: seconds per plain byte on this machine.
@@ -124,18 +124,18 @@ class Selector:
         if array.nbytes < _SMALL:
             return RAW
         content = content_class(array)
-        names = candidates(array, content, reference is not None)
+        names = candidate_codecs(array, content, reference is not None)
         with self._lock:
-            kind = self._kinds.setdefault(_key(array, content), _Kind({}))
+            kind = self._kinds.setdefault(_table_key(array, content), _Kind({}))
             kind.choices += 1
             kind.allowance_s += self._epsilon * array.nbytes / rate
-            self._measure(kind, names, array, reference, rate)
+            self._try_codecs(kind, names, array, reference, rate)
             best = min(
                 [RAW, *(name for name in names if name in kind.table)],
-                key=lambda name: self._predict(kind, name, array.nbytes, rate),
+                key=lambda name: self._predict_s(kind, name, array.nbytes, rate),
             )
             losing = all(
-                self._predict(kind, name, array.nbytes, rate) > array.nbytes / rate
+                self._predict_s(kind, name, array.nbytes, rate) > array.nbytes / rate
                 if name in kind.table
                 else rate > _FASTEST_CODEC
                 for name in TEMPORAL
@@ -144,14 +144,14 @@ class Selector:
             self.refers = kind.plain % _REFER == 0
             return best
 
-    def _predict(self, kind: _Kind, name: str, nbytes: int, rate: float) -> float:
-        """Seconds from having the array here to having it there."""
+    def _predict_s(self, kind: _Kind, name: str, nbytes: int, rate: float) -> float:
+        """Predict the seconds from the array on this end to the array on the other."""
         if name == RAW:
             return nbytes / rate
-        known = kind.table[name]
-        return nbytes * (known.encode_s + known.ratio / rate + known.decode_s / self._peer_speed)
+        measured = kind.table[name]
+        return nbytes * (measured.encode_s + measured.ratio / rate + measured.decode_s / self._peer_speed)
 
-    def _measure(self, kind: _Kind, names: List[str], array: Array, reference: Optional[Array], rate: float) -> None:
+    def _try_codecs(self, kind: _Kind, names: List[str], array: Array, reference: Optional[Array], rate: float) -> None:
         fresh = [name for name in names if name not in kind.table]
         if not fresh and kind.choices % _REFRESH:
             return
@@ -160,42 +160,42 @@ class Selector:
             # the likely and the seldom measured first; the codec in use is measured on every payload anyway
             order = self._random.sample(names, len(names))
             due = [
-                min(order, key=lambda name: kind.table[name].samples * self._predict(kind, name, array.nbytes, rate))
+                min(order, key=lambda name: kind.table[name].samples * self._predict_s(kind, name, array.nbytes, rate))
             ]
         size = min(_MOST_SLAB, int(kind.allowance_s * _ASSUMED_SPEED / (2 * _REPEATS * len(due))))
         if size < min(_LEAST_SLAB, array.nbytes):
             return
         start = self._clock()
         where = self._random.random()
-        sample = slab(array, size, where)
-        sample_reference = None if reference is None else slab(reference, size, where)
+        sample = cut_slab(array, size, where)
+        sample_reference = None if reference is None else cut_slab(reference, size, where)
         for name in due:
             if self._clock() - start > kind.allowance_s:
                 break  # slower than assumed: the rest waits until it has been earned
-            self._sample(kind, name, sample, sample_reference)
+            self._sample_codec(kind, name, sample, sample_reference)
         kind.allowance_s -= self._clock() - start
 
-    def _sample(self, kind: _Kind, name: str, sample: Array, reference: Optional[Array]) -> None:
+    def _sample_codec(self, kind: _Kind, name: str, sample: Array, reference: Optional[Array]) -> None:
         encode_s, decode_s, ratio = math.inf, math.inf, 1.0
         for _ in range(_REPEATS):
             start = self._clock()
             try:
-                encoded = _encode(name, sample, reference)
+                encoded = _encode_by(name, sample, reference)
             except NotApplicable:
                 encode_s, decode_s = self._clock() - start, 0.0
                 break
             middle = self._clock()
-            _decode(encoded, reference)
+            _decode_any(encoded, reference)
             encode_s, decode_s = min(encode_s, middle - start), min(decode_s, self._clock() - middle)
             ratio = encoded.nbytes / sample.nbytes
-        self._record(kind, name, ratio, encode_s / sample.nbytes, decode_s / sample.nbytes)
+        self._record_sample(kind, name, ratio, encode_s / sample.nbytes, decode_s / sample.nbytes)
 
-    def _record(self, kind: _Kind, name: str, ratio: float, encode_s: float, decode_s: Optional[float]) -> None:
-        known = kind.table.get(name)
-        if known is None:
+    def _record_sample(self, kind: _Kind, name: str, ratio: float, encode_s: float, decode_s: Optional[float]) -> None:
+        measured = kind.table.get(name)
+        if measured is None:
             kind.table[name] = Measured(ratio, encode_s, decode_s or 0.0)
         else:
-            known.update(ratio, encode_s, decode_s)
+            measured.update(ratio, encode_s, decode_s)
 
     def encode(
         self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None
@@ -206,17 +206,17 @@ class Selector:
             return encode_as(RAW, array, {})
         start = self._clock()
         try:
-            encoded: Optional[Encoded] = _encode(name, array, reference)
+            encoded: Optional[Encoded] = _encode_by(name, array, reference)
         except NotApplicable:
             encoded = None  # the content changed: remember it as a codec that saves nothing, and send raw
-        took = (self._clock() - start) / array.nbytes
+        encode_s = (self._clock() - start) / array.nbytes
         ratio = 1.0 if encoded is None else encoded.nbytes / array.nbytes
         with self._lock:
-            self._record(self._kinds[_key(array, content_class(array))], name, ratio, took, None)
+            self._record_sample(self._kinds[_table_key(array, content_class(array))], name, ratio, encode_s, None)
         return encode_as(RAW, array, {}) if encoded is None or ratio >= 1 else encoded
 
     def report(self) -> List[Dict[str, Any]]:
-        """What has been measured: one row per kind of tensor and codec, for plans, tables and ``doctor``.
+        """Return the measurements: one row per kind of tensor and codec, for plans, tables and ``doctor``.
 
         Keys: ``dtype layout content bytes_log2 codec ratio encode_s_per_byte decode_s_per_byte samples``;
         ``ratio`` is plain bytes per coded byte.
@@ -229,18 +229,18 @@ class Selector:
                     "content": key[2],
                     "bytes_log2": key[3],
                     "codec": name,
-                    "ratio": 1 / max(known.ratio, 1e-9),
-                    "encode_s_per_byte": known.encode_s,
-                    "decode_s_per_byte": known.decode_s,
-                    "samples": known.samples,
+                    "ratio": 1 / max(measured.ratio, 1e-9),
+                    "encode_s_per_byte": measured.encode_s,
+                    "decode_s_per_byte": measured.decode_s,
+                    "samples": measured.samples,
                 }
                 for key, kind in self._kinds.items()
-                for name, known in kind.table.items()
+                for name, measured in kind.table.items()
             ]
 
 
-def _key(array: Array, content: str) -> Key:
-    frame = frame_of(array.shape, NONE)
+def _table_key(array: Array, content: str) -> Key:
+    frame = stack_frame(array.shape, NONE)
     layout = "flat" if frame is None else f"{'interleaved' if frame.interleaved else 'planar'}{frame.channels}"
     return array.dtype.name, layout, content, int(math.log2(array.nbytes))
 
@@ -254,7 +254,7 @@ def content_class(array: Array) -> str:
     return "few" if len(np.unique(sample)) <= 16 else "many"
 
 
-def candidates(array: Array, content: str, temporal: bool) -> List[str]:
+def candidate_codecs(array: Array, content: str, temporal: bool) -> List[str]:
     """Codecs worth measuring for a kind of tensor, without ``raw``."""
     names = ["shuffle+lz4", "shuffle+zstd"]
     item = array.dtype.itemsize
@@ -262,7 +262,7 @@ def candidates(array: Array, content: str, temporal: bool) -> List[str]:
         names += ["bits", "bits+zstd"]
     if content == "sparse" and item <= 8:
         names += ["sparse+zstd"]
-    if frame_of(array.shape, NONE) is not None and content != "sparse":
+    if stack_frame(array.shape, NONE) is not None and content != "sparse":
         if item == 1:
             names += ["gradient+lz4", "gradient+zstd"]
         elif item <= 8:
@@ -272,7 +272,7 @@ def candidates(array: Array, content: str, temporal: bool) -> List[str]:
     return names
 
 
-def slab(array: Array, nbytes: int, where: float) -> Array:
+def cut_slab(array: Array, nbytes: int, where: float) -> Array:
     """A contiguous sample of about ``nbytes`` of an array that codes like the whole: rows of an image, or a run.
 
     Args:
@@ -282,7 +282,7 @@ def slab(array: Array, nbytes: int, where: float) -> Array:
     """
     if array.nbytes <= nbytes:
         return array
-    frame = frame_of(array.shape, NONE)
+    frame = stack_frame(array.shape, NONE)
     if frame is not None:
         per_row = frame.width * frame.channels * array.dtype.itemsize
         rows = min(frame.height, max(8, nbytes // per_row))
@@ -299,13 +299,13 @@ def slab(array: Array, nbytes: int, where: float) -> Array:
     return flat[first : first + count]
 
 
-def _encode(name: str, array: Array, reference: Optional[Array]) -> Encoded:
+def _encode_by(name: str, array: Array, reference: Optional[Array]) -> Encoded:
     if name in TEMPORAL and reference is not None:
         return encode_difference(array, reference, name)
     return encode_as(name, array, {})
 
 
-def _decode(encoded: Encoded, reference: Optional[Array]) -> Array:
+def _decode_any(encoded: Encoded, reference: Optional[Array]) -> Array:
     if encoded.descriptor["codec"] in TEMPORAL and reference is not None:
         header = check_descriptor(encoded.descriptor, reference.nbytes)
         return decode_difference(header, reference, check_buffers(encoded.buffers))

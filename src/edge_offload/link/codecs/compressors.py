@@ -43,7 +43,7 @@ def compress(kind: str, data: Any, residual: bool = False) -> Buffer:
         BadInput: more than 2 GB for lz4.
     """
     if kind == "zstd":
-        coded: bytes = _compressor(residual).compress(data)
+        coded: bytes = _zstd_compressor(residual).compress(data)
         return coded
     if kind == "lz4":
         if memoryview(data).nbytes > _LZ4_LIMIT:
@@ -53,7 +53,7 @@ def compress(kind: str, data: Any, residual: bool = False) -> Buffer:
     return memoryview(data)
 
 
-def _compressor(residual: bool) -> Any:
+def _zstd_compressor(residual: bool) -> Any:
     name = "residual_compressor" if residual else "compressor"
     made = getattr(_local, name, None)
     if made is None:
@@ -101,7 +101,7 @@ def _expand_zstd(coded: memoryview, size: int) -> Buffer:
     return plain
 
 
-def shuffled(array: Array) -> Buffer:
+def shuffle_bytes(array: Array) -> Buffer:
     """Bytes of a C-contiguous array, all first bytes of the elements first, then all second ones, ..."""
     data = bytes_of(array)
     if array.dtype.itemsize == 1 or array.size < 2:
@@ -109,8 +109,8 @@ def shuffled(array: Array) -> Buffer:
     return kernels.shuffle(data, array.dtype.itemsize).data
 
 
-def unshuffled(data: Buffer, itemsize: int) -> Buffer:
-    """Inverse of :func:`shuffled`."""
+def unshuffle_bytes(data: Buffer, itemsize: int) -> Buffer:
+    """Inverse of :func:`shuffle_bytes`."""
     if itemsize == 1 or len(data) <= itemsize:
         return data
     return kernels.unshuffle(np.frombuffer(data, np.uint8), itemsize).data

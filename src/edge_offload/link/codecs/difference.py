@@ -10,7 +10,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, image, kernels
-from edge_offload.link.codecs.compressors import unshuffled
+from edge_offload.link.codecs.compressors import unshuffle_bytes
 from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, Frame, block_grid
 from edge_offload.link.codecs.method import Coded, NotApplicable
 from edge_offload.link.codecs.payload import Encoded, Header, Params, array_from, bytes_of, take_int
@@ -34,7 +34,7 @@ def encode_difference(array: Array, reference: Array, codec: str) -> Encoded:
     unsigned = np.dtype(f"u{item}")
     difference = array.reshape(-1).view(unsigned) - reference.reshape(-1).view(unsigned)
     descriptor: Dict[str, Any] = {"codec": codec, "dtype": array.dtype.name, "shape": list(array.shape)}
-    frame = image.frame_of(array.shape, NONE) if item == 1 else None
+    frame = image.stack_frame(array.shape, NONE) if item == 1 else None
     if frame is not None:
         descriptor["params"], parts = _encode_blocks(bytes_of(array), difference, frame, kind)
         return Encoded(descriptor, parts)
@@ -85,7 +85,7 @@ def decode_difference(header: Header, reference: Array, parts: List[memoryview])
         return array_from(_decode_blocks(header, bytes_of(reference), parts), header)
     if len(parts) != 1 or item > 8:
         raise ProtocolError(f"{header.codec}: one part expected")
-    data = np.frombuffer(unshuffled(compressors.expand(kind, parts[0], header.nbytes), item), np.uint8)
+    data = np.frombuffer(unshuffle_bytes(compressors.expand(kind, parts[0], header.nbytes), item), np.uint8)
     unsigned = np.dtype(f"u{item}")
     total = data.view(unsigned) + reference.reshape(-1).view(unsigned)
     return array_from(bytes_of(total), header)

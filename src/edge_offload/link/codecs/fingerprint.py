@@ -13,7 +13,7 @@ from edge_offload.link.codecs.payload import bytes_of
 _BLOCK = 4096  # words of 8 bytes
 
 
-def _weights(start: int, count: int) -> Array:
+def _make_weights(start: int, count: int) -> Array:
     """Odd uint64 weights number ``start`` ... of one fixed pseudo-random sequence (splitmix64)."""
     z = (np.arange(start + 1, start + count + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -22,21 +22,21 @@ def _weights(start: int, count: int) -> Array:
     return odd
 
 
-_WITHIN = _weights(0, _BLOCK)
+_WITHIN = _make_weights(0, _BLOCK)
 
 
-def of(array: Array) -> int:
+def fingerprint_array(array: Array) -> int:
     """Fingerprint of the memory of a C-contiguous array. Dtype and shape do not enter."""
     data = bytes_of(array)
-    whole = data.size // (8 * _BLOCK) * 8 * _BLOCK
+    aligned = data.size // (8 * _BLOCK) * 8 * _BLOCK
     tail = np.zeros(8 * _BLOCK, np.uint8)
-    tail[: data.size - whole] = data[whole:]
-    sums = np.concatenate([_sums(data[:whole]), _sums(tail), np.array([data.size], np.uint64)])
-    return int(np.einsum("i,i->", sums, _weights(_BLOCK, sums.size)))
+    tail[: data.size - aligned] = data[aligned:]
+    sums = np.concatenate([_block_sums(data[:aligned]), _block_sums(tail), np.array([data.size], np.uint64)])
+    return int(np.einsum("i,i->", sums, _make_weights(_BLOCK, sums.size)))
 
 
-def _sums(data: Array) -> Array:
-    words = data.view(np.uint64).reshape(-1, _BLOCK)
+def _block_sums(data: Array) -> Array:
+    values = data.view(np.uint64).reshape(-1, _BLOCK)
     # high bits of a word would only reach high bits of the product: fold them down first
-    sums: Array = np.einsum("ij,j->i", words ^ (words >> np.uint64(32)), _WITHIN)
+    sums: Array = np.einsum("ij,j->i", values ^ (values >> np.uint64(32)), _WITHIN)
     return sums

@@ -18,8 +18,8 @@ _LEAST_SIDE = 4  # pixels; anything smaller is not worth predicting
 _SAMPLE_ROWS = 32
 
 
-def frame_of(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
-    """How an array of ``shape`` is a stack of images: [..., H, W, C<=4] interleaved, [..., C<=4, H, W] or [..., H, W].
+def stack_frame(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
+    """Read an array of ``shape`` as a stack of images: [..., H, W, C<=4] interleaved, [..., C<=4, H, W] or [..., H, W].
 
     Returns:
         A frame without colour differences, or None if the shape is no image.
@@ -54,19 +54,19 @@ def with_colour(data: Array, frame: Frame) -> Frame:
     middle = np.ascontiguousarray(data.reshape(stack)[:1].take(range(first, first + rows), axis=axis))
     part = Frame(1, 3, rows, frame.width, frame.interleaved, frame.predictor, False)
     planes = kernels.residual(middle.reshape(-1), part).reshape(3, -1)[:, frame.width :]
-    apart = _effort(planes[0]) + _effort(planes[2])
-    together = _effort(planes[0] - planes[1]) + _effort(planes[2] - planes[1])
-    if together >= apart:
+    separate = _estimate_effort(planes[0]) + _estimate_effort(planes[2])
+    together = _estimate_effort(planes[0] - planes[1]) + _estimate_effort(planes[2] - planes[1])
+    if together >= separate:
         return frame
     return replace(frame, colour=True)
 
 
-def _effort(plane: Array) -> int:
+def _estimate_effort(plane: Array) -> int:
     return int(np.abs(plane.view(np.int8).astype(np.int16)).sum())
 
 
 def frame_params(frame: Frame) -> Dict[str, Any]:
-    """What the decoder must know of ``frame`` besides its predictor."""
+    """Parameters of ``frame`` for the decoder, besides its predictor."""
     return {
         "layout": [frame.images, frame.channels, frame.height, frame.width],
         "interleaved": int(frame.interleaved),
@@ -112,15 +112,15 @@ def decode_frame(coded: memoryview, frame: Frame, kind: str, size: int) -> Array
 
 
 def suits_image(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
-    """Whether (dtype, shape) is a stack of 8-bit images."""
-    return dtype.itemsize == 1 and frame_of(shape, NONE) is not None
+    """Tell whether (dtype, shape) is a stack of 8-bit images."""
+    return dtype.itemsize == 1 and stack_frame(shape, NONE) is not None
 
 
-def _method(name: str, summary: str, kinds: Tuple[str, ...]) -> Method:
+def _make_method(name: str, summary: str, kinds: Tuple[str, ...]) -> Method:
     predictor = PREDICTORS[name]
 
     def encode(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
-        frame = frame_of(array.shape, predictor)
+        frame = stack_frame(array.shape, predictor)
         if frame is None or array.dtype.itemsize != 1:
             raise NotApplicable(f"{array.dtype.name} {list(array.shape)} is not a stack of 8-bit images")
         return encode_frame(bytes_of(array), frame, kind)
@@ -134,6 +134,6 @@ def _method(name: str, summary: str, kinds: Tuple[str, ...]) -> Method:
     return Method(name, summary, kinds, True, encode, decode, suits_image)
 
 
-LEFT = _method("left", "8-bit images, difference to the left neighbour", ("zstd", "lz4"))
-GRADIENT = _method("gradient", "8-bit images, difference to left + upper - upper left", ("zstd", "lz4"))
-PAETH = _method("paeth", "8-bit images, difference to the nearest of three neighbours", ("zstd",))
+LEFT = _make_method("left", "8-bit images, difference to the left neighbour", ("zstd", "lz4"))
+GRADIENT = _make_method("gradient", "8-bit images, difference to left + upper - upper left", ("zstd", "lz4"))
+PAETH = _make_method("paeth", "8-bit images, difference to the nearest of three neighbours", ("zstd",))

@@ -9,7 +9,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.codecs import compressors, image
-from edge_offload.link.codecs.compressors import shuffled, unshuffled
+from edge_offload.link.codecs.compressors import shuffle_bytes, unshuffle_bytes
 from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, one_part, take_int
@@ -22,11 +22,11 @@ def _encode_fp16(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
         raise NotApplicable(f"fp16 takes float32 and float64, not {array.dtype.name}")
     with np.errstate(over="ignore"):  # beyond 65504 becomes infinite: part of what fp16 means
         half = array.astype(np.float16)
-    return {}, [compressors.compress(kind, shuffled(half))]
+    return {}, [compressors.compress(kind, shuffle_bytes(half))]
 
 
 def _decode_fp16(header: Header, kind: str, parts: List[memoryview]) -> Array:
-    data = unshuffled(compressors.expand(kind, one_part(header, parts), header.size * 2), 2)
+    data = unshuffle_bytes(compressors.expand(kind, one_part(header, parts), header.size * 2), 2)
     return np.frombuffer(data, np.float16).astype(header.dtype).reshape(header.shape)
 
 
@@ -37,7 +37,7 @@ def _suits_fp16(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
 def _encode_jpeg(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     import cv2
 
-    frame = image.frame_of(array.shape, NONE)
+    frame = image.stack_frame(array.shape, NONE)
     if frame is None or not _suits_jpeg(array.dtype, array.shape):
         raise NotApplicable(f"jpeg takes one uint8 image of 1 or 3 channels, not {array.dtype.name} {array.shape}")
     quality = options.get("quality", DEFAULT_QUALITY)
@@ -99,7 +99,7 @@ def jpeg_size(coded: memoryview) -> Tuple[int, int, int]:
 
 
 def _suits_jpeg(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
-    frame = image.frame_of(shape, NONE)
+    frame = image.stack_frame(shape, NONE)
     return dtype == np.uint8 and frame is not None and frame.images == 1 and frame.channels in (1, 3)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, kernels
-from edge_offload.link.codecs.compressors import shuffled, unshuffled
+from edge_offload.link.codecs.compressors import shuffle_bytes, unshuffle_bytes
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
-from edge_offload.link.codecs.palette import unsigned
+from edge_offload.link.codecs.palette import view_unsigned
 from edge_offload.link.codecs.payload import Buffer, Header, array_from, take_int
 
 MOST_VALUES = 16
@@ -19,7 +19,7 @@ _MOST_LEVELS = 6
 _WORTH_A_LEVEL = 64  # bytes of mask; below that another level costs more than it saves
 
 
-def _width(values: int) -> int:
+def _bits_per_element(values: int) -> int:
     """Bits per element for so many distinct values."""
     return 0 if values == 1 else 1 if values == 2 else 2 if values <= 4 else 4
 
@@ -27,18 +27,18 @@ def _width(values: int) -> int:
 def _encode_bits(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits_bits(array.dtype, array.shape):
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} cannot be packed into bits")
-    flat = unsigned(array)
+    flat = view_unsigned(array)
     if flat.dtype.itemsize == 1 and int(flat.max()) == 1:
         index, values = flat, [0, 1]  # occupancy and masks: no search for the values
     else:
-        found = kernels.palette(flat.reshape(1, 1, -1), array.dtype.kind, MOST_VALUES)
-        if found is None:
+        palette = kernels.palette(flat.reshape(1, 1, -1), array.dtype.kind, MOST_VALUES)
+        if palette is None:
             raise NotApplicable(f"more than {MOST_VALUES} distinct values")
-        index, values = found[0], [int(value) for value in found[1][0]]
-    return {"values": values}, [compressors.compress(kind, pack(index, _width(len(values))))]
+        index, values = palette[0], [int(value) for value in palette[1][0]]
+    return {"values": values}, [compressors.compress(kind, pack_bits(index, _bits_per_element(len(values))))]
 
 
-def pack(index: Array, width: int) -> Array:
+def pack_bits(index: Array, width: int) -> Array:
     """uint8 indices below 2**width -> bytes, first element in the lowest bits."""
     if width == 0:
         return index[:0]
@@ -53,8 +53,8 @@ def pack(index: Array, width: int) -> Array:
     return packed
 
 
-def unpack(packed: Array, width: int, size: int) -> Array:
-    """Inverse of :func:`pack`: uint8 [size]."""
+def unpack_bits(packed: Array, width: int, size: int) -> Array:
+    """Inverse of :func:`pack_bits`: uint8 [size]."""
     if width == 0:
         return np.zeros(size, np.uint8)
     if width == 1:
@@ -75,9 +75,9 @@ def _decode_bits(header: Header, kind: str, parts: List[memoryview]) -> Array:
         type(value) is int and 0 <= value < 1 << (8 * item) for value in values
     ):
         raise ProtocolError(f"{header.codec}: 1 to {MOST_VALUES} bit patterns of {item} bytes expected")
-    width = _width(len(values))
+    width = _bits_per_element(len(values))
     packed = np.frombuffer(compressors.expand(kind, parts[0], -(-header.size * width // 8)), np.uint8)
-    index = unpack(packed, width, header.size)
+    index = unpack_bits(packed, width, header.size)
     if len(values) < 1 << width and int(index.max()) >= len(values):
         raise ProtocolError(f"{header.codec}: an index points past its {len(values)} values")
     if item == 1 and list(values) == [0, 1]:
@@ -94,9 +94,9 @@ def _suits_bits(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
 def _encode_sparse(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits_bits(array.dtype, array.shape):
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} has no sparse form")
-    flat = unsigned(array)
+    flat = view_unsigned(array)
     occupied = flat != 0
-    parts: List[Buffer] = [compressors.compress(kind, shuffled(flat[occupied]))]
+    parts: List[Buffer] = [compressors.compress(kind, shuffle_bytes(flat[occupied]))]
     mask = np.packbits(occupied, bitorder="little")
     levels = 0
     while levels < _MOST_LEVELS and mask.size >= _WORTH_A_LEVEL:
@@ -129,7 +129,7 @@ def _decode_sparse(header: Header, kind: str, parts: List[memoryview]) -> Array:
     if where.size and int(where[-1]) >= header.size:
         raise ProtocolError(f"{header.codec}: a position lies outside the array")
     item = header.dtype.itemsize
-    values = unshuffled(compressors.expand(kind, parts[0], where.size * item), item)
+    values = unshuffle_bytes(compressors.expand(kind, parts[0], where.size * item), item)
     flat = np.zeros(header.size, np.dtype(f"u{item}"))
     flat[where] = np.frombuffer(values, flat.dtype)
     return array_from(flat.view(np.uint8), header)

@@ -13,7 +13,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, image, kernels
-from edge_offload.link.codecs.compressors import shuffled, unshuffled
+from edge_offload.link.codecs.compressors import shuffle_bytes, unshuffle_bytes
 from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, take_int
@@ -22,12 +22,12 @@ _PICTURE = 32  # from this many values on the indices are taken for a picture, b
 _KEYS = {"layout", "interleaved", "colour", "picture", "counts"}
 
 
-def unsigned(array: Array) -> Array:
+def view_unsigned(array: Array) -> Array:
     """Bit patterns of an array of itemsize 1, 2, 4 or 8 as unsigned integers, flat, without a copy."""
     return array.reshape(-1).view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-def _channels(frame: Frame) -> Tuple[int, int, int]:
+def _channel_extents(frame: Frame) -> Tuple[int, int, int]:
     """(outer, channels, inner) extents of the frame's memory."""
     pixels = frame.height * frame.width
     if frame.interleaved:
@@ -38,17 +38,17 @@ def _channels(frame: Frame) -> Tuple[int, int, int]:
 def _encode(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits(array.dtype, array.shape):
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} has no palette")
-    frame = image.frame_of(array.shape, GRADIENT) or Frame(1, 1, 1, array.size, False, NONE, False)
-    found = kernels.palette(unsigned(array).reshape(_channels(frame)), array.dtype.kind, PALETTE_LIMIT)
-    if found is None:
+    frame = image.stack_frame(array.shape, GRADIENT) or Frame(1, 1, 1, array.size, False, NONE, False)
+    palette = kernels.palette(view_unsigned(array).reshape(_channel_extents(frame)), array.dtype.kind, PALETTE_LIMIT)
+    if palette is None:
         raise NotApplicable(f"a channel holds more than {PALETTE_LIMIT} distinct values")
-    index, values = found
+    index, values = palette
     counts = [len(channel) for channel in values]
     predictor = frame.predictor if max(counts) >= _PICTURE else NONE
     frame = Frame(frame.images, frame.channels, frame.height, frame.width, frame.interleaved, predictor, False)
     params, parts = image.encode_frame(index, frame, kind)
     params.update(picture=int(predictor == GRADIENT), counts=counts)
-    return params, [compressors.compress(kind, shuffled(np.concatenate(values))), *parts]
+    return params, [compressors.compress(kind, shuffle_bytes(np.concatenate(values))), *parts]
 
 
 def _decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
@@ -63,11 +63,11 @@ def _decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
     if not all(type(count) is int and 1 <= count <= PALETTE_LIMIT for count in counts):
         raise ProtocolError(f"{header.codec}: a palette has 1 to {PALETTE_LIMIT} values")
     item = header.dtype.itemsize
-    plain = unshuffled(compressors.expand(kind, parts[0], sum(counts) * item), item)
+    plain = unshuffle_bytes(compressors.expand(kind, parts[0], sum(counts) * item), item)
     values = np.frombuffer(plain, np.dtype(f"u{item}"))
     table = np.zeros((frame.channels, PALETTE_LIMIT), values.dtype)
     index = image.decode_frame(parts[1], frame, kind, frame.size)
-    outer, channels, inner = _channels(frame)
+    outer, channels, inner = _channel_extents(frame)
     start = 0
     for channel, count in enumerate(counts):
         table[channel, :count] = values[start : start + count]

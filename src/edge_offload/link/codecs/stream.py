@@ -91,31 +91,31 @@ class SendStream:
     def nbytes(self) -> int:
         """Bytes of the arrays kept."""
         with self._lock:
-            return sum(kept.nbytes for kept, _ in self._sent.values())
+            return sum(stored.nbytes for stored, _ in self._sent.values())
 
     def reset(self) -> None:
         """Forget every reference and start a new session: the peer restarted, or the link was opened anew."""
         with self._lock:
             self.session = secrets.randbits(63)
-            self._forget()
+            self._drop_references()
 
-    def _forget(self) -> None:
+    def _drop_references(self) -> None:
         self._sent.clear()
         self._base = None
 
     def reference(self, array: Array) -> Optional[Array]:
         """The array that a temporal codec would subtract from ``array`` now; None if there is none that fits."""
         with self._lock:
-            found = self._reference_for(array)
-        return None if found is None else found[1]
+            match = self._reference_for(array)
+        return None if match is None else match[1]
 
     def _reference_for(self, array: Array) -> Optional[Tuple[int, Array, int]]:
         if self._base is None or self._next - self._base > self._peer_ring or self._base not in self._sent:
             return None
-        kept, digest = self._sent[self._base]
-        if kept.shape != array.shape or kept.dtype != array.dtype:
+        stored, digest = self._sent[self._base]
+        if stored.shape != array.shape or stored.dtype != array.dtype:
             return None
-        return self._base, kept, digest
+        return self._base, stored, digest
 
     def encode(
         self, array: Array, codec: str = AUTO, link_bytes_per_s: Optional[float] = None, **options: Any
@@ -136,10 +136,10 @@ class SendStream:
         array = check_array(array)
         with self._lock:
             seq, session = self._next, self.session
-            found = self._reference_for(array)
+            match = self._reference_for(array)
             self._next += 1
         stream = {"session": session, "seq": seq}
-        reference = found[1] if found else None
+        reference = match[1] if match else None
         if codec in TEMPORAL and reference is not None:
             encoded = encode_difference(array, reference, codec)
         elif codec in TEMPORAL or codec == AUTO:
@@ -147,24 +147,24 @@ class SendStream:
         else:
             encoded = encode_as(codec, array, options)
         used = encoded.descriptor["codec"]
-        if found and used in TEMPORAL:
-            stream.update(ref=found[0], ref_hash=found[2])
+        if match and used in TEMPORAL:
+            stream.update(ref=match[0], ref_hash=match[2])
         plain = codec == AUTO and used == RAW and not self.selector.refers
         if not plain and (used in TEMPORAL or codec_named(used)[0].lossless):
             # a camera driver may reuse its buffer for the next frame: the reference has to be our own copy
-            kept = array.copy()
-            stream["hash"] = fingerprint.of(kept)
+            stored = array.copy()
+            stream["hash"] = fingerprint.fingerprint_array(stored)
             with self._lock:
                 if session == self.session:
-                    self._keep(seq, kept, stream["hash"])
+                    self._store_array(seq, stored, stream["hash"])
         return Encoded({**encoded.descriptor, "stream": stream}, encoded.buffers)
 
-    def _keep(self, seq: int, array: Array, digest: int) -> None:
+    def _store_array(self, seq: int, array: Array, digest: int) -> None:
         if self._base is not None and self._next - self._base > self._peer_ring:
             self._sent.pop(self._base, None)  # the peer has dropped it by now
             self._base = None
         self._sent[seq] = (array, digest)
-        total = sum(kept.nbytes for kept, _ in self._sent.values())
+        total = sum(stored.nbytes for stored, _ in self._sent.values())
         for old in [number for number in self._sent if number != self._base]:
             if len(self._sent) <= self._ring + 1 and total <= self._max_bytes:
                 break
@@ -200,7 +200,7 @@ class SendStream:
         """The peer raised :class:`ReferenceMissing` for a payload of ``session``: refer to nothing sent so far."""
         with self._lock:
             if session == self.session:
-                self._forget()
+                self._drop_references()
 
 
 def _check_ring(ring: int, max_bytes: int) -> None:
@@ -221,13 +221,13 @@ class ReceiveStream:
         self._ring = ring
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Tuple[int, int], Tuple[Array, int]] = OrderedDict()
+        self._stored: OrderedDict[Tuple[int, int], Tuple[Array, int]] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays kept."""
         with self._lock:
-            return sum(kept.nbytes for kept, _ in self._kept.values())
+            return sum(stored.nbytes for stored, _ in self._stored.values())
 
     def decode(self, descriptor: Mapping[str, Any], buffers: Sequence[Any]) -> Array:
         """Decode a payload of :meth:`SendStream.encode`.
@@ -252,9 +252,9 @@ class ReceiveStream:
             digest = take_int(stream, "hash", 0, _HASH_LIMIT)
             if not array.flags.owndata:
                 array = array.copy()  # not a view of a message that the transport may reuse
-            if fingerprint.of(array) != digest:
+            if fingerprint.fingerprint_array(array) != digest:
                 raise ProtocolError(f"payload {seq} of stream {session:#x} decoded to other contents than were sent")
-            self._keep((session, seq), array, digest)
+            self._store_array((session, seq), array, digest)
         array.flags.writeable = False
         return array
 
@@ -263,32 +263,32 @@ class ReceiveStream:
     ) -> Array:
         base, digest = take_int(stream, "ref", 0, _SEQ_LIMIT), take_int(stream, "ref_hash", 0, _HASH_LIMIT)
         with self._lock:
-            reference, held = self._kept.get((session, base), (None, 0))
-        if reference is None or held != digest:
+            reference, stored_digest = self._stored.get((session, base), (None, 0))
+        if reference is None or stored_digest != digest:
             raise ReferenceMissing(session, seq, base)
         if reference.shape != header.shape or reference.dtype != header.dtype:
             raise ProtocolError("temporal payload of another shape than its reference")
         return decode_difference(header, reference, parts)
 
-    def _keep(self, key: Tuple[int, int], array: Array, digest: int) -> None:
+    def _store_array(self, key: Tuple[int, int], array: Array, digest: int) -> None:
         with self._lock:
-            self._kept[key] = (array, digest)
-            self._kept.move_to_end(key)
-            total = sum(kept.nbytes for kept, _ in self._kept.values())
-            while len(self._kept) > self._ring or total > self._max_bytes:
-                _, (dropped, _) = self._kept.popitem(last=False)
+            self._stored[key] = (array, digest)
+            self._stored.move_to_end(key)
+            total = sum(stored.nbytes for stored, _ in self._stored.values())
+            while len(self._stored) > self._ring or total > self._max_bytes:
+                _, (dropped, _) = self._stored.popitem(last=False)
                 total -= dropped.nbytes
 
     def acknowledgement(self, descriptor: Mapping[str, Any]) -> Optional[Acknowledgement]:
-        """What to tell the sender about a payload that :meth:`decode` accepted; None if it was not kept."""
+        """Make the acknowledgement of a payload that :meth:`decode` accepted; None if it was not stored."""
         stream = descriptor.get("stream")
         if not isinstance(stream, Mapping):
             return None
         key = (stream.get("session"), stream.get("seq"))
         with self._lock:
-            if key not in self._kept:
+            if key not in self._stored:
                 return None
-            size = self._kept[key][0].nbytes  # type: ignore[index]
+            size = self._stored[key][0].nbytes  # type: ignore[index]
         room = self._max_bytes // size if size else self._ring
         return {"session": int(key[0]), "seq": int(key[1]), "ring": min(self._ring, room)}  # type: ignore[arg-type]
 

@@ -35,12 +35,12 @@ def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> Array:
 
 
 def _encode_shuffle(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
-    return {}, [compressors.compress(kind, compressors.shuffled(array))]
+    return {}, [compressors.compress(kind, compressors.shuffle_bytes(array))]
 
 
 def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> Array:
     plain = compressors.expand(kind, one_part(header, parts), header.nbytes)
-    return array_from(compressors.unshuffled(plain, header.dtype.itemsize), header)
+    return array_from(compressors.unshuffle_bytes(plain, header.dtype.itemsize), header)
 
 
 def _any_array(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:

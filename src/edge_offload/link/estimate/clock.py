@@ -21,7 +21,7 @@ WARN_S = 0.05
 
 @dataclass(frozen=True)
 class ClockReading:
-    """What is known of the peer's clock.
+    """Estimate of the peer's clock.
 
     Attributes:
         offset_s: peer's monotonic clock minus ours, s; nan before the first exchange.
@@ -41,7 +41,7 @@ class ClockReading:
 
     @property
     def warning(self) -> str:
-        """What is wrong with the clocks, in words; empty if nothing is."""
+        """Describe what is wrong with the clocks; empty if nothing is."""
         if self.error_s > WARN_S:
             return f"clock offset of the peer is known only to {self.error_s * 1e3:.0f} ms: do not trust one-way times"
         if abs(self.wall_offset_s) > WARN_S:
@@ -64,7 +64,7 @@ class PeerClock:
         self._round_trips: Deque[float] = deque(maxlen=8)
         self._steps = 0
 
-    def sample(self, t1: float, t2: float, t3: float, t4: float, wall_difference_s: Optional[float] = None) -> bool:
+    def add_sample(self, t1: float, t2: float, t3: float, t4: float, wall_difference_s: Optional[float] = None) -> bool:
         """Take in one exchange; ``wall_difference_s`` is the peer's wall - monotonic difference minus ours.
 
         Returns False, and learns nothing, if the four times contradict each other.
@@ -75,7 +75,7 @@ class PeerClock:
         while self._proofs and t4 - self._proofs[0][0] > self._window_s:
             self._proofs.popleft()
         self._proofs.append((t4, low, high))
-        bounds = self._intersect(t4)
+        bounds = self._intersect_bounds(t4)
         if bounds is None:
             # no offset explains old and new exchanges alike: a clock jumped (suspend, migration); believe the new one
             self._proofs.clear()
@@ -90,7 +90,7 @@ class PeerClock:
         self.reading = ClockReading(offset, (bounds[1] - bounds[0]) / 2, shortest_s, wall, self._steps, latest_s)
         return True
 
-    def _intersect(self, now: float) -> Optional[Tuple[float, float]]:
+    def _intersect_bounds(self, now: float) -> Optional[Tuple[float, float]]:
         slack = self._max_drift
         low = max(proof[1] - slack * (now - proof[0]) for proof in self._proofs)
         high = min(proof[2] + slack * (now - proof[0]) for proof in self._proofs)
@@ -99,7 +99,7 @@ class PeerClock:
 
 @dataclass(frozen=True)
 class Transfer:
-    """When and how large one request and its reply were. Seconds on this machine's monotonic clock.
+    """Times and sizes of one request and its reply. Seconds on this machine's monotonic clock.
 
     Attributes:
         queued_s: :meth:`Client.request` was called.

@@ -58,19 +58,19 @@ class RateFilter:
 
     Attributes:
         samples: how many were believed.
-        heard: how many said something, those that were kept aside included.
+        useful: how many were informative, those that were put aside included.
         updated_s: when the latest was believed.
     """
 
     def __init__(self) -> None:
-        self.samples = self.heard = 0
+        self.samples = self.useful = 0
         self.updated_s = -math.inf
         self._log: Optional[float] = None
         self._variance = MAX_VARIANCE
         self._aside: Optional[float] = None
         self._recent: Deque[Tuple[float, float]] = deque(maxlen=RECENT)
 
-    def observe(self, now: float, size: float, busy_s: float, error_s: float, lag_s: float = 0.0) -> bool:
+    def observe_transfer(self, now: float, size: float, busy_s: float, error_s: float, lag_s: float = 0.0) -> bool:
         """``size`` bytes had the link to themselves for ``busy_s`` seconds, known to within ``error_s``.
 
         Args:
@@ -91,48 +91,48 @@ class RateFilter:
         # the link carried no less than this, and no more than this
         least, most = math.log(size / busy_s), math.log(size / max(busy_s - lag_s, LEAST_S))
         likely = math.log(size / (busy_s - LIKELY_LAG * min(lag_s, busy_s)))
-        likely = min(likely, max(least, self._undelayed(now, least)))
+        likely = min(likely, max(least, self._undelayed_log(now, least)))
         width = math.hypot(error, (most - least) / 2)
-        self.heard += 1
+        self.useful += 1
         if self._log is None:
-            self._believe(now, likely, min(width**2, MAX_VARIANCE))
+            self._set_estimate(now, likely, min(width**2, MAX_VARIANCE))
             return True
-        found = min(max(self._log, least), most)
+        value = min(max(self._log, least), most)
         variance = self._variance_at(now)
-        surprise = (found - self._log) / math.sqrt(variance + error**2)
+        surprise = (value - self._log) / math.sqrt(variance + error**2)
         if abs(surprise) > SURPRISE:
-            again = self._aside is not None and (self._aside > self._log) == (found > self._log)
-            if not again and not (busy_s - lag_s >= LONG_S and surprise < 0):
-                self._aside = found
+            repeated = self._aside is not None and (self._aside > self._log) == (value > self._log)
+            if not repeated and not (busy_s - lag_s >= LONG_S and surprise < 0):
+                self._aside = value
                 return True
-            step, doubt = found, STEP_DOUBT * (found - self._log)
-            if again and self._aside is not None:
+            step, doubt = value, STEP_DOUBT * (value - self._log)
+            if repeated and self._aside is not None:
                 # a sample during which the link fell saw some of what was before: the lower one is the newer truth
-                step = min(found, self._aside) if surprise < 0 else (found + self._aside) / 2
+                step = min(value, self._aside) if surprise < 0 else (value + self._aside) / 2
                 doubt = 0.0
-            self._believe(now, step, min(width**2 + doubt**2, MAX_VARIANCE))
+            self._set_estimate(now, step, min(width**2 + doubt**2, MAX_VARIANCE))
             return True
         # what the sample rules out weighs as much as the sample is exact, where in between less
         moves = [
-            gain * (to - self._log) for gain, to in ((_gain(variance, error), found), (_gain(variance, width), likely))
+            gain * (to - self._log) for gain, to in ((_gain(variance, error), value), (_gain(variance, width), likely))
         ]
-        self._believe(now, self._log + max(moves, key=abs), (1 - _gain(variance, width)) * variance)
+        self._set_estimate(now, self._log + max(moves, key=abs), (1 - _gain(variance, width)) * variance)
         return True
 
-    def _undelayed(self, now: float, least: float) -> float:
+    def _undelayed_log(self, now: float, least: float) -> float:
         """Logarithm of what the link carried when hardly anything was waited for, by the latest samples."""
         self._recent.append((now, least))
         latest = sorted(log for since_s, log in self._recent if now - since_s <= RECENT_S)
         return latest[int(UNDELAYED * (len(latest) - 1))] if len(latest) >= FEWEST else math.inf
 
-    def forget(self) -> None:
+    def reset_estimate(self) -> None:
         """The link was away: whatever comes next is believed."""
         self._log, self._aside, self._variance = None, None, MAX_VARIANCE
         self._recent.clear()
 
     @property
     def unsure(self) -> bool:
-        """Whether one more sample would decide between an accident and a step."""
+        """Tell whether one more sample would decide between an accident and a step."""
         return self._aside is not None
 
     @property
@@ -140,14 +140,14 @@ class RateFilter:
         """The estimate; 0 while nothing is known."""
         return 0.0 if self._log is None else math.exp(self._log)
 
-    def error(self, now: float) -> float:
+    def log_error(self, now: float) -> float:
         """Standard deviation of the logarithm: 0.1 is about 10 %. Infinite while nothing is known."""
         return math.inf if self._log is None else math.sqrt(self._variance_at(now))
 
     def _variance_at(self, now: float) -> float:
         return min(MAX_VARIANCE, self._variance + DRIFT_PER_S**2 * max(0.0, now - self.updated_s))
 
-    def _believe(self, now: float, log: float, variance: float) -> None:
+    def _set_estimate(self, now: float, log: float, variance: float) -> None:
         self._log, self._variance, self.updated_s = log, variance, now
         self._aside = None
         self.samples += 1
@@ -185,7 +185,7 @@ WANDER_S = 0.1
 
 @dataclass(frozen=True)
 class LinkReading:
-    """What is known of the link at one moment.
+    """Estimate of the link at one moment.
 
     Attributes:
         uplink, downlink: bytes per second, robot to server and back; 0: unknown or nothing passes.
@@ -214,12 +214,12 @@ class LinkReading:
         """
         return replace(
             self,
-            uplink=self.uplink * _caution(self.uplink_error),
-            downlink=self.downlink * _caution(self.downlink_error),
+            uplink=self.uplink * _caution_factor(self.uplink_error),
+            downlink=self.downlink * _caution_factor(self.downlink_error),
         )
 
 
-def _caution(error: float) -> float:
+def _caution_factor(error: float) -> float:
     return math.exp(-(min(error, MOST_CAUTION) ** 2) / 2) if math.isfinite(error) else 1.0
 
 
@@ -250,7 +250,7 @@ class LinkEstimator:
                 self._round_trips.popleft()
             self._round_trips.append((now, rtt_s))
 
-    def transfer(self, transfer: Transfer, source: str = PASSIVE) -> None:
+    def add_transfer(self, transfer: Transfer, source: str = PASSIVE) -> None:
         """A request was answered."""
         with self._lock:
             delay_s = self._delay_s()
@@ -258,8 +258,8 @@ class LinkEstimator:
             above_s, wanders_s = self._varies_s()
             error_s = min(transfer.clock_error_s, abs(transfer.clock_error_s - delay_s) + above_s) + JITTER_S
             # a transfer had the link to itself when the one before it was through
-            up_began = max(transfer.sent_s + delay_s, self._up_free_s)
-            down_began = max(transfer.server_sent_s + delay_s, self._down_free_s)
+            up_start_s = max(transfer.sent_s + delay_s, self._up_free_s)
+            down_start_s = max(transfer.server_sent_s + delay_s, self._down_free_s)
             now = transfer.received_s
             if transfer.bytes_up >= SAMPLE_BYTES:
                 self._up_free_s = max(self._up_free_s, transfer.server_received_s)
@@ -269,14 +269,14 @@ class LinkEstimator:
                 waited_s + UNSEEN * self.late_s + above_s / 2
                 for waited_s in (transfer.waited_up_s, transfer.waited_down_s)
             )
-            up_s, down_s = transfer.server_received_s - up_began, now - down_began
-            size, seconds, done_s = self._deliveries.take(now)
+            up_s, down_s = transfer.server_received_s - up_start_s, now - down_start_s
+            size, seconds, done_s = self._deliveries.take_runs(now)
             if size and done_s >= transfer.server_received_s - transfer.clock_error_s:
                 drift_s = wanders_s * min(1.0, seconds / WANDER_S)
-                used = self._told(self._up, now, size, seconds, JITTER_S + drift_s, transfer.waited_up_s)
+                used = self._add_rate(self._up, now, size, seconds, JITTER_S + drift_s, transfer.waited_up_s)
             else:  # the next hop took the bytes before the server did, or it was too little
-                used = self._told(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
-            used |= self._told(self._down, now, transfer.bytes_down, down_s, error_s, lag_down_s)
+                used = self._add_rate(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
+            used |= self._add_rate(self._down, now, transfer.bytes_down, down_s, error_s, lag_down_s)
             if used:
                 self._source = source
 
@@ -285,16 +285,16 @@ class LinkEstimator:
         with self._lock:
             delay_s = self._delay_s()
             error_s, lag_s = error_s + JITTER_S, UNSEEN * self.late_s
-            used = self._told(self._up, now, size_up, up_s - delay_s, error_s, lag_s)
-            used |= self._told(self._down, now, size_down, down_s - delay_s, error_s, lag_s)
+            used = self._add_rate(self._up, now, size_up, up_s - delay_s, error_s, lag_s)
+            used |= self._add_rate(self._down, now, size_down, down_s - delay_s, error_s, lag_s)
             if used:
                 self._source = PASSIVE
 
     @staticmethod
-    def _told(rate: RateFilter, now: float, size: float, busy_s: float, error_s: float, lag_s: float) -> bool:
-        return size >= SAMPLE_BYTES and rate.observe(now, size, busy_s, error_s, lag_s)
+    def _add_rate(rate: RateFilter, now: float, size: float, busy_s: float, error_s: float, lag_s: float) -> bool:
+        return size >= SAMPLE_BYTES and rate.observe_transfer(now, size, busy_s, error_s, lag_s)
 
-    def progress(
+    def add_progress(
         self, now: float, given: int, acked: int, waited: Callable[[float, float], float] = lambda begin, end: 0.0,
         delivered: int = 0,
     ) -> None:  # fmt: skip
@@ -308,7 +308,7 @@ class LinkEstimator:
             delivered: bytes that have reached the next hop, those behind a hole included; 0: the kernel does not count.
         """
         with self._lock:
-            self._deliveries.note(now, given - acked if given - acked >= BACKLOG_BYTES else 0, delivered)
+            self._deliveries.add_sample(now, given - acked if given - acked >= BACKLOG_BYTES else 0, delivered)
             if given - acked < BACKLOG_BYTES:
                 self._mark = None
                 return
@@ -325,10 +325,10 @@ class LinkEstimator:
                 lag_s = waited(since_s, now) + UNSEEN * self.late_s
                 if busy_s - lag_s < PROGRESS_S / 2:
                     return  # who was to send has hardly run since: look again later
-                self._up.observe(now, size, busy_s, JITTER_S, lag_s)
+                self._up.observe_transfer(now, size, busy_s, JITTER_S, lag_s)
             self._mark = (now, acked)
 
-    def adopt(self, now: float, reading: LinkReading) -> None:
+    def adopt_reading(self, now: float, reading: LinkReading) -> None:
         """Take over what somebody else on this robot has measured more recently."""
         with self._lock:
             for mine, rate, error in (
@@ -336,14 +336,14 @@ class LinkEstimator:
                 (self._down, reading.downlink, reading.downlink_error),
             ):
                 if rate > 0 and now - reading.age_s > mine.updated_s + 0.1:
-                    mine.observe(now - reading.age_s, rate, 1.0, min(error, 0.5))
+                    mine.observe_transfer(now - reading.age_s, rate, 1.0, min(error, 0.5))
                     self._source = reading.source
 
-    def lost(self) -> None:
+    def mark_lost(self) -> None:
         """The connection broke: what was known of the link's rate is void."""
         with self._lock:
             for rate in (self._up, self._down):
-                rate.forget()
+                rate.reset_estimate()
             self._round_trips.clear()
             self._mark, self._deliveries = None, Deliveries()
             self._source = NONE
@@ -355,19 +355,19 @@ class LinkEstimator:
         return self._up.unsure, self._down.unsure
 
     @property
-    def heard(self) -> Tuple[int, int]:
+    def useful(self) -> Tuple[int, int]:
         """Up, down: samples that said something, whether they were believed or not."""
-        return self._up.heard, self._down.heard
+        return self._up.useful, self._down.useful
 
-    def reading(self, now: float) -> LinkReading:
-        """What is known now."""
+    def make_reading(self, now: float) -> LinkReading:
+        """Return the present estimate."""
         with self._lock:
             up, down = self._up, self._down
             return LinkReading(
                 uplink=up.bytes_per_s,
                 downlink=down.bytes_per_s,
-                uplink_error=up.error(now),
-                downlink_error=down.error(now),
+                uplink_error=up.log_error(now),
+                downlink_error=down.log_error(now),
                 rtt_s=min((rtt for _, rtt in self._round_trips), default=math.nan),
                 source=self._source,
                 samples=up.samples + down.samples,
@@ -377,13 +377,13 @@ class LinkEstimator:
     @property
     def current(self) -> LinkReading:
         """The reading of this moment, cautious."""
-        return self.reading(time.monotonic()).cautious
+        return self.make_reading(time.monotonic()).cautious
 
     def _varies_s(self) -> Tuple[float, float]:
-        """By how much the delay of a transfer may be above the shortest, and how far apart successive ones are."""
+        """Return how far a transfer's delay may be above the shortest, and how far successive ones differ."""
         latest = [rtt for _, rtt in self._round_trips] or [0.0]
-        apart_s = sum(abs(after - before) for before, after in zip(latest, latest[1:])) / len(latest)
-        return sorted(latest)[len(latest) // 2] - min(latest), apart_s
+        variation_s = sum(abs(after - before) for before, after in zip(latest, latest[1:])) / len(latest)
+        return sorted(latest)[len(latest) // 2] - min(latest), variation_s
 
     def _delay_s(self) -> float:
         return min((rtt for _, rtt in self._round_trips), default=0.0) / 2

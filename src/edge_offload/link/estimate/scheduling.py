@@ -20,11 +20,11 @@ from typing import Any, Dict, List, Optional, Tuple
 #: libzmq's threads that read and write the sockets.
 MOVERS = "ZMQbg/IO"
 #: Seconds between two looks at the kernel's counts, at least; a look takes some 50 us.
-LOOK_S = 4e-3
+SAMPLE_S = 4e-3
 #: Seconds between two looks at what a hypervisor took away, which is counted in steps of 10 ms.
-STEAL_LOOK_S = 0.1
+STEAL_SAMPLE_S = 0.1
 #: Seconds of looks that are kept.
-KEPT_S = 6.0
+HISTORY_S = 6.0
 #: Of the machine's line in ``/proc/stat``: what a hypervisor took away, in steps of 10 ms.
 _STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
 #: Seconds over which the wait for a turn is averaged.
@@ -36,57 +36,57 @@ BUSY_S = 5e-3
 
 
 class Waits:
-    """What one end has waited for its processors so far, look by look.
+    """Time that one end has waited for its processors, sample by sample.
 
     One thread at a time, but for :attr:`typical_s`.
     """
 
     def __init__(self) -> None:
-        self._looks: List[Tuple[float, float, int]] = []
+        self._samples: List[Tuple[float, float, int]] = []
         self._mean = (0.0, 0.0)  # seconds and turns of late
 
-    def note(self, now: float, seconds: float, turns: int) -> None:
+    def add_sample(self, now: float, seconds: float, turns: int) -> None:
         """Until ``now`` its threads had waited so long in all, and had been given a processor so many times."""
-        looks = self._looks
-        if looks:
-            since_s, before_s, before = looks[-1]
+        samples = self._samples
+        if samples:
+            since_s, before_s, before = samples[-1]
             if now < since_s:
                 return
             if seconds < before_s or turns < before:
-                looks.clear()  # another process counts from the beginning
+                samples.clear()  # another process counts from the beginning
             else:
                 fade = math.exp((since_s - now) / TYPICAL_S)
                 mean_s, mean = self._mean
                 self._mean = (fade * mean_s + seconds - before_s, fade * mean + turns - before)
-        if looks and now - looks[0][0] > 2 * KEPT_S:
-            del looks[: bisect_left(looks, (now - KEPT_S, 0.0, 0))]
-        looks.append((now, seconds, turns))
+        if samples and now - samples[0][0] > 2 * HISTORY_S:
+            del samples[: bisect_left(samples, (now - HISTORY_S, 0.0, 0))]
+        samples.append((now, seconds, turns))
 
-    def told(self, now: float, body: Dict[str, Any]) -> None:
+    def take_reported(self, now: float, body: Dict[str, Any]) -> None:
         """The same from the body of a peer's message, which is rid of it; what is absurd says nothing."""
-        told = body.pop(WAITED, None)
-        if not isinstance(told, list) or [type(item) for item in told] != [float, int] or not math.isfinite(now):
+        waited = body.pop(WAITED, None)
+        if not isinstance(waited, list) or [type(item) for item in waited] != [float, int] or not math.isfinite(now):
             return
-        if 0 <= told[0] < 1e9 and 0 <= told[1] < 1 << 53:
-            self.note(now, told[0], told[1])
+        if 0 <= waited[0] < 1e9 and 0 <= waited[1] < 1 << 53:
+            self.add_sample(now, waited[0], waited[1])
 
-    def due(self, now: float) -> bool:
-        """Whether the latest look is older than :data:`LOOK_S`."""
-        return not self._looks or now - self._looks[-1][0] >= LOOK_S
+    def is_due(self, now: float) -> bool:
+        """Tell whether the latest sample is older than :data:`SAMPLE_S`."""
+        return not self._samples or now - self._samples[-1][0] >= SAMPLE_S
 
     @property
-    def total(self) -> Tuple[float, int]:
-        """Seconds waited and turns so far, as of the latest look."""
-        return self._looks[-1][1:] if self._looks else (0.0, 0)
+    def latest_total(self) -> Tuple[float, int]:
+        """Return seconds waited and turns so far, as of the latest sample."""
+        return self._samples[-1][1:] if self._samples else (0.0, 0)
 
-    def between(self, begin: float, end: float) -> float:
-        """Seconds waited from ``begin`` to ``end``, at most: from the look before the one to that after the other."""
-        looks = self._looks
-        if not looks or end <= begin:
+    def waited_between(self, begin: float, end: float) -> float:
+        """Return the seconds waited from ``begin`` to ``end``, at most, between the samples around them."""
+        samples = self._samples
+        if not samples or end <= begin:
             return 0.0
-        first = max(0, bisect_left(looks, (begin, math.inf, 0)) - 1)
-        last = min(len(looks) - 1, bisect_left(looks, (end, 0.0, 0)))
-        return max(0.0, looks[last][1] - looks[first][1])
+        first = max(0, bisect_left(samples, (begin, math.inf, 0)) - 1)
+        last = min(len(samples) - 1, bisect_left(samples, (end, 0.0, 0)))
+        return max(0.0, samples[last][1] - samples[first][1])
 
     @property
     def typical_s(self) -> float:
@@ -107,36 +107,36 @@ class ThreadCounts:
         self._tasks, self._machine = f"{proc}/self/task", f"{proc}/stat"
         self._cores = cores or os.cpu_count() or 1
         self._threads: Dict[int, Tuple[int, int]] = {}
-        self._own = 0
+        self._own_thread = 0
         self._steal: Optional[int] = None
-        self._steal_looked_s = self._told_s = -math.inf
+        self._steal_looked_s = self._reported_s = -math.inf
         self._seconds, self._turns = 0.0, 0
 
-    def find(self) -> None:
+    def find_threads(self) -> None:
         """Look which threads there are now; libzmq starts its own with the first socket."""
-        self._own = threading.get_native_id()
-        found = {self._own}
+        self._own_thread = threading.get_native_id()
+        threads = {self._own_thread}
         with contextlib.suppress(OSError):
             for name in os.listdir(self._tasks):
-                if (_text(f"{self._tasks}/{name}/comm") or "").startswith(MOVERS):
-                    found.add(int(name))
-        self._threads = {thread: count for thread, count in self._threads.items() if thread in found}
-        for thread in found - set(self._threads):
-            count = self._count(thread)
+                if (_read_text(f"{self._tasks}/{name}/comm") or "").startswith(MOVERS):
+                    threads.add(int(name))
+        self._threads = {thread: count for thread, count in self._threads.items() if thread in threads}
+        for thread in threads - set(self._threads):
+            count = self._read_counts(thread)
             if count is not None:
                 self._threads[thread] = count
 
-    def total(self, now: float) -> Tuple[float, int]:
-        """Seconds waited and turns since the first call; zeros where the kernel does not count."""
+    def count_total(self, now: float) -> Tuple[float, int]:
+        """Return seconds waited and turns since the first call; zeros where the kernel does not count."""
         for thread, before in self._threads.items():
-            count = self._count(thread)
+            count = self._read_counts(thread)
             if count is not None:
                 self._seconds += max(0, count[0] - before[0]) / 1e9
                 self._turns += max(0, count[1] - before[1])
                 self._threads[thread] = count
-        if self._threads and now - self._steal_looked_s >= STEAL_LOOK_S:
+        if self._threads and now - self._steal_looked_s >= STEAL_SAMPLE_S:
             self._steal_looked_s = now
-            stolen = _STEAL.match(_text(self._machine) or "")
+            stolen = _STEAL.match(_read_text(self._machine) or "")
             if stolen:
                 steal = int(stolen.group(1))
                 if self._steal is not None:
@@ -144,32 +144,32 @@ class ThreadCounts:
                 self._steal = steal
         return self._seconds, self._turns
 
-    def body(self, now: float) -> Dict[str, Any]:
-        """What a message tells its receiver of them (see :meth:`Waits.told`), no older than :data:`LOOK_S`."""
-        if now - self._told_s >= LOOK_S:
-            self._told_s = now
-            self.total(now)
+    def to_body(self, now: float) -> Dict[str, Any]:
+        """Return a message's report of them (see :meth:`Waits.take_reported`), no older than :data:`SAMPLE_S`."""
+        if now - self._reported_s >= SAMPLE_S:
+            self._reported_s = now
+            self.count_total(now)
         return {WAITED: [self._seconds, self._turns]}
 
-    def stuck(self) -> bool:
-        """Whether one of libzmq's threads has something to do now and waits for a processor."""
+    def is_stuck(self) -> bool:
+        """Tell whether one of libzmq's threads is runnable now and waits for a processor."""
         for thread in self._threads:
-            if thread != self._own:
-                fields = (_text(f"{self._tasks}/{thread}/stat") or "").rpartition(")")[2].split(None, 1)
+            if thread != self._own_thread:
+                fields = (_read_text(f"{self._tasks}/{thread}/stat") or "").rpartition(")")[2].split(None, 1)
                 if fields and fields[0] == "R":
                     return True
         return False
 
-    def _count(self, thread: int) -> Optional[Tuple[int, int]]:
+    def _read_counts(self, thread: int) -> Optional[Tuple[int, int]]:
         """Nanoseconds waited, and turns; None where the kernel does not count or the thread has ended."""
-        fields = (_text(f"{self._tasks}/{thread}/schedstat") or "").split()
+        fields = (_read_text(f"{self._tasks}/{thread}/schedstat") or "").split()
         if len(fields) != 3 or not all(field.isdigit() for field in fields):
             return None
         return int(fields[1]), int(fields[2])
 
 
 class BothEnds:
-    """What this end of a link and the other one wait for their processors.
+    """Waits of both ends of a link for their processors.
 
     Attributes:
         far: the other end's, as its messages tell it.
@@ -178,24 +178,24 @@ class BothEnds:
     def __init__(self) -> None:
         self._near, self.far, self._counts = Waits(), Waits(), ThreadCounts()
 
-    def find(self) -> None:
+    def find_threads(self) -> None:
         """Look which threads move this end's bytes; the caller is one of them."""
-        self._counts.find()
+        self._counts.find_threads()
 
-    def look(self, now: float) -> bool:
+    def take_sample(self, now: float) -> bool:
         """Take down how long this end has waited, unless that was done just now; returns whether it was taken down."""
-        due = self._near.due(now)
+        due = self._near.is_due(now)
         if due:
-            self._near.note(now, *self._counts.total(now))
+            self._near.add_sample(now, *self._counts.count_total(now))
         return due
 
-    def between(self, begin: float, end: float) -> float:
-        """Seconds that both have waited in that time, at most."""
-        return self._near.between(begin, end) + self.far.between(begin, end)
+    def waited_between(self, begin: float, end: float) -> float:
+        """Return the seconds that both have waited in that time, at most."""
+        return self._near.waited_between(begin, end) + self.far.waited_between(begin, end)
 
     def under_way(self, begin: float, end: float) -> float:
         """The same of a transfer under way: all of the time while one of this end's threads waits."""
-        return end - begin if self._counts.stuck() else self.between(begin, end)
+        return end - begin if self._counts.is_stuck() else self.waited_between(begin, end)
 
     @property
     def typical_s(self) -> Tuple[float, float]:
@@ -203,7 +203,7 @@ class BothEnds:
         return self._near.typical_s, self.far.typical_s
 
 
-def _text(path: str) -> Optional[str]:
+def _read_text(path: str) -> Optional[str]:
     """The beginning of a file; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -217,10 +217,10 @@ def _text(path: str) -> Optional[str]:
         os.close(descriptor)
 
 
-def words(robot_s: float, server_s: float) -> str:
-    """What a person is told of the processors, with the mean waits for a turn on both ends."""
+def describe_waits(robot_s: float, server_s: float) -> str:
+    """Describe the processors to a person, with the mean waits for a turn on both ends."""
     late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= BUSY_S]
     if not late:
         return "not busy"
-    told = " and ".join(f"{delay_s * 1e3:.0f} ms on the {name}" for name, delay_s in late)
-    return f"busy: scheduling delay {told}; it is told apart from the link, forecasts scatter more"
+    delays = " and ".join(f"{delay_s * 1e3:.0f} ms on the {name}" for name, delay_s in late)
+    return f"busy: scheduling delay {delays}; it is told apart from the link, forecasts scatter more"

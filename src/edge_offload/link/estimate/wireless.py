@@ -40,7 +40,7 @@ class Signal:
 
 def parse_wireless(text: str) -> Dict[str, Signal]:
     """Signals by interface from the text of ``/proc/net/wireless``; lines that are not understood are left out."""
-    found = {}
+    signals = {}
     for line in text.splitlines()[2:]:
         name, colon, rest = line.partition(":")
         fields = rest.split()
@@ -50,8 +50,8 @@ def parse_wireless(text: str) -> Dict[str, Signal]:
             quality, level = (float(field.rstrip(".")) for field in fields[1:3])
         except ValueError:
             continue
-        found[name.strip()] = Signal(name.strip(), quality, level - 256 if level > 63 else level)
-    return found
+        signals[name.strip()] = Signal(name.strip(), quality, level - 256 if level > 63 else level)
+    return signals
 
 
 def default_interface(text: str) -> Optional[str]:
@@ -123,13 +123,13 @@ class Wireless:
         self._radio: Optional[Any] = None
         self._without = False
 
-    def signal(self) -> Optional[Signal]:
+    def read_signal(self) -> Optional[Signal]:
         """The signal now; None without Wi-Fi."""
         interface = wireless_interface()
-        found = None if interface is None or self._without else self._ask(interface)
-        return found or wifi_signal()
+        signal = None if interface is None or self._without else self._query_signal(interface)
+        return signal or wifi_signal()
 
-    def _ask(self, interface: str) -> Optional[Signal]:
+    def _query_signal(self, interface: str) -> Optional[Signal]:
         try:
             from pyroute2.iwutil import IW
             from pyroute2.netlink.exceptions import NetlinkError

@@ -45,7 +45,7 @@ class KeyPair:
 
 
 def default_directory() -> pathlib.Path:
-    """Where keys live unless said otherwise (:func:`edge_offload.places.keys_folder`)."""
+    """Default folder of keys (:func:`edge_offload.places.keys_folder`)."""
     return places.keys_folder()
 
 
@@ -70,7 +70,7 @@ def join_address(host: str, port: Union[int, str]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bracketed(address: str) -> str:
+def _bracket_address(address: str) -> str:
     """``::1:5700``, as files of earlier versions have it, as ``[::1]:5700``."""
     host, _, port = address.rpartition(":")
     return address if host.startswith("[") else join_address(host, port)
@@ -81,18 +81,18 @@ def trust_command(name: str, public: str, server: bool = False) -> str:
 
     Keys may begin with a dash: what follows ``--`` is no option.
     """
-    words = ["edge-offload", "keys", "trust", *(["--server"] if server else []), "--", name, public]
-    return " ".join(map(shlex.quote, words))
+    command = ["edge-offload", "keys", "trust", *(["--server"] if server else []), "--", name, public]
+    return " ".join(map(shlex.quote, command))
 
 
 def trust_remedy(address: str) -> str:
-    """What to do where the key of the server at ``address`` is not known."""
+    """Remedy where the key of the server at ``address`` is missing."""
     command = trust_command(join_address(*split_address(address)), "KEY", server=True)
     return f"{command} (there, 'edge-offload keys list' prints the key; quote it)"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` names this machine alone (``localhost``, 127.0.0.0/8, ::1)."""
+    """Tell whether ``host`` names this machine alone (``localhost``, 127.0.0.0/8, ::1)."""
     if host == "localhost":
         return True
     try:
@@ -115,7 +115,7 @@ def check_public(key: str) -> str:
     raise BadInput("that is not a public key", remedy="it is the 40 characters that 'edge-offload keys list' prints")
 
 
-def _fresh() -> Tuple[str, str]:
+def _make_pair() -> Tuple[str, str]:
     """A new public and secret key."""
     public, secret = zmq.curve_keypair()
     while public.startswith(b"-"):  # a command line would take it for an option
@@ -131,7 +131,7 @@ class KeyStore:
 
     def pair(self, role: str) -> Optional[KeyPair]:
         """The pair of ``role`` (``client`` or ``server``), None if there is none yet."""
-        document = self._load(f"{role}.json")
+        document = self._load_file(f"{role}.json")
         if not document:
             return None
         try:
@@ -151,7 +151,7 @@ class KeyStore:
         """
         if role not in ROLES:
             raise BadInput(f"no keys for {role!r}", remedy=f"roles: {', '.join(ROLES)}")
-        with self._locked():
+        with self._lock_folder():
             present = None if force else self.pair(role)
             if present is not None and (automatic or not present.automatic):
                 if automatic:
@@ -160,8 +160,8 @@ class KeyStore:
                     f"{self.directory / (role + '.json')} exists",
                     remedy="--force replaces it; every peer must then be told the new public key",
                 )
-            made = KeyPair(*_fresh(), automatic)
-            self._store(f"{role}.json", {"public": made.public, "secret": made.secret, "automatic": automatic})
+            made = KeyPair(*_make_pair(), automatic)
+            self._store_file(f"{role}.json", {"public": made.public, "secret": made.secret, "automatic": automatic})
             return made
 
     def ensure_pair(self, role: str) -> KeyPair:
@@ -191,20 +191,20 @@ class KeyStore:
             BadInput: none is known.
         """
         host, port = split_address(address)
-        known = self.servers().get(join_address(host, port))
-        if known is not None:
-            return known
+        key = self.servers().get(join_address(host, port))
+        if key is not None:
+            return key
         if is_loopback(host):
             return self.ensure_pair("server").public
         raise BadInput(f"no key is known for the server {join_address(host, port)}", remedy=trust_remedy(address))
 
     def clients(self) -> Dict[str, str]:
         """The allow-list: name by client public key."""
-        return {str(key): str(name) for key, name in self._load("clients.json").items()}
+        return {str(key): str(name) for key, name in self._load_file("clients.json").items()}
 
     def servers(self) -> Dict[str, str]:
         """Known servers: public key by ``host:port``, IPv6 hosts in brackets."""
-        return {_bracketed(str(address)): str(key) for address, key in self._load("servers.json").items()}
+        return {_bracket_address(str(address)): str(key) for address, key in self._load_file("servers.json").items()}
 
     def next_pair(self, role: str) -> KeyPair:
         """Make the pair that :meth:`adopt_next` will put in the place of the present one; made already, it is returned.
@@ -214,12 +214,12 @@ class KeyStore:
         """
         if self.pair(role) is None:
             raise BadInput(f"there is no {role} key to replace", remedy="make one: edge-offload keys new")
-        with self._locked():
-            made = self._load(f"{role}.next.json")
+        with self._lock_folder():
+            made = self._load_file(f"{role}.next.json")
             if not made:
-                public, secret = _fresh()
+                public, secret = _make_pair()
                 made = {"public": public, "secret": secret, "automatic": False}
-                self._store(f"{role}.next.json", made)
+                self._store_file(f"{role}.next.json", made)
             return KeyPair(check_public(made["public"]), check_public(made["secret"]), False)
 
     def adopt_next(self, role: str) -> KeyPair:
@@ -228,11 +228,11 @@ class KeyStore:
         Raises:
             BadInput: none was made.
         """
-        with self._locked():
-            made = self._load(f"{role}.next.json")
+        with self._lock_folder():
+            made = self._load_file(f"{role}.next.json")
             if not made:
                 raise BadInput(f"no next {role} key was made", remedy=f"first: edge-offload keys rotate {role}")
-            self._store(f"{role}.json", made)
+            self._store_file(f"{role}.json", made)
             os.unlink(self.directory / f"{role}.next.json")
             return KeyPair(check_public(made["public"]), check_public(made["secret"]), False)
 
@@ -241,25 +241,25 @@ class KeyStore:
         check_public(public)
         if not _NAME.fullmatch(name):
             raise BadInput(f"{name!r} cannot name a robot", remedy="use letters, digits and _.@-")
-        with self._locked():
-            clients = {key: known for key, known in self.clients().items() if also or known != name}
+        with self._lock_folder():
+            clients = {key: owner for key, owner in self.clients().items() if also or owner != name}
             clients[public] = name
-            self._store("clients.json", clients)
+            self._store_file("clients.json", clients)
 
     def revoke_client(self, name_or_key: str) -> int:
         """Take a robot off the allow-list; running servers cut its connections. Returns how many keys went."""
-        with self._locked():
+        with self._lock_folder():
             clients = self.clients()
-            kept = {key: name for key, name in clients.items() if name_or_key not in (key, name)}
-            self._store("clients.json", kept)
-            return len(clients) - len(kept)
+            remaining = {key: name for key, name in clients.items() if name_or_key not in (key, name)}
+            self._store_file("clients.json", remaining)
+            return len(clients) - len(remaining)
 
     def trust_server(self, address: str, public: str) -> None:
         """Expect the server at ``address`` to have this public key."""
         check_public(public)
         host, port = split_address(address)
-        with self._locked():
-            self._store("servers.json", {**self.servers(), join_address(host, port): public})
+        with self._lock_folder():
+            self._store_file("servers.json", {**self.servers(), join_address(host, port): public})
 
     def allow_list_stamp(self) -> Tuple[Any, ...]:
         """Changes whenever :meth:`clients` or the own client pair may have changed."""
@@ -272,7 +272,7 @@ class KeyStore:
                 stamps.append((0, 0, 0))
         return tuple(stamps)
 
-    def _load(self, name: str) -> Dict[str, Any]:
+    def _load_file(self, name: str) -> Dict[str, Any]:
         path = self.directory / name
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
@@ -287,7 +287,7 @@ class KeyStore:
             raise BadInput(f"{path} does not hold a JSON object", remedy="repair it or move it away")
         return loaded
 
-    def _store(self, name: str, document: Dict[str, Any]) -> None:
+    def _store_file(self, name: str, document: Dict[str, Any]) -> None:
         """Write atomically; a reader sees the old or the new file, never a part. mkstemp makes it 0600."""
         descriptor, temporary = tempfile.mkstemp(dir=self.directory, prefix=f".{name}.")
         try:
@@ -299,7 +299,7 @@ class KeyStore:
             raise
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock_folder(self) -> Iterator[None]:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -28,7 +28,7 @@ PACED = b"bbr"
 
 @dataclass(frozen=True)
 class Counters:
-    """What the kernel counts since the connection began.
+    """Counters of the kernel since the connection began.
 
     Attributes:
         acked: bytes that the far end has acknowledged.
@@ -61,24 +61,24 @@ class Deliveries:
     MOST = 1000
 
     def __init__(self) -> None:
-        self._looks: List[Tuple[float, int, int]] = []
+        self._samples: List[Tuple[float, int, int]] = []
 
-    def note(self, now: float, remaining: int, delivered: int) -> None:
-        """At ``now`` (seconds) so many bytes were not acknowledged yet, and so many had been delivered in all."""
-        if remaining or (self._looks and self._looks[-1][1]):
-            self._looks.append((now, remaining, delivered))
-            del self._looks[: -self.MOST]
+    def add_sample(self, now: float, remaining: int, delivered: int) -> None:
+        """Add the bytes that were not acknowledged yet at ``now`` (seconds), and those delivered in all."""
+        if remaining or (self._samples and self._samples[-1][1]):
+            self._samples.append((now, remaining, delivered))
+            del self._samples[: -self.MOST]
 
-    def take(self, end_s: float) -> Tuple[float, float, float]:
+    def take_runs(self, end_s: float) -> Tuple[float, float, float]:
         """Remove the looks up to ``end_s``; returns the bytes and seconds of their runs, and when nothing remained.
 
         inf stands for: something did at each look.
         """
-        looks = [look for look in self._looks if look[0] <= end_s]
-        del self._looks[: len(looks)]
-        looks = list(itertools.dropwhile(lambda look: not look[1], looks))
+        samples = [sample for sample in self._samples if sample[0] <= end_s]
+        del self._samples[: len(samples)]
+        samples = list(itertools.dropwhile(lambda look: not look[1], samples))
         runs: List[List[Tuple[float, int]]] = [[]]
-        for (before_s, _, before), (now, remaining, delivered) in zip(looks, looks[1:]):
+        for (before_s, _, before), (now, remaining, delivered) in zip(samples, samples[1:]):
             if not remaining or now - before_s > self.GAP_S:
                 runs.append([])
             elif runs[-1] and now - runs[-1][-1][0] > self.GAP_S:
@@ -88,7 +88,7 @@ class Deliveries:
                 runs[-1].append((now, delivered))
         spans = [(run[-1][1] - run[0][1], run[-1][0] - run[0][0]) for run in runs if run]
         spans = [span for span in spans if span[0] >= self.LEAST_BYTES and span[1] >= self.LEAST_S]
-        done_s = next((now for now, remaining, _ in looks if not remaining), math.inf)
+        done_s = next((now for now, remaining, _ in samples if not remaining), math.inf)
         return float(sum(size for size, _ in spans)), sum(seconds for _, seconds in spans), done_s
 
 
@@ -103,23 +103,23 @@ class Connection:
         """Raises OSError if the descriptor is not open any more."""
         self.descriptor = descriptor
         self._inode = os.fstat(descriptor).st_ino
-        self._held: Optional[socket.socket] = None
+        self._duplicated: Optional[socket.socket] = None
         self._episode_s = -math.inf
         self._episodes = self._retransmitted = 0
 
-    def hold(self) -> None:
-        """Keep the connection's counters readable after its owner closes it, until :meth:`release`."""
-        self._held = self._duplicate()
+    def hold_counters(self) -> None:
+        """Keep the connection's counters readable after its owner closes it, until :meth:`release_counters`."""
+        self._duplicated = self._duplicate_socket()
 
-    def release(self) -> None:
-        """End :meth:`hold`: from now on the owner's close is the end."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def release_counters(self) -> None:
+        """End :meth:`hold_counters`: from now on the owner's close is the end."""
+        if self._duplicated is not None:
+            self._duplicated.close()
+            self._duplicated = None
 
-    def counters(self) -> Optional[Counters]:
+    def read_counters(self) -> Optional[Counters]:
         """None if the connection is gone or the kernel does not count."""
-        duplicate = self._held.dup() if self._held is not None else self._duplicate()
+        duplicate = self._duplicated.dup() if self._duplicated is not None else self._duplicate_socket()
         if duplicate is None:
             return None
         with duplicate:
@@ -132,9 +132,9 @@ class Connection:
         acked, received = struct.unpack_from("=QQ", info, 120)
         if len(info) < _INFO_BYTES:
             return Counters(acked, received)
-        size, unacked, rtt_us, deviation_us, again, sent, segments, shortest_us, delivered = _INFO.unpack_from(info)
-        if again > self._retransmitted:
-            self.note_losses(time.monotonic(), again, sent, shortest_us >= STEADY_SHARE * rtt_us)
+        size, unacked, rtt_us, deviation_us, resent, sent, segments, shortest_us, delivered = _INFO.unpack_from(info)
+        if resent > self._retransmitted:
+            self.note_losses(time.monotonic(), resent, sent, shortest_us >= STEADY_SHARE * rtt_us)
         return Counters(acked, received, segments, unacked, rtt_us / 1e6, deviation_us / 1e6, size * delivered)
 
     def note_losses(self, now: float, retransmitted: int, sent: int, steady: bool) -> None:
@@ -154,14 +154,14 @@ class Connection:
         self._episode_s, self._episodes = now, self._episodes + 1
         if self._episodes < EPISODES or not steady or retransmitted < LOSS_SHARE * sent:
             return
-        duplicate = self._duplicate()
+        duplicate = self._duplicate_socket()
         if duplicate is not None:
             with duplicate, contextlib.suppress(OSError):
                 duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, PACED)
 
-    def ends(self) -> Optional[Tuple[int, Any, Any]]:
+    def read_ends(self) -> Optional[Tuple[int, Any, Any]]:
         """Address family, this end's socket address and the far end's; None if the connection is gone."""
-        duplicate = self._held.dup() if self._held is not None else self._duplicate()
+        duplicate = self._duplicated.dup() if self._duplicated is not None else self._duplicate_socket()
         if duplicate is None:
             return None
         with duplicate:
@@ -170,9 +170,9 @@ class Connection:
             except OSError:
                 return None
 
-    def shutdown(self) -> bool:
+    def break_connection(self) -> bool:
         """Break the connection; its owner notices by itself. False if it was gone already."""
-        duplicate = self._duplicate()
+        duplicate = self._duplicate_socket()
         if duplicate is None:
             return False
         with duplicate:
@@ -182,7 +182,7 @@ class Connection:
                 return False
         return True
 
-    def _duplicate(self) -> Optional[socket.socket]:
+    def _duplicate_socket(self) -> Optional[socket.socket]:
         try:
             copy = os.dup(self.descriptor)
         except OSError:
@@ -197,7 +197,7 @@ class Connection:
 
 
 class Wakeup:
-    """A pipe whose reading end is polled. Wakes between two :meth:`clear` calls merge into one."""
+    """A pipe whose reading end is polled. Wakes between two :meth:`clear_wakeups` calls merge into one."""
 
     def __init__(self) -> None:
         self.descriptor, self._write = os.pipe()
@@ -213,7 +213,7 @@ class Wakeup:
         with contextlib.suppress(BlockingIOError):  # full: it is readable already
             os.write(self._write, b"w")
 
-    def clear(self) -> None:
+    def clear_wakeups(self) -> None:
         """Call before looking at the work, so that work added during the look wakes again."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self.descriptor, 64)) == 64:

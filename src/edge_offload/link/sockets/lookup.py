@@ -14,29 +14,29 @@ def socket_addresses(host: str, port: int) -> List[Tuple[int, Tuple[Any, ...]]]:
         OSError: it has none; the message names it.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         # a name may be no name at all, too long for DNS
         raise OSError(getattr(error, "errno", None), f"{host}: {getattr(error, 'strerror', None) or error}") from error
-    known = [
-        (int(family), address) for family, _, _, _, address in found if family in (socket.AF_INET, socket.AF_INET6)
+    addresses = [
+        (int(family), address) for family, _, _, _, address in infos if family in (socket.AF_INET, socket.AF_INET6)
     ]
-    return sorted(dict.fromkeys(known), key=lambda item: item[0] != socket.AF_INET)
+    return sorted(dict.fromkeys(addresses), key=lambda item: item[0] != socket.AF_INET)
 
 
-def endpoints(host: str, port: int) -> List[str]:
+def resolve_endpoints(host: str, port: int) -> List[str]:
     """``tcp://number:port`` of each address of ``host``, for ZeroMQ.
 
     Raises:
         OSError: it has none.
     """
-    found = []
+    endpoints = []
     for family, address in socket_addresses(host, port):
         if family == socket.AF_INET:
-            found.append(f"tcp://{address[0]}:{port}")
+            endpoints.append(f"tcp://{address[0]}:{port}")
             continue
         number, scope = str(address[0]).partition("%")[0], address[3]
         if not scope and ipaddress.ip_address(number).is_link_local:
             raise OSError(None, f"{host}: link-local addresses need the interface, such as [{number}%eth0]")
-        found.append(f"tcp://[{number}%{scope}]:{port}" if scope else f"tcp://[{number}]:{port}")
-    return found
+        endpoints.append(f"tcp://[{number}%{scope}]:{port}" if scope else f"tcp://[{number}]:{port}")
+    return endpoints

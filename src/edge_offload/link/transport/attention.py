@@ -10,7 +10,7 @@ import math
 
 
 class Attention:
-    """What one who waits has been told. The link's thread writes, any thread reads.
+    """Progress of a link, for one who waits. The link's thread writes, any thread reads.
 
     Attributes:
         longest_s: for how long at most a sign of life was overdue that came in the end (seconds).
@@ -22,12 +22,12 @@ class Attention:
         self.given = self.acked = 0
         self._since_s = math.inf
 
-    def note(self, now: float, since_s: float, given: int, acked: int) -> None:
+    def note_overdue(self, now: float, since_s: float, given: int, acked: int) -> None:
         """A sign of life has been overdue ``since_s`` (monotonic; inf: none is)."""
         if since_s > self._since_s:
             self.longest_s = max(self.longest_s, min(now, since_s) - self._since_s)
         self._since_s, self.given, self.acked = since_s, given, acked
 
     def quiet_s(self, now: float) -> float:
-        """For how long a sign of life has been overdue; 0 if none is."""
+        """Return how long a sign of life has been overdue, seconds; 0 if none is."""
         return max(0.0, now - self._since_s)

@@ -64,7 +64,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begin to connect."""
-        self._thread = threading.Thread(target=self._run, name="edge_offload-client", daemon=True)
+        self._thread = threading.Thread(target=self._run_link, name="edge_offload-client", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -87,68 +87,68 @@ class Keeper:
             with self._status.lock:
                 self._attentions = [each for each in self._attentions if each is not attention]
 
-    def _run(self) -> None:
+    def _run_link(self) -> None:
         status, context = self._status, zmq.Context()
         try:
             while not self._stop.is_set():
                 status.epoch = random.SystemRandom().getrandbits(62) + 1
                 dialled_s = time.monotonic()
                 try:
-                    self._serve(context)
+                    self._serve_connection(context)
                 except (ConnectionLost, EdgeOffloadError) as error:
                     ready = isinstance(error, ConnectionLost) and status.state is LinkState.READY
-                    over = self._redial.over(error, ready, dialled_s, self.clock.rtt_s)
+                    over = self._redial.end_attempt(error, ready, dialled_s, self.clock.rtt_s)
                 else:
                     break
                 status.leaving = None
-                self._incoming.estimator.lost()
+                self._incoming.estimator.mark_lost()
                 state = LinkState.REFUSED if over.refused is not None else LinkState.LOST
-                status.change(state, over.reason, over.refused)
+                status.change_state(state, over.reason, over.refused)
                 self._incoming.fail_all(LinkLost(f"the connection to {status.address} was lost: {over.reason}"))
                 status.address = self._fronts.current
                 self._stop.wait(over.pause_s)
         finally:
-            status.change(LinkState.CLOSED, "closed")
+            status.change_state(LinkState.CLOSED, "closed")
             self._incoming.fail_all(LinkLost(f"the connection to {status.address} was closed"))
             context.destroy(linger=0)
 
-    def _serve(self, context: zmq.Context[Any]) -> None:
+    def _serve_connection(self, context: zmq.Context[Any]) -> None:
         """One connection, from dialling to its end; returns only when the client is closed."""
         how, status, waits = self._dialling, self._status, self._incoming.waits
         body = {"app": how.hello() if callable(how.hello) else how.hello, "session": how.session}
         public, pair = how.keys.server_public(status.address), how.keys.ensure_pair("client")
-        target = Target(status.address, self._fronts.endpoint, public, pair)
+        target = Target(status.address, self._fronts.next_endpoint, public, pair)
         timings = replace(how.timings, connect_s=self._redial.connect_s)
         dialled = Dialled(context, target, body, status.epoch, timings, how.limits, waits.far)
         with dialled:
-            waits.find()
+            waits.find_threads()
             poller = zmq.Poller()
             poller.register(self.wakeup.descriptor, zmq.POLLIN)
             for socket in dialled.sockets:
                 poller.register(socket, zmq.POLLIN)
             while not self._stop.is_set():
                 poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
-                self.wakeup.clear()
-                if waits.look(time.monotonic()):
+                self.wakeup.clear_wakeups()
+                if waits.take_sample(time.monotonic()):
                     self._incoming.estimator.late_s = sum(waits.typical_s)
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
-                    self._incoming.take(message, received_s, size, status.epoch, self.clock)
+                    self._incoming.take_message(message, received_s, size, status.epoch, self.clock)
                 attentions, pulse = self._attentions, dialled.pulse
-                dialled.check(self._incoming.busy, bool(attentions))
+                dialled.check_link(self._incoming.busy, bool(attentions))
                 for attention in attentions:
-                    attention.note(time.monotonic(), pulse.quiet_since_s(), *pulse.progress())
-                self._measure(dialled)
+                    attention.note_overdue(time.monotonic(), pulse.quiet_since_s(), *pulse.read_progress())
+                self._measure_link(dialled)
                 if dialled.ready and status.state is not LinkState.READY:
-                    self._ready(dialled)
+                    self._mark_ready(dialled)
                 if dialled.ready:
-                    self._send(dialled)
-                self._incoming.expire()
+                    self._send_waiting(dialled)
+                self._incoming.expire_requests()
                 leaving = status.leaving
                 if leaving is not None and (not self._incoming.busy or time.monotonic() > leaving[0]):
                     raise ConnectionLost(leaving[1], over=True)
 
-    def _measure(self, dialled: Dialled) -> None:
+    def _measure_link(self, dialled: Dialled) -> None:
         now, estimator = time.monotonic(), self._incoming.estimator
         reading = dialled.clock.reading
         if reading is not self.clock:
@@ -156,23 +156,23 @@ class Keeper:
             estimator.round_trip(now, reading.latest_s)
         if dialled.ready:
             pulse = dialled.pulse
-            estimator.progress(now, *pulse.progress(), self._incoming.waits.under_way, pulse.delivered)
+            estimator.add_progress(now, *pulse.read_progress(), self._incoming.waits.under_way, pulse.delivered)
 
     def _poll_s(self, dialled: Dialled) -> float:
         due_s = dialled.due_s(self._incoming.busy, bool(self._attentions))
         return max(0.0, min(due_s, self._incoming.requests.due_s()) - time.monotonic())
 
-    def _ready(self, dialled: Dialled) -> None:
+    def _mark_ready(self, dialled: Dialled) -> None:
         status = self._status
         with status.lock:
             status.welcome, status.terms, status.leaving = dialled.welcome, dialled.terms, None
-        self._fronts.connected()
+        self._fronts.mark_connected()
         self._incoming.counters["connections"] += 1
-        status.change(LinkState.READY, f"connected to {status.address}")
+        status.change_state(LinkState.READY, f"connected to {status.address}")
 
-    def _send(self, dialled: Dialled) -> None:
+    def _send_waiting(self, dialled: Dialled) -> None:
         while True:
-            item = self._incoming.requests.next()
+            item = self._incoming.requests.take_next()
             if item is None:
                 return
             dialled.send(item.header, item.message.buffers)
@@ -223,18 +223,18 @@ class Client:
         self._on_notify = on_notify
         self._status = LinkStatus(self._fronts.current, on_state)
         self._requests, self._waits = WaitingRequests(), BothEnds()
-        incoming = Incoming(self._status, self._requests, self.estimator, self._waits, self.counters, self._notified)
+        incoming = Incoming(self._status, self._requests, self.estimator, self._waits, self.counters, self._notify_app)
         dialling = Dialling(self._keys, hello if hello is not None else {}, self.session, timings, limits)
         self._keeper = Keeper(self._fronts, dialling, self._status, incoming)
 
     @property
     def address(self) -> str:
-        """Of the server that is connected, or dialled."""
+        """Address of the server that is connected, or dialled."""
         return self._status.address
 
     @property
     def welcome(self) -> Dict[str, Any]:
-        """What the server's ``welcome`` callable returned for the latest connection."""
+        """Result of the server's ``welcome`` callable for the latest connection."""
         return self._status.welcome
 
     @property
@@ -244,17 +244,17 @@ class Client:
 
     @property
     def state(self) -> LinkState:
-        """Where the link stands now."""
+        """State of the link."""
         return self._status.state
 
     @property
     def cause(self) -> str:
-        """Why it stands there, in words."""
+        """Cause of the state, in words."""
         return self._status.cause
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Tell whether a request waits for its answer."""
         return self._requests.count > 0
 
     @property
@@ -324,7 +324,7 @@ class Client:
             BadInput: the request cannot travel (name, body, size).
         """
         future: Future[Any] = Future()
-        problem = self._submit("request", kind, body, messages.byte_views(buffers), future, timeout_s, on_part)
+        problem = self._submit_request("request", kind, body, messages.byte_views(buffers), future, timeout_s, on_part)
         if problem is not None:
             future.set_exception(problem)
         return future
@@ -350,11 +350,11 @@ class Client:
             LinkLost: there is no connection.
         """
         copies = [memoryview(bytes(view)) for view in messages.byte_views(buffers)]
-        problem = self._submit("notify", kind, body, copies, None, 0.0)
+        problem = self._submit_request("notify", kind, body, copies, None, 0.0)
         if problem is not None:
             raise problem
 
-    def _submit(
+    def _submit_request(
         self,
         type_: str,
         kind: str,
@@ -384,13 +384,13 @@ class Client:
             if problem:
                 raise BadInput(f"{problem} of the server", remedy="send it in pieces")
             item = Item(message, header, future, now, now + timeout_s, bytes_up=size, on_part=on_part)
-            in_the_way = self._requests.admit(item, min(self._max_pending, terms.requests), terms.bytes)
+            in_the_way = self._requests.admit_request(item, min(self._max_pending, terms.requests), terms.bytes)
             if in_the_way:
                 return LinkLost(f"{in_the_way} for {self.address} already")
         self._keeper.wakeup.wake()
         return None
 
-    def _notified(self, kind: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
+    def _notify_app(self, kind: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
         if kind == DRAIN:
             self.leave("it is being taken away")
         elif self._on_notify is not None:

@@ -36,7 +36,7 @@ ZERO_COPY_BYTES = 64 << 10
 # what a ZMTP 3 peer sends before anything else
 GREETING_BYTES = 64
 #: Seconds between two looks at an upload that is under way, for so long at most (``bench levels``: error).
-UPLOAD_LOOK_S, UPLOAD_S = 4e-3, 0.25
+UPLOAD_SAMPLE_S, UPLOAD_S = 4e-3, 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
 
@@ -63,14 +63,14 @@ class Heartbeat:
         now: when the connection began.
 
     Attributes:
-        heard_s: when the peer was heard last.
+        received_s: when the peer was heard last.
         segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
         delivered: bytes that have reached the next hop, as of the latest look.
     """
 
     def __init__(self, timings: Timings, now: float) -> None:
         self._timings = timings
-        self.heard_s = now
+        self.received_s = now
         self._beaten_s = self._pinged_s = -math.inf
         self._pings: Dict[int, _Ping] = {}
         self._ping_id = self._heartbeats = 0
@@ -79,18 +79,18 @@ class Heartbeat:
         self.delivered = 0
         self.segments, self.segment_s = 0, now
 
-    def welcomed(self, counters: Optional[descriptors.Counters]) -> None:
+    def start_counting(self, counters: Optional[descriptors.Counters]) -> None:
         """The welcome answers all that was sent before it: what is acknowledged now is where counting begins."""
         if counters is not None:
             self._acked_base = self._acked = counters.acked
             self._received = counters.received
 
-    def gave(self, size: int) -> None:
-        """So many bytes were given to ZeroMQ."""
+    def count_given(self, size: int) -> None:
+        """Count bytes given to ZeroMQ."""
         self._given += size
         self._given_s = time.monotonic()
 
-    def progress(self) -> Tuple[int, int]:
+    def read_progress(self) -> Tuple[int, int]:
         """Bytes given to ZeroMQ, and bytes that the next hop has acknowledged, since the welcome."""
         acked = self._acked - self._acked_base
         # on a kernel that does not count, nothing is ever under way
@@ -101,17 +101,17 @@ class Heartbeat:
         if not self._pings:
             return math.inf
         oldest = next(iter(self._pings.values()))
-        return max(self.heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
+        return max(self.received_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
 
     def due_s(self, now: float, busy: bool, attentive: bool) -> float:
-        """When something is to be done, at the latest."""
-        look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
-        given, acked = self.progress()
+        """Return when something is to be done, at the latest."""
+        sample_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
+        given, acked = self.read_progress()
         if given - acked >= Deliveries.LEAST_BYTES and now - self._given_s < UPLOAD_S:
-            look_s = now + UPLOAD_LOOK_S
-        return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, look_s)
+            sample_s = now + UPLOAD_SAMPLE_S
+        return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, sample_s)
 
-    def check(self, now: float, counters: Optional[descriptors.Counters]) -> None:
+    def check_progress(self, now: float, counters: Optional[descriptors.Counters]) -> None:
         """Progress that the kernel reports counts as a sign of life of what is under way.
 
         Raises:
@@ -120,24 +120,24 @@ class Heartbeat:
         if counters is not None:
             self.delivered = counters.delivered
             if counters.received != self._received:
-                self._received, self.heard_s = counters.received, now
+                self._received, self.received_s = counters.received, now
             if counters.acked != self._acked or self._acked_s == 0.0:
                 self._acked, self._acked_s = counters.acked, now
             for ping in self._pings.values():
                 if ping.acked_s is None and self._acked - self._acked_base >= ping.given:
                     ping.acked_s = now
         if now - self.quiet_since_s() > self._timings.silence_s:
-            raise ConnectionLost(f"nothing heard for {now - self.heard_s:.1f} s", over=True)
+            raise ConnectionLost(f"nothing heard for {now - self.received_s:.1f} s", over=True)
 
-    def ping(self, now: float, busy: bool, attentive: bool) -> int:
+    def next_ping(self, now: float, busy: bool, attentive: bool) -> int:
         """The number of a ping to be sent now; 0: there is none."""
         if now < self._beat_due_s(busy) and not (attentive and now >= self._pinged_s + ATTENTIVE_S):
             return 0
         self._ping_id += 1
         return self._ping_id
 
-    def pinged(self, now: float, busy: bool) -> None:
-        """It has been sent."""
+    def mark_pinged(self, now: float, busy: bool) -> None:
+        """Note that the ping has been sent."""
         heartbeat = now >= self._beat_due_s(busy)
         self._pings[self._ping_id] = _Ping(now, self._given, heartbeat)
         self._pinged_s = now
@@ -145,8 +145,8 @@ class Heartbeat:
             self._heartbeats += 1
             self._beaten_s = now
 
-    def ponged(self, number: int) -> bool:
-        """It was answered; whether the answer tells the clock: others would only make its proofs many."""
+    def take_pong(self, number: int) -> bool:
+        """Take the answer to a ping; return whether it is for the clock, which needs no more of them."""
         ping = self._pings.pop(number, None)
         return ping is None or ping.heartbeat
 
@@ -181,13 +181,13 @@ class Dialled:
         self.welcome: Dict[str, Any] = {}
         self.terms = Terms()
         self.clock = PeerClock()
-        self._began_s = time.monotonic()
-        self.pulse = Heartbeat(timings, self._began_s)
+        self._started_s = time.monotonic()
+        self.pulse = Heartbeat(timings, self._started_s)
         self._epoch, self._timings, self._limits, self._far = epoch, timings, limits, far
         self._tcp: Optional[descriptors.Connection] = None
         self._suspicion: Optional[Suspicion] = None
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
-        self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
+        self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._started_s,)), limits)
         socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.reconnect_ivl = -1
@@ -218,22 +218,22 @@ class Dialled:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
-        self._dispel()
+        self._clear_suspicion()
         if self._tcp is not None:
-            self._tcp.release()
+            self._tcp.release_counters()
 
     @property
     def sockets(self) -> List[zmq.Socket[Any]]:
-        """Those to be polled."""
+        """Sockets to be polled."""
         return [self._socket, self._monitor]
 
     def due_s(self, busy: bool, attentive: bool) -> float:
-        """When :meth:`check` must be called next, at the latest; arguments as there."""
+        """Return when :meth:`check_link` must be called next, at the latest; arguments as there."""
         now = time.monotonic()
         due_s = self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
         return min(due_s, now + PROBE_S) if self._suspicion else due_s
 
-    def check(self, busy: bool, attentive: bool) -> None:
+    def check_link(self, busy: bool, attentive: bool) -> None:
         """Send heartbeats and look at the timeouts.
 
         Args:
@@ -247,34 +247,34 @@ class Dialled:
         if not self.ready:
             if now > self._deadline_s():
                 what = "no connection" if self._tcp is None else "no welcome"
-                raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
+                raise ConnectionLost(f"{what} within {now - self._started_s:.1f} s")
             return
-        counters = self._counters()
-        self.pulse.check(now, counters)
+        counters = self._read_counters()
+        self.pulse.check_progress(now, counters)
         if counters is not None:
             self._check_path(now, counters)
-        number = self.pulse.ping(now, busy, attentive)
+        number = self.pulse.next_ping(now, busy, attentive)
         if number:
             self.send(messages.pack_header(Message("ping", self._epoch, number, "", {}, (time.monotonic(),))), [])
-            self.pulse.pinged(now, busy)
+            self.pulse.mark_pinged(now, busy)
 
     def _check_path(self, now: float, counters: descriptors.Counters) -> None:
         if counters.segments != self.pulse.segments or not counters.unacked:
             self.pulse.segment_s = now
         self.pulse.segments, silent_s = counters.segments, now - self.pulse.segment_s
         if silent_s < SUSPECT_S or self._tcp is None:
-            self._dispel()
+            self._clear_suspicion()
             return
         self._suspicion = self._suspicion or Suspicion(Probes(self._tcp), self._timings.path_s)
-        verdict = self._suspicion.judge(now, silent_s, counters)
+        verdict = self._suspicion.judge_path(now, silent_s, counters)
         if verdict is Verdict.ALIVE:
             self.pulse.segment_s = now
-            self._dispel()
+            self._clear_suspicion()
         elif verdict is not Verdict.OPEN:
-            words, moved = f"{verdict.value}: nothing heard for {silent_s:.2f} s", verdict is Verdict.MOVED
-            raise ConnectionLost(words, over=not moved, moved=moved)
+            cause, moved = f"{verdict.value}: nothing heard for {silent_s:.2f} s", verdict is Verdict.MOVED
+            raise ConnectionLost(cause, over=not moved, moved=moved)
 
-    def _dispel(self) -> None:
+    def _clear_suspicion(self) -> None:
         if self._suspicion is not None:
             self._suspicion.close()
             self._suspicion = None
@@ -294,7 +294,7 @@ class Dialled:
         except zmq.Again:
             raise ConnectionLost("the connection broke") from None
         size = messages.wire_bytes([len(part) for part in parts])
-        self.pulse.gave(size)
+        self.pulse.count_given(size)
         return size
 
     def receive(self) -> Iterator[Tuple[Message, float, int]]:
@@ -303,25 +303,25 @@ class Dialled:
         Raises:
             ConnectionLost: the server turned us away, or the connection broke.
         """
-        yield from self._messages()
+        yield from self._read_messages()
         try:
-            self._events()
+            self._read_events()
         except ConnectionLost:
             # a refusal may have come in the same moment as the break: it is the better reason
-            yield from self._messages()
+            yield from self._read_messages()
             raise
 
     def _deadline_s(self) -> float:
-        return self._began_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
+        return self._started_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
 
-    def _messages(self) -> Iterator[Tuple[Message, float, int]]:
+    def _read_messages(self) -> Iterator[Tuple[Message, float, int]]:
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             now = time.monotonic()
-            self.pulse.heard_s = now
+            self.pulse.received_s = now
             sizes = [len(frame) for frame in frames]
             try:
                 problem = messages.first_over(sizes, self._limits)
@@ -335,39 +335,39 @@ class Dialled:
                 continue
             message.buffers = [frame.buffer for frame in frames[1:]]
             if message.type == "welcome" and message.epoch == self._epoch and not self.ready:
-                self._welcomed(message, now)
+                self._take_welcome(message, now)
             elif message.type == "refused":
                 refusal = messages.error_from(message.body)
                 raise ConnectionLost(str(refusal), refused=refusal)
             elif message.type == "pong":
-                self._ponged(message, now)
+                self._take_pong(message, now)
             elif self.ready:
                 yield message, now, messages.wire_bytes(sizes)
 
-    def _welcomed(self, message: Message, now: float) -> None:
+    def _take_welcome(self, message: Message, now: float) -> None:
         app = message.body.get("app")
         self.welcome = app if isinstance(app, dict) else {}
-        self.terms = Terms.of(message.body)
+        self.terms = Terms.from_welcome(message.body)
         if len(message.times) == 4:
-            self._learn(message.times, now)
+            self._add_clock_sample(message.times, now)
         self.ready = True
-        self.pulse.welcomed(self._counters())
+        self.pulse.start_counting(self._read_counters())
 
-    def _ponged(self, message: Message, now: float) -> None:
-        tells = self.pulse.ponged(message.id)
+    def _take_pong(self, message: Message, now: float) -> None:
+        for_clock = self.pulse.take_pong(message.id)
         if message.epoch == self._epoch and len(message.times) == 4:
-            self._far.told(self.clock.reading.to_local(message.times[2]), message.body)
-            if tells:
-                self._learn(message.times, now)
+            self._far.take_reported(self.clock.reading.to_local(message.times[2]), message.body)
+            if for_clock:
+                self._add_clock_sample(message.times, now)
 
-    def _counters(self) -> Optional[descriptors.Counters]:
-        return self._tcp.counters() if self._tcp is not None else None
+    def _read_counters(self) -> Optional[descriptors.Counters]:
+        return self._tcp.read_counters() if self._tcp is not None else None
 
-    def _learn(self, times: Tuple[float, ...], now: float) -> None:
-        sent_s, there_s, answered_s, wall = times
-        self.clock.sample(sent_s, there_s, answered_s, now, wall - (time.time() - time.monotonic()))
+    def _add_clock_sample(self, times: Tuple[float, ...], now: float) -> None:
+        sent_s, server_s, answered_s, wall = times
+        self.clock.add_sample(sent_s, server_s, answered_s, now, wall - (time.time() - time.monotonic()))
 
-    def _events(self) -> None:
+    def _read_events(self) -> None:
         while True:
             try:
                 event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -375,10 +375,10 @@ class Dialled:
                 return
             kind, value = struct.unpack("=hi", event)
             if kind == zmq.EVENT_CONNECTED:
-                self._began_s = time.monotonic()
+                self._started_s = time.monotonic()
                 try:
                     self._tcp = descriptors.Connection(value)
-                    self._tcp.hold()
+                    self._tcp.hold_counters()
                 except OSError:
                     raise ConnectionLost("the connection broke at once") from None
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -390,10 +390,10 @@ class Dialled:
                     ),
                 )
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-                counters = self._counters()
+                counters = self._read_counters()
                 greeted = counters is not None and counters.received >= GREETING_BYTES
                 raise ConnectionLost("the handshake broke off", hung_up=greeted)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._tcp is not None:
-                self._tcp.release()
+                self._tcp.release_counters()
             elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 raise ConnectionLost("the connection broke" if self._tcp is not None else "connection refused")

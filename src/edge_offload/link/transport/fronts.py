@@ -7,7 +7,7 @@ from typing import Dict, List, Optional
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.link.security.keys import join_address, split_address
-from edge_offload.link.sockets.lookup import endpoints
+from edge_offload.link.sockets.lookup import resolve_endpoints
 
 #: Notification: the server is being taken away; what has been asked is still answered.
 DRAIN = "drain"
@@ -15,21 +15,21 @@ DRAIN = "drain"
 MOST = 32
 
 
-def addresses(text: str) -> List[str]:
+def parse_addresses(text: str) -> List[str]:
     """``tcp://host:port`` of each of ``a:5700,b:5700``.
 
     Raises:
         BadInput: one of them is no address, one stands there twice, or they are too many.
     """
-    found = []
+    addresses = []
     for part in text.split(","):
         host, port = split_address(part.strip())
-        found.append(f"tcp://{join_address(host, port)}")
-    if len(set(found)) < len(found):
+        addresses.append(f"tcp://{join_address(host, port)}")
+    if len(set(addresses)) < len(addresses):
         raise BadInput(f"{text!r} names an address twice", remedy="name each server once")
-    if len(found) > MOST:
-        raise BadInput(f"{len(found)} addresses of servers", remedy=f"name at most {MOST}")
-    return found
+    if len(addresses) > MOST:
+        raise BadInput(f"{len(addresses)} addresses of servers", remedy=f"name at most {MOST}")
+    return addresses
 
 
 class Fronts:
@@ -41,7 +41,7 @@ class Fronts:
     """
 
     def __init__(self, text: str, begin: int) -> None:
-        self.all = addresses(text)
+        self.all = parse_addresses(text)
         self._place = begin % len(self.all)
         self._failed = 0
         #: Attempts at each that have not been answered: which of the addresses of a name is next.
@@ -55,10 +55,10 @@ class Fronts:
 
     @property
     def several(self) -> bool:
-        """Whether there is another one to go on with."""
+        """Tell whether there is another one to go on with."""
         return len(self.all) > 1
 
-    def endpoint(self) -> str:
+    def next_endpoint(self) -> str:
         """``tcp://number:port`` to dial now: of a name that has several addresses one after the other.
 
         Raises:
@@ -66,31 +66,31 @@ class Fronts:
         """
         attempt = self._attempts[self.current]
         self._attempts[self.current] += 1
-        found = endpoints(*split_address(self.current))
-        return found[attempt % len(found)]
+        endpoints = resolve_endpoints(*split_address(self.current))
+        return endpoints[attempt % len(endpoints)]
 
-    def connected(self) -> None:
+    def mark_connected(self) -> None:
         """The current one answers: it is kept, and so is the address that its name has."""
         self._failed = 0
         self._attempts[self.current] -= 1
         self._refusals.clear()
 
-    def lost(self, refused: Optional[EdgeOffloadError], again: bool) -> bool:
+    def mark_lost(self, refused: Optional[EdgeOffloadError], retry: bool) -> bool:
         """The current one is gone; returns whether another attempt may follow at once.
 
         Args:
             refused: what it said.
-            again: it is dialled once more before the next one: a connection that broke is often back at once, and there
+            retry: it is dialled once more before the next one: a connection that broke is often back at once, and there
                 is what the robot had open.
         """
         if refused is not None:
             self._refusals[self.current] = refused
-        if again and refused is None:
+        if retry and refused is None:
             return True
         self._failed += 1
         self._place = (self._place + 1) % len(self.all)
         return self._failed < len(self.all)
 
     def all_refuse(self) -> bool:
-        """Whether every one has refused since one of them answered."""
+        """Tell whether every one has refused since one of them answered."""
         return len(self._refusals) == len(self.all)

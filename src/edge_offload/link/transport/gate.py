@@ -31,7 +31,7 @@ rare = Sparingly(log)
 # how long until the next look: at least, at most, and where nobody is connected
 TICK_S = 0.01
 IDLE_S = 0.1
-NOBODY_S = 1.0
+EMPTY_S = 1.0
 REFRESH_S = 0.25
 # faster than that no peer fills its bound between two looks
 FASTEST_BYTES_PER_S = 2e9
@@ -47,7 +47,7 @@ HANDSHAKES_MORE = 8
 
 @dataclass(frozen=True)
 class Bounds:
-    """What peers may take.
+    """Bounds on what peers may use.
 
     Attributes:
         peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
@@ -75,7 +75,7 @@ class _Door:
     opened_s: float
     user: Optional[str] = None  # unknown until its first message is delivered
     received: int = 0
-    heard_s: float = 0.0
+    received_s: float = 0.0
 
 
 class _ZapRequest(NamedTuple):
@@ -115,21 +115,21 @@ class AllowList:
         self.names: Dict[str, str] = {}
         self._stamp: Optional[Tuple[object, ...]] = None
 
-    def refresh(self) -> None:
+    def reload_keys(self) -> None:
         """Read it again if it has changed."""
         stamp = self._keys.allow_list_stamp()
         if stamp == self._stamp:
             return
         try:
             allowed = self._keys.clients()
-            own = self._keys.pair("client") if self._loopback else None
+            own_pair = self._keys.pair("client") if self._loopback else None
         except BadInput as error:
             # half-edited by hand: keep what was valid, say so once per change
             log.error("link: allow-list not re-read: %s", error)
             self._stamp = stamp
             return
-        if own is not None:
-            allowed.setdefault(own.public, "this machine")
+        if own_pair is not None:
+            allowed.setdefault(own_pair.public, "this machine")
         self._stamp, self.names = stamp, allowed
 
 
@@ -165,11 +165,11 @@ class Gate:
         self._zap.bind("inproc://zeromq.zap.01")
         self._stop = threading.Event()
         self._wakeup = descriptors.Wakeup()
-        self._thread = threading.Thread(target=self._run, name="edge_offload-gate", daemon=True)
+        self._thread = threading.Thread(target=self._run_gate, name="edge_offload-gate", daemon=True)
 
     def start(self) -> None:
         """Begin to answer; nobody gets in before."""
-        self._allow.refresh()
+        self._allow.reload_keys()
         self._thread.start()
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Gate:
             self._monitor.close(0)
             self._zap.close(0)
 
-    def delivered(self, user: str, descriptor: int, wire_bytes: int) -> None:
+    def mark_delivered(self, user: str, descriptor: int, wire_bytes: int) -> None:
         """Note that a message of ``user`` (ZAP's id of the handshake) reached the application."""
         with self._lock:
             entrant = self._entrants.get(user)
@@ -195,16 +195,16 @@ class Gate:
                 # As a rule its ACCEPTED event was queued before any of its messages. On a busy machine it may come
                 # later, since libzmq hands a connection to its reader first; _accepted() opens the door then.
                 self._read_events()
-                self._match(entrant, user)
+                self._match_entrant(entrant, user)
 
-    def identity(self, user: str) -> Optional[Tuple[str, str]]:
+    def identify_peer(self, user: str) -> Optional[Tuple[str, str]]:
         """Public key and name of the peer behind a handshake; None if it is not in any more."""
         with self._lock:
             entrant = self._entrants.get(user)
             return (entrant.key, entrant.name) if entrant else None
 
     def quiet_s(self, user: str) -> Optional[float]:
-        """Seconds since bytes last arrived from ``user``; None if its connection is gone."""
+        """Return the seconds since bytes last arrived from ``user``; None if its connection is gone."""
         with self._lock:
             entrant = self._entrants.get(user)
             if entrant is None:
@@ -214,21 +214,21 @@ class Gate:
                 return time.monotonic() - entrant.entered_s
             if self._doors.get(entrant.door.tcp.descriptor) is not entrant.door:
                 return None
-            return time.monotonic() - entrant.door.heard_s
+            return time.monotonic() - entrant.door.received_s
 
-    def cut(self, user: str, reason: str) -> None:
+    def cut_connection(self, user: str, reason: str) -> None:
         """Break the connection of ``user``."""
         with self._lock:
             entrant = self._entrants.get(user)
             if entrant and entrant.door:
-                self._break(entrant.door, reason)
+                self._break_connection(entrant.door, reason)
 
-    def connections(self) -> int:
+    def count_connections(self) -> int:
         """TCP connections open now, authenticated or not."""
         with self._lock:
             return len(self._doors)
 
-    def _run(self) -> None:
+    def _run_gate(self) -> None:
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)
         # its descriptor, not the socket: the listener's thread reads it, too, under the lock
@@ -242,16 +242,16 @@ class Gate:
             if self._zap in ready:
                 if now - refreshed_s >= REFRESH_S:  # it may have slept for longer
                     with self._lock:
-                        self._allow.refresh()
-                self._answer()
+                        self._allow.reload_keys()
+                self._answer_zap()
             if ready or now - looked_s >= TICK_S:
                 looked_s = now
                 with self._lock:
                     self._read_events()
-                    wait_s = self._look(now)
+                    wait_s = self._check_bounds(now)
                     if now - refreshed_s >= REFRESH_S:
                         refreshed_s = now
-                        self._allow.refresh()
+                        self._allow.reload_keys()
                         self._turn_out(now)
 
     def _read_events(self) -> None:
@@ -262,66 +262,66 @@ class Gate:
                 return
             kind, descriptor = struct.unpack("=hi", event)
             if kind == zmq.EVENT_ACCEPTED:
-                self._accepted(descriptor)
+                self._on_accepted(descriptor)
             elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
-                self._forget(descriptor)
+                self._drop_descriptor(descriptor)
 
-    def _accepted(self, descriptor: int) -> None:
+    def _on_accepted(self, descriptor: int) -> None:
         now = time.monotonic()
-        self._forget(descriptor)
+        self._drop_descriptor(descriptor)
         try:
-            door = _Door(descriptors.Connection(descriptor), now, heard_s=now)
+            door = _Door(descriptors.Connection(descriptor), now, received_s=now)
         except OSError:
             return  # came and went
         self._doors[descriptor] = door
         self._counters["connections"] += 1
         if len(self._doors) > self._bounds.connections:
-            self._break(door, "too many connections")
+            self._break_connection(door, "too many connections")
             return
         for user, entrant in self._entrants.items():
             if entrant.door is None and entrant.descriptor == descriptor:
-                self._match(entrant, user)
+                self._match_entrant(entrant, user)
                 return
 
-    def _match(self, entrant: _Entrant, user: str) -> None:
+    def _match_entrant(self, entrant: _Entrant, user: str) -> None:
         """Handshake and connection are one, once both are known."""
         door = None if entrant.descriptor is None else self._doors.get(entrant.descriptor)
         if entrant.door is None and door is not None and door.user is None:
             door.user, entrant.door = user, door
 
-    def _forget(self, descriptor: int) -> None:
+    def _drop_descriptor(self, descriptor: int) -> None:
         door = self._doors.pop(descriptor, None)
         if door is not None and door.user is not None:
             self._entrants.pop(door.user, None)
 
-    def _break(self, door: _Door, reason: str) -> None:
+    def _break_connection(self, door: _Door, reason: str) -> None:
         name = self._entrants[door.user].name if door.user in self._entrants else "a peer that has not said hello"
-        if door.tcp.shutdown():
+        if door.tcp.break_connection():
             self._counters[f"cut: {reason}"] += 1
             rare.warning("link: cut the connection of %s: %s", name, reason)
-        self._forget(door.tcp.descriptor)
+        self._drop_descriptor(door.tcp.descriptor)
 
-    def _look(self, now: float) -> float:
+    def _check_bounds(self, now: float) -> float:
         """Break connections that are over a bound; returns the seconds until the next could be."""
-        wait_s = IDLE_S if self._doors else NOBODY_S
+        wait_s = IDLE_S if self._doors else EMPTY_S
         for door in list(self._doors.values()):
-            counters = door.tcp.counters()
+            counters = door.tcp.read_counters()
             if counters is None:
                 # closed by libzmq, its event is on the way
                 continue
             if counters.received != door.received:
-                door.received, door.heard_s = counters.received, now
+                door.received, door.received_s = counters.received, now
             if door.user is None:
                 if counters.received > PRELUDE_BYTES:
-                    self._break(door, "too many bytes before hello")
+                    self._break_connection(door, "too many bytes before hello")
                 elif now - door.opened_s > self._bounds.hello_timeout_s:
-                    self._break(door, "no hello in time")
+                    self._break_connection(door, "no hello in time")
                 wait_s = TICK_S
             else:
-                left = self._most_bytes - (counters.received - self._entrants[door.user].delivered)
-                if left < 0:
-                    self._break(door, "message over the size limit")
-                wait_s = min(wait_s, max(TICK_S, left / FASTEST_BYTES_PER_S))
+                remaining = self._most_bytes - (counters.received - self._entrants[door.user].delivered)
+                if remaining < 0:
+                    self._break_connection(door, "message over the size limit")
+                wait_s = min(wait_s, max(TICK_S, remaining / FASTEST_BYTES_PER_S))
         return wait_s
 
     def _turn_out(self, now: float) -> None:
@@ -331,16 +331,16 @@ class Gate:
                 if now - entrant.entered_s > 2 * self._bounds.hello_timeout_s:
                     del self._entrants[user]
             elif entrant.key not in self._allow.names:
-                self._break(entrant.door, "key revoked")
+                self._break_connection(entrant.door, "key revoked")
 
-    def _answer(self) -> None:
+    def _answer_zap(self) -> None:
         """Answer one ZAP request."""
         frames = self._zap.recv_multipart()
         request_id = frames[1] if len(frames) > 1 else b""
         status, text, user = b"400", b"not understood", ""
         request = _ZapRequest(*frames) if len(frames) == len(_ZapRequest._fields) else None
         if request and request.version == b"1.0" and request.mechanism == b"CURVE" and len(request.key) == 32:
-            self._allow.refresh()
+            self._allow.reload_keys()
             key = z85.encode(request.key).decode("ascii")
             name = self._allow.names.get(key)
             if name is None:

@@ -48,10 +48,10 @@ class Incoming:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Tell whether a request waits for its answer."""
         return self.requests.count > 0
 
-    def take(self, message: Message, received_s: float, size: int, epoch: int, reading: ClockReading) -> None:
+    def take_message(self, message: Message, received_s: float, size: int, epoch: int, reading: ClockReading) -> None:
         """One message that arrived at ``received_s`` with ``size`` bytes.
 
         Args:
@@ -64,43 +64,43 @@ class Incoming:
         if message.epoch != epoch:
             self.counters["dropped: other epoch"] += 1
         elif message.type == "notify":
-            self._notified(message)
+            self._take_notification(message)
         elif message.type == "part":
-            self._part(message, size)
+            self._take_part(message, size)
         elif message.type == "error" and message.id == 0:
             self.counters["told: malformed"] += 1
             log.warning("link: %s says: %s", self._status.address, messages.error_from(message.body))
         elif message.type in ("reply", "error"):
-            item = self.requests.answered(message.id)
+            item = self.requests.pop_answered(message.id)
             if item is None:
                 self.counters["dropped: late"] += 1
             elif message.type == "error":
-                self._finish(item, messages.error_from(message.body))
+                self._finish_request(item, messages.error_from(message.body))
             elif len(message.times) != 2:
-                self._finish(item, ProtocolError("reply without times"))
+                self._finish_request(item, ProtocolError("reply without times"))
             else:
-                there_s, answered_s = (reading.to_local(seconds) for seconds in message.times)
-                self.waits.far.told(answered_s, message.body)
-                tells = max(item.bytes_up, size) >= SAMPLE_BYTES
+                server_s, answered_s = (reading.to_local(seconds) for seconds in message.times)
+                self.waits.far.take_reported(answered_s, message.body)
+                useful = max(item.bytes_up, size) >= SAMPLE_BYTES
                 transfer = Transfer(
                     item.queued_s,
                     item.sent_s,
-                    there_s,
+                    server_s,
                     answered_s,
                     received_s,
                     reading.error_s,
                     item.bytes_up,
                     size,
-                    self.waits.between(item.sent_s, there_s) if tells else 0.0,
-                    self.waits.between(answered_s, received_s) if tells else 0.0,
+                    self.waits.waited_between(item.sent_s, server_s) if useful else 0.0,
+                    self.waits.waited_between(answered_s, received_s) if useful else 0.0,
                 )
-                self.estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
-                self._finish(item, Reply(message.body, message.buffers, transfer))
+                self.estimator.add_transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
+                self._finish_request(item, Reply(message.body, message.buffers, transfer))
         else:
             self.counters["malformed"] += 1
 
-    def _part(self, message: Message, size: int) -> None:
-        item = self.requests.asked(message.id)
+    def _take_part(self, message: Message, size: int) -> None:
+        item = self.requests.find_request(message.id)
         if item is None or item.on_part is None:
             self.counters["dropped: late"] += 1
             return
@@ -110,7 +110,7 @@ class Incoming:
             # the application's bug must not take the link down with it
             log.exception("link: on_part() failed for %s", item.message.name)
 
-    def _notified(self, message: Message) -> None:
+    def _take_notification(self, message: Message) -> None:
         if self._on_notify is None:
             return
         try:
@@ -119,22 +119,22 @@ class Incoming:
             # the application's bug must not take the link down with it
             log.exception("link: on_notify() failed for %s", message.name)
 
-    def expire(self) -> None:
+    def expire_requests(self) -> None:
         """Give up what has waited for too long."""
         now = time.monotonic()
-        for item in self.requests.expired(now):
+        for item in self.requests.pop_expired(now):
             self.counters["timeouts"] += 1
             waited_s = now - item.queued_s
-            self._finish(
+            self._finish_request(
                 item, LinkLost(f"{self._status.address} did not answer {item.message.name} in {waited_s:.2f} s")
             )
 
     def fail_all(self, error: LinkLost) -> None:
         """The connection is over: nothing is answered any more."""
         # the state is not READY any more, so nothing is added to the outbox behind our back
-        for item in self.requests.all():
-            self._finish(item, error)
+        for item in self.requests.pop_all():
+            self._finish_request(item, error)
 
-    def _finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> None:
-        if not self.requests.finish(item, outcome):
+    def _finish_request(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> None:
+        if not self.requests.finish_request(item, outcome):
             self.counters["dropped: cancelled"] += 1

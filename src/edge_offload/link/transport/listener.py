@@ -21,7 +21,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refus
 from edge_offload.link.estimate.scheduling import ThreadCounts
 from edge_offload.link.security.keys import KeyStore, is_loopback, join_address, split_address
 from edge_offload.link.sockets.descriptors import Wakeup
-from edge_offload.link.sockets.lookup import endpoints
+from edge_offload.link.sockets.lookup import resolve_endpoints
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.fronts import DRAIN
 from edge_offload.link.transport.gate import AllowList, Bounds, Gate
@@ -67,14 +67,14 @@ class Reception:
         self._counts, self._counters = counts, counters
         self._instance = os.urandom(8).hex()
 
-    def begin(self) -> None:
+    def enter_thread(self) -> None:
         """This is the listener's thread."""
-        self._counts.find()
+        self._counts.find_threads()
 
-    def take(self, peer: Peer, frames: List[zmq.Frame]) -> None:
+    def take_frames(self, peer: Peer, frames: List[zmq.Frame]) -> None:
         """One message of a peer: routing id, header, payload."""
         received_s = self._clock()
-        peer.heard_s = time.monotonic()
+        peer.received_s = time.monotonic()
         sizes = [len(frame) for frame in frames[1:]]
         try:
             problem = messages.first_over(sizes, self._limits)
@@ -83,30 +83,30 @@ class Reception:
             message = messages.unpack_header(frames[1].buffer, self._limits)
         except VersionMismatch as error:
             if peer.ready:  # it spoke our version before
-                self._outgoing.complain(peer, 0, ProtocolError(error.cause))
+                self._outgoing.report_malformed(peer, 0, ProtocolError(error.cause))
             else:
                 self._counters["refused: version"] += 1
-                self._outgoing.refuse(peer, error)
+                self._outgoing.refuse_peer(peer, error)
             return
         except ProtocolError as error:
-            self._outgoing.complain(peer, 0, error)
+            self._outgoing.report_malformed(peer, 0, error)
             return
         message.buffers = [frame.buffer for frame in frames[2:]]
         if message.type == "hello":
-            self._hello(peer, message, received_s)
+            self._take_hello(peer, message, received_s)
         elif message.type not in ("request", "notify", "ping"):
-            self._outgoing.complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
+            self._outgoing.report_malformed(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
         elif not peer.ready or message.epoch != peer.epoch:
-            self._outgoing.complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
+            self._outgoing.report_malformed(peer, message.id, ProtocolError("say hello first"), message.epoch)
         elif message.type == "ping":
-            self._pong(peer, message, received_s)
+            self._answer_ping(peer, message, received_s)
         else:
-            self._dispatch(peer, message, received_s, messages.wire_bytes(sizes))
+            self._dispatch_message(peer, message, received_s, messages.wire_bytes(sizes))
 
-    def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
+    def _take_hello(self, peer: Peer, message: Message, received_s: float) -> None:
         app, session = message.body.get("app"), message.body.get("session")
         if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
-            self._outgoing.complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
+            self._outgoing.report_malformed(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
             return
         peer.hello, peer.session, peer.epoch = app, session, message.epoch
         try:
@@ -117,12 +117,12 @@ class Reception:
             answer = self._welcome(peer, app)
         except EdgeOffloadError as error:
             self._counters["refused: by the server"] += 1
-            self._outgoing.refuse(peer, error)
+            self._outgoing.refuse_peer(peer, error)
             return
         except Exception as error:
             # the application's bug must not take the link down with it
             log.exception("link: welcome() failed")
-            self._outgoing.refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
+            self._outgoing.refuse_peer(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
             return
         peer.ready = True
         body = {
@@ -134,30 +134,30 @@ class Reception:
             "max_open_requests": self._bounds.open_requests,
             "max_open_bytes": self._most_open_bytes,
         }
-        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
+        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._clock_times(message, received_s)))
 
-    def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
+    def _answer_ping(self, peer: Peer, message: Message, received_s: float) -> None:
         if len(message.times) != 1:
-            self._outgoing.complain(peer, message.id, ProtocolError("malformed ping"))
+            self._outgoing.report_malformed(peer, message.id, ProtocolError("malformed ping"))
             return
-        times = self._times(message, received_s)
-        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.body(received_s), times))
+        times = self._clock_times(message, received_s)
+        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.to_body(received_s), times))
 
-    def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
-        """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""
+    def _clock_times(self, message: Message, received_s: float) -> Tuple[float, ...]:
+        """Return the times of an exchange: client's send, our receive and send, and our wall - monotonic."""
         if len(message.times) != 1:
             return ()
         now = self._clock()
         return message.times[0], received_s, now, time.time() - now
 
-    def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
-        request = Request(peer, message, received_s, bytes_up, self._outgoing.post)
+    def _dispatch_message(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
+        request = Request(peer, message, received_s, bytes_up, self._outgoing.post_message)
         if message.type == "request":
             if message.id in peer.open_requests:
-                self._outgoing.complain(peer, 0, ProtocolError("request id used twice"))
+                self._outgoing.report_malformed(peer, 0, ProtocolError("request id used twice"))
                 return
-            held = sum(peer.open_requests.values()) + bytes_up
-            if len(peer.open_requests) >= self._bounds.open_requests or held > self._most_open_bytes:
+            pending_bytes = sum(peer.open_requests.values()) + bytes_up
+            if len(peer.open_requests) >= self._bounds.open_requests or pending_bytes > self._most_open_bytes:
                 self._counters["refused: full"] += 1
                 full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
                 self._outgoing.send(
@@ -186,7 +186,7 @@ class Listener:
         welcome: called with (peer, hello dict); its dict goes back to the client. Raise
             :class:`~edge_offload.errors.Refused` to turn the peer away with a reason.
         handle: called with every :class:`Request` of a welcomed peer.
-        gone: called with (peer, reason) when a welcomed peer's connection is over.
+        on_gone: called with (peer, reason) when a welcomed peer's connection is over.
         keys: key directory; the default one if None.
         limits: bounds on one message.
         bounds: what peers may take.
@@ -199,7 +199,7 @@ class Listener:
         *,
         welcome: Welcome,
         handle: Callable[[Request], None],
-        gone: Optional[Callable[[Peer, str], None]] = None,
+        on_gone: Optional[Callable[[Peer, str], None]] = None,
         keys: Optional[KeyStore] = None,
         limits: Limits = DEFAULT_LIMITS,
         bounds: Bounds = DEFAULT_BOUNDS,
@@ -207,7 +207,7 @@ class Listener:
     ) -> None:
         self.counters: Counter[Any] = Counter()
         self._bind = bind
-        self._gone = gone
+        self._on_gone = on_gone
         self._keys = keys if keys is not None else KeyStore()
         self._limits, self._bounds = limits, bounds
         self._stop = threading.Event()
@@ -245,31 +245,31 @@ class Listener:
         self._socket.maxmsgsize = self._limits.max_message_bytes
         self._socket.handshake_ivl = int(self._bounds.hello_timeout_s * 1e3)
         self._socket.backlog = 128
-        where = _endpoint(host, port)
+        where = _bind_endpoint(host, port)
         self._socket.ipv6 = "[" in where
         most_bytes = max(self._limits.max_message_bytes, open_bytes(self._limits, self._bounds))
         allow = AllowList(self._keys, loopback)
         self._gate = Gate(context, self._socket, allow, self._bounds, most_bytes, self.counters)
-        self._roster = Roster(self._gate, self._gone, self._bounds, self.counters)
-        self._outgoing.open(self._socket, self._roster)
+        self._roster = Roster(self._gate, self._on_gone, self._bounds, self.counters)
+        self._outgoing.open_socket(self._socket, self._roster)
         try:
             self._socket.bind(where)
         except zmq.ZMQError as error:
             self._socket.disable_monitor()
             self._gate.close()
             context.destroy(linger=0)
-            here = error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL)
-            remedy = "give an address of this machine" if here else "choose another port, or stop who uses it"
+            local = error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL)
+            remedy = "give an address of this machine" if local else "choose another port, or stop who uses it"
             raise BadInput(f"cannot listen on {self._bind}: {error.strerror}", remedy=remedy) from error
         endpoint = self._socket.last_endpoint
         self._address = endpoint.decode("ascii") if isinstance(endpoint, bytes) else str(endpoint)
         self._gate.start()
-        self._thread = threading.Thread(target=self._run, args=(context,), name="edge_offload-listener", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(context,), name="edge_offload-listener", daemon=True)
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Stop serving; connections break, ``gone`` is called for every peer."""
+        """Stop serving; connections break, ``on_gone`` is called for every peer."""
         if self._thread is None:
             return
         self._stop.set()
@@ -285,7 +285,7 @@ class Listener:
 
     def peers(self) -> List[Peer]:
         """Welcomed peers, now."""
-        return self._roster.ready() if self._thread is not None else []
+        return self._roster.ready_peers() if self._thread is not None else []
 
     def notify(self, peer: Peer, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
         """Send a peer something that it did not ask for; nothing happens if it has gone.
@@ -295,7 +295,7 @@ class Listener:
         """
         message = Message("notify", peer.epoch, 0, messages.check_name(kind), body or {})
         message.buffers = messages.byte_views(buffers)
-        self._outgoing.post(peer, message)
+        self._outgoing.post_message(peer, message)
 
     def drain(self) -> None:
         """Tell every peer that another server is to be used; those that have no other stay until the end."""
@@ -304,8 +304,8 @@ class Listener:
 
     # ------------------------------------------------------------------ the listener's thread
 
-    def _run(self, context: zmq.Context[Any]) -> None:
-        self._reception.begin()
+    def _serve(self, context: zmq.Context[Any]) -> None:
+        self._reception.enter_thread()
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
@@ -313,34 +313,34 @@ class Listener:
         try:
             while not self._stop.is_set():
                 poller.poll(100 if len(self._roster) else 1000)
-                self._wakeup.clear()
-                self._outgoing.flush()
-                self._drain()
+                self._wakeup.clear_wakeups()
+                self._outgoing.flush_posted()
+                self._drain_peers()
                 now = time.monotonic()
                 if now - swept_s >= 0.1:
                     swept_s = now
-                    self._roster.sweep()
+                    self._roster.sweep_peers()
         finally:
-            self._roster.clear("the server stops")
+            self._roster.clear_peers("the server stops")
             # first: an event for a monitor that nobody holds the other end of would block libzmq's own thread
             self._socket.disable_monitor()
             self._gate.close()
             self._socket.close(0)
             context.destroy(linger=0)
 
-    def _drain(self) -> None:
+    def _drain_peers(self) -> None:
         for _ in range(256):  # come back to replies and timeouts even under a flood
             try:
-                frames = self._receive()
+                frames = self._receive_frames()
             except zmq.Again:
                 return
             if frames is not None:
-                peer = self._roster.sender(frames[0].bytes, _property(frames[1], "User-Id"))
+                peer = self._roster.find_sender(frames[0].bytes, _read_property(frames[1], "User-Id"))
                 if peer is not None:
-                    self._reception.take(peer, frames)
-                self._outgoing.flush()
+                    self._reception.take_frames(peer, frames)
+                self._outgoing.flush_posted()
 
-    def _receive(self) -> Optional[List[zmq.Frame]]:
+    def _receive_frames(self) -> Optional[List[zmq.Frame]]:
         """One whole message; one of too many parts is taken off the socket part by part and None is returned."""
         frame = self._socket.recv(zmq.NOBLOCK, copy=False)
         frames: List[zmq.Frame] = [frame]
@@ -353,28 +353,28 @@ class Listener:
                 frames.append(frame)
         if len(frames) < 2:
             return None
-        user = _property(frames[1], "User-Id")
-        self._gate.delivered(user, frames[1].get(zmq.SRCFD), size)
+        user = _read_property(frames[1], "User-Id")
+        self._gate.mark_delivered(user, frames[1].get(zmq.SRCFD), size)
         if parts > self._limits.max_parts + 1:
-            peer = self._roster.sender(frames[0].bytes, user)
+            peer = self._roster.find_sender(frames[0].bytes, user)
             if peer is not None:
-                self._outgoing.complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
+                self._outgoing.report_malformed(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
             return None
         return frames
 
 
-def _property(frame: zmq.Frame, name: str) -> str:
+def _read_property(frame: zmq.Frame, name: str) -> str:
     try:
         return str(frame.get(name))
     except zmq.ZMQError:
         return ""
 
 
-def _endpoint(host: str, port: int) -> str:
-    """What ZeroMQ binds to: a name that has IPv6 addresses alone as a number, and all else as it stands."""
+def _bind_endpoint(host: str, port: int) -> str:
+    """Endpoint that ZeroMQ binds to: a name with only IPv6 addresses as a number, all else as it stands."""
     with contextlib.suppress(OSError):
         # it may also be the name of an interface, or *
-        number = endpoints(host, port or 1)[0].rpartition(":")[0]
+        number = resolve_endpoints(host, port or 1)[0].rpartition(":")[0]
         if "[" in number:
             return f"{number}:{port or '*'}"
     return f"tcp://{join_address(host, port or '*')}"

@@ -250,7 +250,7 @@ _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def first_over(sizes: Sequence[int], limits: Limits) -> Optional[str]:
-    """Why a message of these part sizes (header first) is too large, or None when it is not."""
+    """Explain why a message of these part sizes (header first) is too large; None when it is not."""
     if len(sizes) - 1 > limits.max_parts:
         return f"message of {len(sizes) - 1} payload parts, the limit is {limits.max_parts}"
     if sum(sizes) > limits.max_message_bytes:

@@ -24,7 +24,7 @@ ZERO_COPY_BYTES = 64 << 10
 
 
 class Outgoing:
-    """The way from a listener to its peers. Used by the listener's thread, but for :meth:`post`.
+    """The way from a listener to its peers. Used by the listener's thread, but for :meth:`post_message`.
 
     Args:
         limits: bounds on one message.
@@ -44,17 +44,17 @@ class Outgoing:
         self._counts = counts
         self._outbox: Deque[Tuple[Peer, Message]] = deque()
 
-    def open(self, socket: zmq.Socket[Any], roster: Roster) -> None:
+    def open_socket(self, socket: zmq.Socket[Any], roster: Roster) -> None:
         """The listener has started: what is sent goes this way, to these peers."""
         self._socket = socket
         self._roster = roster
 
     def peers(self) -> List[Peer]:
         """Welcomed peers, now."""
-        return self._roster.ready()
+        return self._roster.ready_peers()
 
-    def post(self, peer: Peer, message: Message) -> None:
-        """From any thread: have ``message`` sent.
+    def post_message(self, peer: Peer, message: Message) -> None:
+        """Have ``message`` sent; from any thread.
 
         Raises:
             BadInput: it cannot be sent.
@@ -67,7 +67,7 @@ class Outgoing:
         self._outbox.append((peer, message))
         self._wakeup.wake()
 
-    def flush(self) -> None:
+    def flush_posted(self) -> None:
         """Send what was posted."""
         while self._outbox:
             peer, message = self._outbox.popleft()
@@ -75,7 +75,7 @@ class Outgoing:
 
     def send(self, peer: Peer, message: Message) -> None:
         """Give ``message`` to libzmq now; a peer that has too much unread is cut, one that has gone gets nothing."""
-        if not self._roster.reachable(peer):
+        if not self._roster.is_reachable(peer):
             self._counters["dropped: receiver has gone"] += 1
             return
         if message.type in ("reply", "error"):
@@ -83,12 +83,12 @@ class Outgoing:
             if len(message.times) == 1:
                 message.times = (message.times[0], self._clock())
             if message.type == "reply" and bytes_up + sum(view.nbytes for view in message.buffers) >= SAMPLE_BYTES:
-                message.body = {**message.body, **self._counts.body(time.monotonic())}
+                message.body = {**message.body, **self._counts.to_body(time.monotonic())}
         parts: List[Any] = [messages.pack_header(message, self._limits), *message.buffers]
         while peer.unsent and peer.unsent[0][0].done:
             peer.unsent.popleft()
         if sum(size for _, size in peer.unsent) > 2 * self._limits.max_message_bytes:
-            self._roster.cut(peer, "does not read its replies")
+            self._roster.cut_peer(peer, "does not read its replies")
             return
         try:
             self._socket.send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
@@ -100,18 +100,18 @@ class Outgoing:
                 else:
                     self._socket.send(part, flags)
         except zmq.Again:
-            self._roster.cut(peer, "does not read its replies")
+            self._roster.cut_peer(peer, "does not read its replies")
         except zmq.ZMQError as error:
             self._counters["dropped: receiver has gone"] += 1
-            self._roster.lose(peer, f"connection broke ({error.strerror})")
+            self._roster.lose_peer(peer, f"connection broke ({error.strerror})")
         if message.type == "refused":
-            self._roster.lose(peer, str(message.body.get("cause", "refused")))
+            self._roster.lose_peer(peer, str(message.body.get("cause", "refused")))
 
-    def refuse(self, peer: Peer, error: EdgeOffloadError) -> None:
+    def refuse_peer(self, peer: Peer, error: EdgeOffloadError) -> None:
         """Turn a peer away, and tell it why."""
         self.send(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
 
-    def complain(self, peer: Peer, id_: int, error: ProtocolError, epoch: Optional[int] = None) -> None:
+    def report_malformed(self, peer: Peer, id_: int, error: ProtocolError, epoch: Optional[int] = None) -> None:
         """Count a malformed message and tell its sender, but not for every one of a flood."""
         self._counters["malformed"] += 1
         now = time.monotonic()

@@ -28,7 +28,7 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 class Verdict(enum.Enum):
-    """What is known of a suspected path."""
+    """Verdict on a suspected path."""
 
     OPEN = "nothing yet"
     ALIVE = "packets pass"
@@ -44,12 +44,12 @@ class Probes:
     """
 
     def __init__(self, tcp: Connection) -> None:
-        self._ends = tcp.ends()
+        self._ends = tcp.read_ends()
         self._sockets: List[socket.socket] = []
 
     @property
-    def moved(self) -> bool:
-        """Whether new connections begin at another address of this machine than the suspected one did."""
+    def has_moved(self) -> bool:
+        """Tell whether new connections begin at another address of this machine than the suspected one did."""
         if self._ends is None:
             return False
         family, near, far = self._ends
@@ -60,7 +60,7 @@ class Probes:
                 return False  # there is no route now: dead for the time being
             return bool(datagrams.getsockname()[0] != near[0])
 
-    def send(self) -> None:
+    def send_probe(self) -> None:
         """Open one more."""
         if self._ends is None:
             return
@@ -74,8 +74,8 @@ class Probes:
                 return
         probe.close()
 
-    def answered(self) -> bool:
-        """Whether the peer has answered one, if only by refusing it."""
+    def was_answered(self) -> bool:
+        """Tell whether the peer has answered one, if only by refusing it."""
         poll = select.poll()
         for probe in self._sockets:
             poll.register(probe, select.POLLOUT)
@@ -105,7 +105,7 @@ class Suspicion:
         self._probes, self._dead_s = probes, dead_s
         self._sent: List[float] = []
 
-    def judge(self, now: float, silent_s: float, counters: Counters) -> Verdict:
+    def judge_path(self, now: float, silent_s: float, counters: Counters) -> Verdict:
         """Send what is due and look at what came.
 
         Args:

@@ -40,9 +40,9 @@ class Peer:
     identity: bytes = b""
     user: str = ""
     ready: bool = False
-    gone: bool = False
+    disconnected: bool = False
     since_s: float = 0.0
-    heard_s: float = 0.0
+    received_s: float = 0.0
     open_requests: Dict[int, int] = field(default_factory=dict)  # id -> payload bytes held by the application
     unsent: Deque[Tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
     complaints: Deque[float] = field(default_factory=lambda: deque(maxlen=COMPLAINTS_PER_S))
@@ -77,7 +77,7 @@ class Request:
 
     @property
     def answered(self) -> bool:
-        """Whether :meth:`reply` or :meth:`fail` was called."""
+        """Tell whether :meth:`reply` or :meth:`fail` was called."""
         return self._answered.locked()
 
     @property
@@ -98,11 +98,11 @@ class Request:
         Raises:
             BadInput: the answer cannot be sent (the peer is told), or there was one already.
         """
-        self._once()
+        self._mark_answered()
         try:
-            self._answer("reply", body or {}, messages.byte_views(buffers))
+            self._send_answer("reply", body or {}, messages.byte_views(buffers))
         except BadInput as error:
-            self._answer("error", messages.error_body(error), [])
+            self._send_answer("error", messages.error_body(error), [])
             raise
 
     def part(self, body: Dict[str, Any], buffers: Sequence[Any] = ()) -> None:
@@ -112,18 +112,18 @@ class Request:
             BadInput: it cannot be sent.
         """
         if not self.answered:
-            self._answer("part", body, messages.byte_views(buffers))
+            self._send_answer("part", body, messages.byte_views(buffers))
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error; the robot's Future raises its like."""
-        self._once()
-        self._answer("error", messages.error_body(error), [])
+        self._mark_answered()
+        self._send_answer("error", messages.error_body(error), [])
 
-    def _answer(self, type_: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
+    def _send_answer(self, type_: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
         if self.wants_reply:
             self._post(self.peer, Message(type_, self.peer.epoch, self._id, "", body, (self.received_s,), buffers))
 
-    def _once(self) -> None:
+    def _mark_answered(self) -> None:
         if not self._answered.acquire(blocking=False):
             raise BadInput(f"the {self.kind} request was answered before", remedy="call reply or fail exactly once")
 
@@ -136,43 +136,43 @@ class Roster:
 
     Args:
         gate: knows the key behind a handshake, and whether its connection lives.
-        gone: called with (peer, reason) when a welcomed peer's connection is over.
+        on_gone: called with (peer, reason) when a welcomed peer's connection is over.
         bounds: when a peer is gone.
         counters: what happened, by reason; shared with the listener.
     """
 
     def __init__(
-        self, gate: Gate, gone: Optional[Callable[[Peer, str], None]], bounds: Bounds, counters: Counter[Any]
+        self, gate: Gate, on_gone: Optional[Callable[[Peer, str], None]], bounds: Bounds, counters: Counter[Any]
     ) -> None:
         self._gate = gate
-        self._gone = gone
+        self._on_gone = on_gone
         self._bounds = bounds
         self._counters = counters
         self._peers: Dict[str, Peer] = {}
         self._by_identity: Dict[bytes, Peer] = {}
 
-    def ready(self) -> List[Peer]:
+    def ready_peers(self) -> List[Peer]:
         """Welcomed peers, now."""
         return [peer for peer in list(self._peers.values()) if peer.ready]
 
-    def reachable(self, peer: Peer) -> bool:
-        """Whether a message sent to its routing id would be this peer's."""
-        return not peer.gone and self._by_identity.get(peer.identity) is peer
+    def is_reachable(self, peer: Peer) -> bool:
+        """Tell whether a message sent to its routing id would be this peer's."""
+        return not peer.disconnected and self._by_identity.get(peer.identity) is peer
 
-    def sender(self, identity: bytes, user: str) -> Optional[Peer]:
+    def find_sender(self, identity: bytes, user: str) -> Optional[Peer]:
         """The peer that a message came from, entered at its first one; None if it is not to be listened to."""
         peer = self._peers.get(user)
         if peer is not None:
             return peer if peer.identity == identity else None
-        known = self._gate.identity(user)
-        if known is None:
+        identity_name = self._gate.identify_peer(user)
+        if identity_name is None:
             self._counters["dropped: sender has gone"] += 1
             return None
-        peer = Peer(name=known[1], key=known[0], identity=identity, user=user)
-        peer.since_s = peer.heard_s = time.monotonic()
+        peer = Peer(name=identity_name[1], key=identity_name[0], identity=identity, user=user)
+        peer.since_s = peer.received_s = time.monotonic()
         if len(identity) != 5 or identity[0] != 0:
             # a routing id of one's own choosing could be the one of a robot that has just left: its replies go astray
-            self._gate.cut(user, "routing id set by the peer")
+            self._gate.cut_connection(user, "routing id set by the peer")
             return None
         self._peers[user] = peer
         self._by_identity[identity] = peer
@@ -181,40 +181,40 @@ class Roster:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def sweep(self) -> None:
+    def sweep_peers(self) -> None:
         """Let go of those whose connection or lease is over, or who never said hello."""
         now = time.monotonic()
         for peer in list(self._peers.values()):
             quiet_s = self._gate.quiet_s(peer.user)
             if quiet_s is None:
-                self.lose(peer, "disconnected")
+                self.lose_peer(peer, "disconnected")
             elif not peer.ready and now - peer.since_s > self._bounds.hello_timeout_s:
-                self.cut(peer, "no hello in time")
-            elif peer.ready and min(quiet_s, now - peer.heard_s) > self._bounds.peer_timeout_s:
-                self.cut(peer, "lease ran out", f"nothing heard for {self._bounds.peer_timeout_s:g} s")
+                self.cut_peer(peer, "no hello in time")
+            elif peer.ready and min(quiet_s, now - peer.received_s) > self._bounds.peer_timeout_s:
+                self.cut_peer(peer, "lease ran out", f"nothing heard for {self._bounds.peer_timeout_s:g} s")
 
-    def cut(self, peer: Peer, reason: str, told: str = "") -> None:
-        """Break the connection of a peer; ``gone`` is told the second reason, where it is another."""
-        self._gate.cut(peer.user, reason)
-        self.lose(peer, told or reason)
+    def cut_peer(self, peer: Peer, reason: str, notified: str = "") -> None:
+        """Break the connection of a peer; ``on_gone`` gets ``notified``, where it is another reason."""
+        self._gate.cut_connection(peer.user, reason)
+        self.lose_peer(peer, notified or reason)
 
-    def lose(self, peer: Peer, reason: str) -> None:
+    def lose_peer(self, peer: Peer, reason: str) -> None:
         """The peer is gone."""
-        if peer.gone:
+        if peer.disconnected:
             return
-        peer.gone = True
+        peer.disconnected = True
         self._peers.pop(peer.user, None)
         if self._by_identity.get(peer.identity) is peer:
             del self._by_identity[peer.identity]
         peer.open_requests.clear()
-        if peer.ready and self._gone is not None:
+        if peer.ready and self._on_gone is not None:
             try:
-                self._gone(peer, reason)
+                self._on_gone(peer, reason)
             except Exception:
                 # the application's bug must not take the link down with it
                 log.exception("link: gone() failed")
 
-    def clear(self, reason: str) -> None:
+    def clear_peers(self, reason: str) -> None:
         """Everybody is gone."""
         for peer in list(self._peers.values()):
-            self.lose(peer, reason)
+            self.lose_peer(peer, reason)

@@ -28,7 +28,7 @@ SOONER = 16
 #: ... or when the prober looks next, every so many seconds.
 POLL_S = 0.02
 #: An idle link of which nothing is in doubt is looked at so many times an interval: each look wakes a sleeping thread.
-IDLE_LOOKS = 2
+IDLE_PROBES = 2
 UP, DOWN = 0, 1
 
 
@@ -49,13 +49,13 @@ class Prober:
         self._last_s = 0.0
         # up, down: size of the last probe in its usual one, samples heard before it, rate then
         self._grown = [1, 1]
-        self._heard = (-1, -1)
+        self._useful = (-1, -1)
         self._before = (0.0, 0.0)
         # what was heard when the prober last thought about it, and until when there is nothing to do unless more is
         self._considered: Optional[Tuple[int, int]] = None
         self._due_s = 0.0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edge_offload-prober", daemon=True)
+        self._thread = threading.Thread(target=self._run_probes, name="edge_offload-prober", daemon=True)
         self.sent = 0
 
     def start(self) -> Prober:
@@ -69,7 +69,7 @@ class Prober:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run_probes(self) -> None:
         while not self._stop.wait(self._pause_s(time.monotonic())):
             self.step(time.monotonic())
 
@@ -78,7 +78,7 @@ class Prober:
         poll_s = min(POLL_S, self._interval_s / 4)
         if self._considered is None:
             return poll_s
-        return min(max(self._due_s - now, poll_s), self._interval_s / IDLE_LOOKS)
+        return min(max(self._due_s - now, poll_s), self._interval_s / IDLE_PROBES)
 
     def step(self, now: float) -> None:
         """Probe if it is time to."""
@@ -86,20 +86,20 @@ class Prober:
         if client.state is not LinkState.READY or client.busy:
             self._considered = None
             return
-        if client.estimator.heard == self._considered and now < self._due_s:
+        if client.estimator.useful == self._considered and now < self._due_s:
             return
-        reading = client.estimator.reading(now)
+        reading = client.estimator.make_reading(now)
         quiet_s = min(reading.age_s, now - self._last_s)
-        rates, heard, unsure = (reading.uplink, reading.downlink), client.estimator.heard, client.estimator.unsure
+        rates, useful, unsure = ((reading.uplink, reading.downlink), client.estimator.useful, client.estimator.unsure)
         # through before its duration could be told, or so fast that a larger one will tell better
-        small = [heard[way] == self._heard[way] or self._rises(way, rates[way], unsure[way]) for way in (UP, DOWN)]
+        small = [useful[way] == self._useful[way] or self._rises(way, rates[way], unsure[way]) for way in (UP, DOWN)]
         grown = [min(4 * self._grown[way], MAX_GROWTH) if small[way] else 1 for way in (UP, DOWN)]
         # what surprised, and what was too small, is followed up at once; what no size can tell is not
         mute = [small[way] and self._grown[way] >= MAX_GROWTH for way in (UP, DOWN)]
-        again = any((small[way] or unsure[way]) and not mute[way] for way in (UP, DOWN))
-        wait_s = (self._interval_s / SOONER if again else self._interval_s) - quiet_s
+        repeat = any((small[way] or unsure[way]) and not mute[way] for way in (UP, DOWN))
+        wait_s = (self._interval_s / SOONER if repeat else self._interval_s) - quiet_s
         if wait_s > 0:
-            self._considered, self._due_s = heard, now + wait_s
+            self._considered, self._due_s = useful, now + wait_s
             return
         self._considered = None
         self._last_s = now
@@ -107,18 +107,18 @@ class Prober:
         for way in (UP, DOWN):
             if small[way] or not unsure[way]:  # else the same size again
                 self._grown[way] = grown[way]
-        self._heard, self._before = heard, rates
+        self._useful, self._before = useful, rates
         size_up, size_down = (
             min(self._grown[way] * probe_bytes(rates[way], self._interval_s, self._share), MAX_PROBE_BYTES)
             for way in (UP, DOWN)
         )
         probe = client.request(PROBE, {"down": size_down}, [self._payload[:size_up]], timeout_s=5.0)
-        probe.add_done_callback(self._answered)
+        probe.add_done_callback(self._on_answer)
 
     def _rises(self, way: int, rate: float, unsure: bool) -> bool:
         return not unsure and rate > RISING * max(self._before[way], 1.0)
 
-    def _answered(self, done: Future[Any]) -> None:
+    def _on_answer(self, done: Future[Any]) -> None:
         error = done.exception()
         if isinstance(error, (ProtocolError, Refused)):
             # this server does not answer probes

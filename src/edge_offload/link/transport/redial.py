@@ -26,7 +26,7 @@ CONNECT_ROUND_TRIPS, LEAST_CONNECT_S = 3.0, 0.1
 
 @dataclass(frozen=True)
 class Dialling:
-    """How servers are dialled; see :class:`~edge_offload.link.transport.client.Client`."""
+    """Settings for dialling servers; see :class:`~edge_offload.link.transport.client.Client`."""
 
     keys: KeyStore
     hello: Union[Dict[str, Any], Callable[[], Dict[str, Any]]]
@@ -45,7 +45,7 @@ class Over:
 
 
 class Redial:
-    """Of one client.
+    """Redialling of one client.
 
     Args:
         fronts: its servers; turned to the next one here.
@@ -61,7 +61,7 @@ class Redial:
         self._pause_s = 0.0
         self._hang_ups: Counter[str] = Counter()
 
-    def over(
+    def end_attempt(
         self, error: Union[ConnectionLost, EdgeOffloadError], ready: bool, dialled_s: float, rtt_s: float = math.nan
     ) -> Over:
         """A connection that was dialled then, and was ready or not, has ended; ``rtt_s``: its round trip."""
@@ -77,17 +77,17 @@ class Redial:
         else:
             refused, reason = error, str(error)
         if self._fronts.several:
-            at_once = self._fronts.lost(refused, again=broke) or at_once
+            at_once = self._fronts.mark_lost(refused, retry=broke) or at_once
             reason = f"{address}: {reason}"
             refused = refused if self._fronts.all_refuse() else None
-        return Over(reason, refused, 0.0 if at_once else self._pause(ready, dialled_s))
+        return Over(reason, refused, 0.0 if at_once else self._pause_s_for(ready, dialled_s))
 
-    def _pause(self, ready: bool, dialled_s: float) -> float:
+    def _pause_s_for(self, ready: bool, dialled_s: float) -> float:
         self._pause_s = LEAST_PAUSE_S if ready else min(self._timings.backoff_cap_s, max(0.05, self._pause_s * 2))
         # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
-        left_s = self._pause_s if ready else self._pause_s - (time.monotonic() - dialled_s)
+        remaining_s = self._pause_s if ready else self._pause_s - (time.monotonic() - dialled_s)
         # half of the pause is random, so that many robots do not come back in step
-        return max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0)
+        return max(remaining_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
 def _other_key(address: str) -> Refused:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkState(enum.Enum):
-    """Where the link stands; the cause is :attr:`Client.cause`."""
+    """State of a link; the cause is :attr:`Client.cause`."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -32,11 +32,11 @@ class LinkState(enum.Enum):
 
 
 class LinkStatus:
-    """Where the link stands and why, for those who look and those who wait. Thread-safe.
+    """State of the link and its cause, for readers and for those who wait. Thread-safe.
 
     Args:
         address: of the server that is dialled first.
-        tell: called with (state, cause) on every change, in the thread that makes it.
+        on_change: called with (state, cause) on every change, in the thread that makes it.
 
     Attributes:
         state: where the link stands.
@@ -48,10 +48,10 @@ class LinkStatus:
         leaving: until when answers are waited for before it is left, and why; None: it is not.
     """
 
-    def __init__(self, address: str, tell: Optional[Callable[[LinkState, str], None]] = None) -> None:
+    def __init__(self, address: str, on_change: Optional[Callable[[LinkState, str], None]] = None) -> None:
         self.state = LinkState.CONNECTING
         self.cause = "not started"
-        self._tell = tell
+        self._on_change = on_change
         self._error: Optional[EdgeOffloadError] = None
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
@@ -61,8 +61,8 @@ class LinkStatus:
         self.welcome: Dict[str, Any] = {}
         self.leaving: Optional[Tuple[float, str]] = None
 
-    def change(self, state: LinkState, cause: str, error: Optional[EdgeOffloadError] = None) -> None:
-        """It stands there from now on; ``error``: what those who wait are told of a refusal."""
+    def change_state(self, state: LinkState, cause: str, error: Optional[EdgeOffloadError] = None) -> None:
+        """Change the state; ``error``: the refusal that those who wait get."""
         with self._changed:
             self._error = error
             if (state, cause) == (self.state, self.cause):
@@ -72,9 +72,9 @@ class LinkStatus:
             self._changed.notify_all()
         if changed:
             log.info("link: %s: %s", state.value, cause)
-        if self._tell is not None:
+        if self._on_change is not None:
             try:
-                self._tell(state, cause)
+                self._on_change(state, cause)
             except Exception:
                 # the application's bug must not take the link down with it
                 log.exception("link: on_state() failed")
@@ -91,13 +91,13 @@ class LinkStatus:
             while self.state is not LinkState.READY:
                 if self.state is LinkState.REFUSED and self._error is not None:
                     raise self._error
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or self.state is LinkState.CLOSED:
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0 or self.state is LinkState.CLOSED:
                     raise LinkLost(
                         f"no connection to {address} within {timeout_s:g} s ({self.cause})",
                         remedy="check that 'edge-offload serve' runs there and that the address is right",
                     )
-                self._changed.wait(left_s)
+                self._changed.wait(remaining_s)
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,18 @@ class Item:
 
 
 class WaitingRequests:
-    """Counts requests and bytes from :meth:`admit` to :meth:`finish`. ``sent`` is set while none waits to be sent."""
+    """Counts requests and bytes from admission to :meth:`finish_request`. ``sent`` is set while none waits unsent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._outbox: Deque[Item] = deque()
-        self._asked: Dict[int, Item] = {}
+        self._unanswered: Dict[int, Item] = {}
         self._deadlines: List[Tuple[float, int]] = []
         self._bytes = 0
         self.count = 0
         self.sent = threading.Event()
 
-    def admit(self, item: Item, most: int, most_bytes: int) -> str:
+    def admit_request(self, item: Item, most: int, most_bytes: int) -> str:
         """Queue ``item``, unless ``most`` requests or ``most_bytes`` wait; returns what is in the way, if anything."""
         with self._lock:
             if self.count >= most or self._bytes + item.bytes_up > most_bytes:
@@ -159,8 +159,8 @@ class WaitingRequests:
             self.sent.clear()
         return ""
 
-    def next(self) -> Optional[Item]:
-        """What to send next. It is noted before it is sent: a connection that breaks right then fails it, too."""
+    def take_next(self) -> Optional[Item]:
+        """Take the next to send; it is noted before it is sent, so that a connection that breaks fails it, too."""
         if not self._outbox:
             if not self.sent.is_set():
                 with self._lock:
@@ -170,44 +170,44 @@ class WaitingRequests:
         item = self._outbox.popleft()
         item.sent_s = time.monotonic()
         if item.future is None:
-            self._release(item)
+            self._release_budget(item)
         else:
-            self._asked[item.message.id] = item
+            self._unanswered[item.message.id] = item
             heapq.heappush(self._deadlines, (item.deadline_s, item.message.id))
         return item
 
-    def answered(self, number: int) -> Optional[Item]:
+    def pop_answered(self, number: int) -> Optional[Item]:
         """The request of this number, which waits no more; None if there is none (any more)."""
-        return self._asked.pop(number, None)
+        return self._unanswered.pop(number, None)
 
-    def asked(self, number: int) -> Optional[Item]:
+    def find_request(self, number: int) -> Optional[Item]:
         """The request of this number, which goes on waiting; None if there is none."""
-        return self._asked.get(number)
+        return self._unanswered.get(number)
 
     def due_s(self) -> float:
-        """When the next one runs out of time."""
+        """Return when the next one runs out of time."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def expired(self, now: float) -> List[Item]:
-        """Those whose time has run out."""
-        found = []
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._asked):
-            item = self._asked.pop(heapq.heappop(self._deadlines)[1], None)
+    def pop_expired(self, now: float) -> List[Item]:
+        """Remove and return those whose time has run out."""
+        expired = []
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._unanswered):
+            item = self._unanswered.pop(heapq.heappop(self._deadlines)[1], None)
             if item is not None:
-                found.append(item)
-        return found
+                expired.append(item)
+        return expired
 
-    def all(self) -> List[Item]:
-        """Everything, sent or not; nothing waits any more. The caller sees to it that nothing is admitted meanwhile."""
-        items = [*self._asked.values(), *self._outbox]
-        self._asked.clear()
+    def pop_all(self) -> List[Item]:
+        """Remove and return everything, sent or not. The caller sees to it that nothing is admitted meanwhile."""
+        items = [*self._unanswered.values(), *self._outbox]
+        self._unanswered.clear()
         self._outbox.clear()
         self._deadlines.clear()
         return items
 
-    def finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> bool:
+    def finish_request(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> bool:
         """Tell who waits; False if they have cancelled."""
-        self._release(item)
+        self._release_budget(item)
         if item.future is None:
             return True
         try:
@@ -219,7 +219,7 @@ class WaitingRequests:
             return False
         return True
 
-    def _release(self, item: Item) -> None:
+    def _release_budget(self, item: Item) -> None:
         with self._lock:
             self.count -= 1
             self._bytes -= item.bytes_up

@@ -55,18 +55,18 @@ DEFAULT_TIMINGS = Timings()
 
 @dataclass(frozen=True)
 class Terms:
-    """What the server takes: the bounds on one message, and on requests that wait for an answer (count and bytes)."""
+    """Bounds of the server: on one message, and on requests that wait for an answer (count and bytes)."""
 
     message: Optional[Limits] = None
     requests: int = 1 << 30
     bytes: int = 1 << 62
 
     @staticmethod
-    def of(body: Dict[str, Any]) -> Terms:
-        """From the body of a welcome; what is absent or absurd is taken as no bound."""
-        told = {name: value for name, value in body.items() if type(value) is int and value > 0}
-        message = Limits(told.get("max_message_bytes", 1 << 62), max_parts=told.get("max_parts", 1 << 30))
-        return Terms(message, told.get("max_open_requests", 1 << 30), told.get("max_open_bytes", 1 << 62))
+    def from_welcome(body: Dict[str, Any]) -> Terms:
+        """Parse the body of a welcome; what is absent or absurd is no bound."""
+        numbers = {name: value for name, value in body.items() if type(value) is int and value > 0}
+        message = Limits(numbers.get("max_message_bytes", 1 << 62), max_parts=numbers.get("max_parts", 1 << 30))
+        return Terms(message, numbers.get("max_open_requests", 1 << 30), numbers.get("max_open_bytes", 1 << 62))
 
 
 class ConnectionLost(Exception):

@@ -22,13 +22,13 @@ _NAMED = re.compile(
 )
 
 
-def hide(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """``text`` without what may be a user's name or a password: before @, behind ?, or named so (``user-pw=…``)."""
     text = _QUERY.sub(rf"\1{HIDDEN}", _LOGIN.sub(f"{HIDDEN}@", text))
     return _NAMED.sub(rf"\1{HIDDEN}", text)
 
 
-def split(url: str) -> SplitResult:
+def split_url(url: str) -> SplitResult:
     """The parts of ``url``.
 
     Raises:
@@ -40,7 +40,7 @@ def split(url: str) -> SplitResult:
     except ValueError:
         usable = False
     if not usable:
-        raise BadInput(f"{hide(url)} is no address", remedy="write it like rtsp://192.168.1.64:554/stream1")
+        raise BadInput(f"{hide_secrets(url)} is no address", remedy="write it like rtsp://192.168.1.64:554/stream1")
     return parts
 
 
@@ -50,7 +50,7 @@ def with_login(url: str) -> str:
     Raises:
         BadInput: that file cannot be read.
     """
-    parts = split(url)
+    parts = split_url(url)
     if parts.username is not None or not parts.hostname:
         return url
     try:
@@ -71,12 +71,12 @@ def with_login(url: str) -> str:
     return parts._replace(netloc=login + parts.netloc).geturl()
 
 
-def cause_of(url: str) -> str:
-    """Why a reader of ``url`` gets nothing, found out by asking its server; empty: that answers as it should.
+def probe_url(url: str) -> str:
+    """Ask the server of ``url`` why a reader gets nothing; empty: it answers as it should.
 
     It takes :data:`PROBE_S` twice at most.
     """
-    parts = split(url)
+    parts = split_url(url)
     if parts.scheme not in PORTS:
         return ""
     port = parts.port or PORTS[parts.scheme]
@@ -85,7 +85,7 @@ def cause_of(url: str) -> str:
         with socket.create_connection((str(parts.hostname), port), PROBE_S) as peer:
             if parts.scheme not in ("rtsp", "http"):
                 return ""
-            peer.sendall(_request(parts, server))
+            peer.sendall(_build_request(parts, server))
             status = peer.recv(256).split(b"\r\n")[0].decode("latin-1")
     except socket.gaierror:
         return f"the name {parts.hostname} has no address"
@@ -93,10 +93,10 @@ def cause_of(url: str) -> str:
         return f"{server} does not answer"
     except OSError as error:
         return f"{server}: {(error.strerror or str(error)).lower()}"
-    return _meaning(server, re.sub(r"[^ -~]", "?", status))
+    return _explain_status(server, re.sub(r"[^ -~]", "?", status))
 
 
-def _request(parts: SplitResult, server: str) -> bytes:
+def _build_request(parts: SplitResult, server: str) -> bytes:
     """A request without a password: that belongs to whoever can encrypt it."""
     if parts.scheme == "rtsp":
         target = parts._replace(netloc=server).geturl()
@@ -105,7 +105,7 @@ def _request(parts: SplitResult, server: str) -> bytes:
     return f"GET {target} HTTP/1.0\r\nHost: {server}\r\n\r\n".encode()
 
 
-def _meaning(server: str, status: str) -> str:
+def _explain_status(server: str, status: str) -> str:
     code = re.match(r"(?:RTSP|HTTP)/\d\.\d (\d{3})", status)
     if code is None:
         return f"{server} is no server of streams"
@@ -113,4 +113,4 @@ def _meaning(server: str, status: str) -> str:
         return f"{server}: 401 Unauthorized: check user and password"
     if code.group(1) == "200":
         return ""
-    return f"{server}: {hide(status[9:60].strip())}"
+    return f"{server}: {hide_secrets(status[9:60].strip())}"

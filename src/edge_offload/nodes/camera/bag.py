@@ -40,21 +40,21 @@ class BagImages(FrameSource):
         # the median of the index; none for a single image
         frequency = self._bag.get_type_and_topic_info([self.topic]).topics[self.topic].frequency
         self.rate = min(1000.0, float(frequency)) if frequency else 0.0
-        self.info, self.rectified = self._calibration(info_topic), is_rectified(self.topic)
-        self._messages = self._read()
+        self.info, self.rectified = self._read_calibration(info_topic), is_rectified(self.topic)
+        self._messages = self._iterate_messages()
 
     @classmethod
     def check(cls, value: str) -> None:
         # its topics are looked at with image_topic; where there are scenes it holds clouds
         open_bag(value).close()
 
-    def _calibration(self, topic: str) -> Optional[CameraInfo]:
-        beside = self.topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
-        for _, message, _ in read_messages(self._bag, [topic or beside, f"/{(topic or beside).strip('/')}"]):
+    def _read_calibration(self, topic: str) -> Optional[CameraInfo]:
+        info_topic = self.topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
+        for _, message, _ in read_messages(self._bag, [topic or info_topic, f"/{(topic or info_topic).strip('/')}"]):
             return message if message._type == "sensor_msgs/CameraInfo" else None
         return None
 
-    def _read(self) -> Iterator[Any]:
+    def _iterate_messages(self) -> Iterator[Any]:
         return (message for _, message, _ in read_messages(self._bag, [self.topic]))
 
     def read(self) -> Optional[Array]:
@@ -62,29 +62,29 @@ class BagImages(FrameSource):
         return None if message is None else image_to_bgr(message)
 
     def rewind(self) -> None:
-        self._messages = self._read()
+        self._messages = self._iterate_messages()
 
     def close(self) -> None:
         self._bag.close()
 
 
-def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
+def image_topic(bag: rosbag.Bag, requested: str) -> Tuple[str, Optional[type]]:
     """Topic of the images in ``bag`` and its message class. Without a name, topics of depth are left out of several.
 
     Raises:
-        BadInput: ``wanted`` has no images, or it is empty and not exactly one topic has.
+        BadInput: ``requested`` has no images, or it is empty and not exactly one topic has.
     """
     types = {name: facts.msg_type for name, facts in bag.get_type_and_topic_info().topics.items()}
     topics = {name: IMAGE_TYPES[kind] for name, kind in types.items() if kind in IMAGE_TYPES}
-    if wanted:
+    if requested:
         # as on the graph, a leading slash says no more where all names are global, and images may be compressed
         names = {name.strip("/"): name for name in topics}
-        found = names.get(wanted.strip("/")) or names.get(f"{wanted.strip('/')}/compressed")
-        if found is None:
+        name = names.get(requested.strip("/")) or names.get(f"{requested.strip('/')}/compressed")
+        if name is None:
             raise BadInput(
-                f"no images on topic {wanted} in {bag.filename}", remedy=f"it has: {', '.join(topics) or 'none'}"
+                f"no images on topic {requested} in {bag.filename}", remedy=f"it has: {', '.join(topics) or 'none'}"
             )
-        return found, topics[found]
+        return name, topics[name]
     # a guess, for which every topic is good enough that is alone
     topics = {name: kind for name, kind in topics.items() if "depth" not in name.lower()} or topics
     usual = [name for name in topics if name.strip("/") == "camera/image_raw"] if len(topics) > 1 else []

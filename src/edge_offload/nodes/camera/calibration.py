@@ -34,12 +34,12 @@ def load_calibration(path: str) -> CameraInfo:
         distortion_model=camera.model,
         D=camera.distortion.tolist(),
         K=camera.matrix.ravel().tolist(),
-        R=_matrix(document, "rectification_matrix", _IDENTITY, path),
-        P=_matrix(document, "projection_matrix", projection, path),
+        R=_parse_matrix(document, "rectification_matrix", _IDENTITY, path),
+        P=_parse_matrix(document, "projection_matrix", projection, path),
     )
 
 
-def _matrix(document: Any, key: str, default: Any, path: str) -> Any:
+def _parse_matrix(document: Any, key: str, default: Any, path: str) -> Any:
     if key not in document:
         return list(default)
     try:
@@ -51,7 +51,7 @@ def _matrix(document: Any, key: str, default: Any, path: str) -> Any:
     return values.tolist()
 
 
-def fitted(info: CameraInfo, width: int, height: int) -> CameraInfo:
+def fit_calibration(info: CameraInfo, width: int, height: int) -> CameraInfo:
     """The calibration of images of this size, whichever the driver publishes.
 
     They show the whole sensor, or the region ``info.roi`` of it, binned or not (image_geometry's rules), or either of
@@ -60,8 +60,8 @@ def fitted(info: CameraInfo, width: int, height: int) -> CameraInfo:
     Raises:
         BadInput: the size is that of none of them, or the region is not on the sensor.
     """
-    left, top, across, down = _part(info, width, height)
-    warp = np.diag([across, down, 1.0]) @ np.array([[1.0, 0.0, -left], [0.0, 1.0, -top], [0.0, 0.0, 1.0]])
+    x0, y0, across, down = _sensor_part(info, width, height)
+    warp = np.diag([across, down, 1.0]) @ np.array([[1.0, 0.0, -x0], [0.0, 1.0, -y0], [0.0, 0.0, 1.0]])
     return CameraInfo(
         width=width,
         height=height,
@@ -73,15 +73,15 @@ def fitted(info: CameraInfo, width: int, height: int) -> CameraInfo:
     )
 
 
-def _part(info: CameraInfo, width: int, height: int) -> Tuple[int, int, float, float]:
-    """Where the images begin on the sensor, in its pixels, and the pixels that they have for one of the sensor's."""
-    left, top, wide, high = _region(info)
+def _sensor_part(info: CameraInfo, width: int, height: int) -> Tuple[int, int, float, float]:
+    """Origin of the images on the sensor, in its pixels, and image pixels per sensor pixel."""
+    x0, y0, wide, high = _read_region(info)
     if (width, height) == (info.width, info.height):
         return 0, 0, 1.0, 1.0
     binned = max(1, info.binning_x), max(1, info.binning_y)
     # drivers round what binning leaves of an odd size up or down
     if width in (wide // binned[0], -(-wide // binned[0])) and height in (high // binned[1], -(-high // binned[1])):
-        return left, top, 1 / binned[0], 1 / binned[1]
+        return x0, y0, 1 / binned[0], 1 / binned[1]
     across, down = width / wide, height / high
     if abs(across * binned[0] / (down * binned[1]) - 1) > 0.01:
         shown = "" if (wide, high) == (info.width, info.height) else f", of which roi is {wide}x{high}"
@@ -90,52 +90,52 @@ def _part(info: CameraInfo, width: int, height: int) -> Tuple[int, int, float, f
             f"the calibration is for {info.width}x{info.height}{shown}; the images are {width}x{height}",
             remedy="calibrate at the size that is published, or have the driver state roi and binning in camera_info",
         )
-    return left, top, across, down
+    return x0, y0, across, down
 
 
-def _region(info: CameraInfo) -> Tuple[int, int, int, int]:
+def _read_region(info: CameraInfo) -> Tuple[int, int, int, int]:
     """Left, top, width and height of what the driver reads of the sensor, px."""
     roi = info.roi
     if not (roi.x_offset or roi.y_offset) and (roi.width > info.width or roi.height > info.height):
         # some drivers give the size of the sensor here, and the calibration of what they publish
         return 0, 0, info.width, info.height
-    left, top = roi.x_offset, roi.y_offset
-    wide, high = roi.width or info.width - left, roi.height or info.height - top
-    if wide < 1 or high < 1 or left + wide > info.width or top + high > info.height:
+    x0, y0 = roi.x_offset, roi.y_offset
+    wide, high = roi.width or info.width - x0, roi.height or info.height - y0
+    if wide < 1 or high < 1 or x0 + wide > info.width or y0 + high > info.height:
         raise BadInput(
-            f"camera_info: roi {roi.width}x{roi.height} at {left},{top} is not within {info.width}x{info.height}",
+            f"camera_info: roi {roi.width}x{roi.height} at {x0},{y0} is not within {info.width}x{info.height}",
             remedy="width and height, like K, are those of the whole sensor, and roi is in its pixels",
         )
-    return left, top, wide, high
+    return x0, y0, wide, high
 
 
 def published_size(info: CameraInfo) -> Tuple[int, int]:
     """Width and height of the images, as ``info`` has it, px."""
-    _, _, wide, high = _region(info)
+    _, _, wide, high = _read_region(info)
     return wide // max(1, info.binning_x), high // max(1, info.binning_y)
 
 
 def is_rectified(topic: str) -> bool:
-    """Whether images on ``topic`` are rectified ones by the names that image_proc and drivers give them."""
+    """Tell whether ``topic`` is rectified, by the names that image_proc and drivers use."""
     return re.search(r"image_rect|(?<!un)rectified", topic) is not None
 
 
-def rectified(info: CameraInfo) -> CameraInfo:
+def rectify_calibration(info: CameraInfo) -> CameraInfo:
     """The calibration of rectified images, to which P belongs, of the camera whose raw images ``info`` is of.
 
     Raises:
         BadInput: P is missing, and K cannot stand for it.
     """
-    found = copy.copy(info)
+    result = copy.copy(info)
     projection = np.reshape(info.P, (3, 4))[:, :3]
     if projection[0, 0] > 0:
-        found.K = projection.ravel().tolist()
+        result.K = projection.ravel().tolist()
     elif np.any(info.D) or not np.allclose(info.R, np.any(info.R) * np.array(_IDENTITY)):
         raise BadInput(
             "the images are rectified, and P of camera_info is 0", remedy="calibrate the camera, or take its raw images"
         )
-    found.distortion_model, found.D, found.R = "plumb_bob", [], list(_IDENTITY)
-    return found
+    result.distortion_model, result.D, result.R = "plumb_bob", [], list(_IDENTITY)
+    return result
 
 
 def camera_of(info: Any) -> PinholeCamera:

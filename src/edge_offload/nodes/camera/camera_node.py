@@ -33,7 +33,7 @@ from std_msgs.msg import Header
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera import sources
-from edge_offload.nodes.camera.calibration import fitted, load_calibration, rectified
+from edge_offload.nodes.camera.calibration import fit_calibration, load_calibration, rectify_calibration
 from edge_offload.nodes.camera.frames import FrameSource, SourceLost
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.clock import StampClock
@@ -49,7 +49,7 @@ class CameraNode(Node):
 
     name = "camera_node"
     declared = (
-        *sources.parameters(),
+        *sources.source_parameters(),
         Param("topic", "", "of the images in the bag; empty: the only one that has images"),
         Param("info_topic", "", "of their calibration in the bag; empty: camera_info beside the images"),
         Param("rate", 0.0, "frames per second; 0: the source's own, 10 if it has none", low=0.0, high=1000.0),
@@ -74,7 +74,7 @@ class CameraNode(Node):
         self._awaited: Optional[rospy.Time] = None
         self._published = 0
         self._waiting: Optional[Array] = None
-        self._source = self._open()
+        self._source = self._open_source()
         self._info = CameraInfo()
         if params["calibration"]:
             self._info = load_calibration(params["calibration"])
@@ -82,14 +82,14 @@ class CameraNode(Node):
         elif self._source.info is not None:
             self._info = self._source.info
         if self._source.rectified and self._info.width:
-            self._info = rectified(self._info)
+            self._info = rectify_calibration(self._info)
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
         self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)
         self._infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=8, latch=True)
         if params["every_frame"]:
             rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_result), queue_size=16)
-        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
+        self._thread = threading.Thread(target=self._run_playback, name="camera", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class CameraNode(Node):
         if source is not None and source.networked:
             self.health.value("old frames dropped", source.dropped)
 
-    def _open(self) -> FrameSource:
+    def _open_source(self) -> FrameSource:
         source: FrameSource = sources.open_source(self.params)
         self.health.value("source", source.name)
         if source.networked:
@@ -131,44 +131,44 @@ class CameraNode(Node):
         if message.header.stamp == self._awaited:
             self._answered.set()
 
-    def _run(self) -> None:
+    def _run_playback(self) -> None:
         try:
             self._waiting = self._next_frame()
             self.health.clear("source")
-            stamp = self._clock.now(self._stop) if self._waiting is not None else None
+            stamp = self._clock.wait_for_time(self._stop) if self._waiting is not None else None
             if self._waiting is not None and stamp is not None:
                 self._publish_info(stamp, self._waiting)
             self._wait_for_subscribers()
-            self._play()
+            self._play_source()
         except EdgeOffloadError as error:
-            self._fail(str(error))
+            self._fail_playback(str(error))
         except Exception as error:
             self.fault("camera", error)
-            self._fail(f"{type(error).__name__}: {error}")
+            self._fail_playback(f"{type(error).__name__}: {error}")
 
     def _wait_for_subscribers(self) -> None:
         """Until as many as were announced are there; meanwhile, say why no frame comes."""
-        wanted, began = self.params["subscribers"], time.monotonic()
-        while self._images.get_num_connections() < wanted and not self._stop.wait(0.05):
-            waited = time.monotonic() - began
+        required, started_at = self.params["subscribers"], time.monotonic()
+        while self._images.get_num_connections() < required and not self._stop.wait(0.05):
+            waited = time.monotonic() - started_at
             if waited < self.params["patience"]:
                 continue
             cause = (
-                f"no frame published yet: {self._images.get_num_connections()} of {wanted} subscribers listen to "
+                f"no frame published yet: {self._images.get_num_connections()} of {required} subscribers listen to "
                 f"{self._images.resolved_name}"
             )
             self.health.warn("subscribers", f"{cause} (~subscribers)")
             rospy.logwarn_throttle(30.0, f"{cause} after {waited:.0f} s; a node that should listen has not started yet")
         self.health.clear("subscribers")
 
-    def _fail(self, cause: str) -> None:
+    def _fail_playback(self, cause: str) -> None:
         if self._stop.is_set():
             return
         rospy.logfatal(cause)
         self.health.error("source", cause)
         self.finish(cause, exit_code=1)
 
-    def _play(self) -> None:
+    def _play_source(self) -> None:
         params = self.params
         period = 1.0 / (params["rate"] or self._source.rate or 10.0)
         due = time.monotonic()
@@ -184,7 +184,7 @@ class CameraNode(Node):
                 if self._stop.wait(max(0.0, due - time.monotonic())):
                     return
                 due += period
-            self._publish(frame)
+            self._publish_frame(frame)
             if params["frames"] and self._published >= params["frames"]:
                 self.health.fine(f"done: {self._published} frames published")
                 rospy.loginfo(f"{self._published} frames published, as many as asked for")
@@ -197,7 +197,7 @@ class CameraNode(Node):
             try:
                 frame = self._source.read()
             except SourceLost as error:
-                self._open_again(error)
+                self._reopen_source(error)
                 continue
             if frame is not None:
                 return frame
@@ -211,14 +211,14 @@ class CameraNode(Node):
             rewound = True
         return None
 
-    def _open_again(self, lost: SourceLost) -> None:
+    def _reopen_source(self, lost: SourceLost) -> None:
         """Try until the source gives frames again, ever more seldom, and tell meanwhile what is wrong."""
         cause: EdgeOffloadError = lost
         pauses = self._source.pauses_s
         for pause in itertools.chain(pauses, itertools.repeat(pauses[-1])):
             if self._stop.is_set():
                 return
-            self._tell_lost(f"{cause}; trying again in {pause:g} s")
+            self._report_loss(f"{cause}; trying again in {pause:g} s")
             if self._stop.wait(pause):
                 return
             try:
@@ -231,18 +231,18 @@ class CameraNode(Node):
             rospy.loginfo(f"{self._source.name} is back")
             return
 
-    def _tell_lost(self, words: str) -> None:
+    def _report_loss(self, cause: str) -> None:
         if self._source.networked:
-            if self.health.warn("source", words):
-                rospy.logwarn(words)
-        elif self.health.error("source", words):
-            rospy.logerr(words)
+            if self.health.warn("source", cause):
+                rospy.logwarn(cause)
+        elif self.health.error("source", cause):
+            rospy.logerr(cause)
 
-    def _publish(self, frame: Array) -> None:
-        stamp = self._clock.now(self._stop, self._source.arrived_s)
+    def _publish_frame(self, frame: Array) -> None:
+        stamp = self._clock.wait_for_time(self._stop, self._source.arrived_s)
         if stamp is None:
             return
-        message = bgr_to_image(frame, _header(stamp, self.params["frame_id"]))
+        message = bgr_to_image(frame, _make_header(stamp, self.params["frame_id"]))
         self._awaited = stamp
         self._answered.clear()
         self._publish_info(stamp, frame)
@@ -255,8 +255,10 @@ class CameraNode(Node):
 
     def _publish_info(self, stamp: rospy.Time, frame: Array) -> None:
         height, width = frame.shape[:2]
-        info = fitted(self._info, width, height) if self._info.width else CameraInfo(width=width, height=height)
-        info.header = _header(stamp, self.params["frame_id"])
+        info = (
+            fit_calibration(self._info, width, height) if self._info.width else CameraInfo(width=width, height=height)
+        )
+        info.header = _make_header(stamp, self.params["frame_id"])
         self._infos.publish(info)
 
     def _wait_for_result(self) -> None:
@@ -270,7 +272,7 @@ class CameraNode(Node):
             rospy.logwarn(f"waiting for the result of frame {self._published} since {waited:g} s")
 
 
-def _header(stamp: rospy.Time, frame_id: str) -> Header:
+def _make_header(stamp: rospy.Time, frame_id: str) -> Header:
     return Header(stamp=stamp, frame_id=frame_name(frame_id))
 
 

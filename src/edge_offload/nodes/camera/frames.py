@@ -15,7 +15,7 @@ import cv2
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models.video import sample_video, shortfall
-from edge_offload.nodes.camera.addresses import hide
+from edge_offload.nodes.camera.addresses import hide_secrets
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -97,7 +97,7 @@ class VideoFile(FrameSource):
         self.name = f"video {self._path}"
         if not self._path.is_file():
             raise BadInput(f"no video file {self._path}", remedy="give the path of a video")
-        self._capture = self._open()
+        self._capture = self._open_capture()
         rate = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate = rate if 0 < rate <= 1000 else 0.0
         self._read, self._declared = 0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT))
@@ -106,7 +106,7 @@ class VideoFile(FrameSource):
     def check(cls, value: str) -> None:
         cls(value).read()
 
-    def _open(self) -> cv2.VideoCapture:
+    def _open_capture(self) -> cv2.VideoCapture:
         capture = cv2.VideoCapture(str(self._path))
         if not capture.isOpened():
             raise BadInput(f"{self._path} is no video that OpenCV can read", remedy="convert it, for example to MP4")
@@ -126,7 +126,7 @@ class VideoFile(FrameSource):
     def rewind(self) -> None:
         # seeking is unreliable in some containers
         self._capture.release()
-        self._capture = self._open()
+        self._capture = self._open_capture()
         self._read = 0
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class VideoFile(FrameSource):
 def _expect_path(value: str) -> None:
     if "://" in value or " ! " in value:
         raise BadInput(
-            f"{hide(value)} is a stream or pipeline, no file or device",
+            f"{hide_secrets(value)} is a stream or pipeline, no file or device",
             remedy="give it to camera_node or a launch file: video:=… or camera:=…",
         )
 
@@ -197,13 +197,13 @@ class Device(FrameSource):
 
     def __init__(self, device: str, width: int = 0, height: int = 0, rate: float = 0.0) -> None:
         self._device = device
-        self._wanted = (width, height, rate)
+        self._settings = (width, height, rate)
         self.name = f"camera {device}"
-        self._capture = self._open()
+        self._capture = self._open_capture()
         reported = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate = reported if 0 < reported <= 1000 else 0.0
 
-    def _open(self) -> cv2.VideoCapture:
+    def _open_capture(self) -> cv2.VideoCapture:
         _expect_path(self._device)
         number = re.fullmatch(r"(?:/dev/video)?(\d+)", self._device)
         path = pathlib.Path(f"/dev/video{number.group(1)}") if number else pathlib.Path(self._device)
@@ -212,7 +212,7 @@ class Device(FrameSource):
         capture = cv2.VideoCapture(str(path), cv2.CAP_V4L2)
         if not capture.isOpened():
             raise BadInput(f"camera {path} cannot be opened", remedy="check permissions (group video) and who uses it")
-        width, height, rate = self._wanted
+        width, height, rate = self._settings
         if width and height:
             capture.set(cv2.CAP_PROP_FRAME_WIDTH, width)
             capture.set(cv2.CAP_PROP_FRAME_HEIGHT, height)
@@ -231,7 +231,7 @@ class Device(FrameSource):
 
     def rewind(self) -> None:
         self._capture.release()
-        self._capture = self._open()
+        self._capture = self._open_capture()
 
     def close(self) -> None:
         self._capture.release()

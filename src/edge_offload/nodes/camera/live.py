@@ -11,7 +11,7 @@ from typing import Callable, Deque, Optional, Tuple
 
 from edge_offload.arrays import Array
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.nodes.camera.addresses import hide
+from edge_offload.nodes.camera.addresses import hide_secrets
 from edge_offload.nodes.camera.frames import FrameSource, SourceLost
 
 CONNECT_S, READ_S = 15.0, 5.0
@@ -60,29 +60,28 @@ class Backlog:
         self._guess_s = 1.0 / rate if rate else 1.0 / 30.0
         self._intervals: Deque[float] = deque(maxlen=15)
         self._last_s: Optional[float] = None
-        self._drains, self._began_s = True, 0.0
+        self._drains, self._draining_since_s = True, 0.0
 
     def _period_s(self) -> float:
         return statistics.median(self._intervals) if self._intervals else self._guess_s
 
-    def note(self, now_s: float) -> None:
-        """A frame arrived."""
+    def note_arrival(self, now_s: float) -> None:
         period_s, last_s, self._last_s = self._period_s(), self._last_s, now_s
         if last_s is None:
-            self._began_s = now_s
+            self._draining_since_s = now_s
             return
         interval_s = now_s - last_s
         if not self._drains and interval_s > GAP * period_s:
-            self._drains, self._began_s = True, now_s
-        elif self._drains and interval_s < SETTLED * period_s and now_s - self._began_s < DRAIN_S:
+            self._drains, self._draining_since_s = True, now_s
+        elif self._drains and interval_s < SETTLED * period_s and now_s - self._draining_since_s < DRAIN_S:
             return
         else:
             self._drains = False
         self._intervals.append(interval_s)
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the newest frame may be taken for new, if no other one comes; 0: it may."""
-        if not self._drains or self._last_s is None or now_s - self._began_s >= DRAIN_S:
+        """Return the seconds until the newest frame counts as new, if no other one comes; 0: now."""
+        if not self._drains or self._last_s is None or now_s - self._draining_since_s >= DRAIN_S:
             return 0.0
         return max(0.0, self._last_s + SETTLED * self._period_s() - now_s)
 
@@ -109,10 +108,10 @@ class StreamReader:
         self._backlog = Backlog()
         self._over: Optional[EdgeOffloadError] = None
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+        self._thread = threading.Thread(target=self._run_feed, name="stream", daemon=True)
         self._thread.start()
 
-    def take(self, within_s: float, earliest_s: float = 0.0) -> Optional[Tuple[Array, float]]:
+    def take_frame(self, within_s: float, earliest_s: float = 0.0) -> Optional[Tuple[Array, float]]:
         """The newest frame and the monotonic instant of its arrival; None at the end.
 
         Args:
@@ -123,7 +122,7 @@ class StreamReader:
             SourceLost: none came in time, or none can come any more.
             BadInput: there is nothing to connect to, and there never will be.
         """
-        if not self.wait(within_s, earliest_s):
+        if not self.wait_for_frame(within_s, earliest_s):
             return None
         with self._condition:
             frame, self._frame = self._frame, None
@@ -131,8 +130,8 @@ class StreamReader:
             self._condition.notify_all()
             return frame, self._arrived_s
 
-    def wait(self, within_s: float, earliest_s: float = 0.0) -> bool:
-        """Wait for a frame, which stays; False at the end. Arguments and errors are those of :meth:`take`."""
+    def wait_for_frame(self, within_s: float, earliest_s: float = 0.0) -> bool:
+        """Wait for a frame, which stays; False at the end. Arguments and errors are those of :meth:`take_frame`."""
         ends_s = time.monotonic() + within_s
         with self._condition:
             while not self._closed.is_set():
@@ -161,7 +160,7 @@ class StreamReader:
             self._condition.notify_all()
         self._thread.join(wait_s)
 
-    def _run(self) -> None:
+    def _run_feed(self) -> None:
         feed: Optional[Feed] = None
         over: Optional[EdgeOffloadError] = None
         try:
@@ -172,25 +171,25 @@ class StreamReader:
                 frame = feed.read(self._closed)
                 if frame is None:
                     break
-                self._keep(frame, time.monotonic())
+                self._store_frame(frame, time.monotonic())
         except EdgeOffloadError as error:
             over = error
         except Exception as error:
-            over = SourceLost(hide(f"{type(error).__name__}: {error}"))
+            over = SourceLost(hide_secrets(f"{type(error).__name__}: {error}"))
         with self._condition:
             self._over, self._ended = over, over is None
             self._condition.notify_all()
         if feed is not None:
             feed.close()
 
-    def _keep(self, frame: Array, now_s: float) -> None:
+    def _store_frame(self, frame: Array, now_s: float) -> None:
         with self._condition:
             if self.feed is not None and not self.feed.live:
                 self._condition.wait_for(lambda: self._frame is None or self._closed.is_set())
             elif self._frame is not None:
                 self.dropped += 1
             self._frame, self._arrived_s = frame, now_s
-            self._backlog.note(now_s)
+            self._backlog.note_arrival(now_s)
             self._condition.notify_all()
 
 
@@ -232,7 +231,7 @@ class LiveSource(FrameSource):
             self.rewind()
         assert self._reception is not None
         try:
-            taken = self._reception.take(self.read_s, self._earliest_s)
+            taken = self._reception.take_frame(self.read_s, self._earliest_s)
         except SourceLost as error:
             raise SourceLost(f"{self.name}: {error}") from error
         if taken is None:
@@ -254,7 +253,7 @@ class LiveSource(FrameSource):
             raise SourceLost(f"{self.name} was closed")
         reception = self._reception = StreamReader(self.connect)
         try:
-            reception.wait(self.connect_s)
+            reception.wait_for_frame(self.connect_s)
         except SourceLost as error:
             raise SourceLost(f"{self.name}: {error}") from error
         feed = reception.feed

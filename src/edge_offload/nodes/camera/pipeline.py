@@ -21,7 +21,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.nodes.camera.addresses import cause_of, hide
+from edge_offload.nodes.camera.addresses import hide_secrets, probe_url
 from edge_offload.nodes.camera.frames import SourceLost
 from edge_offload.nodes.camera.live import Feed, LiveSource
 
@@ -47,7 +47,7 @@ class GstreamerPipeline(LiveSource):
 
     def __init__(self, text: str, rate: float = 0.0, **waits: float) -> None:
         self.check(text)
-        name = hide(text)
+        name = hide_secrets(text)
         super().__init__(f"pipeline {name if len(name) <= 80 else name[:77] + '...'}", rate, **waits)
         self._text = text
 
@@ -63,7 +63,7 @@ class GstreamerPipeline(LiveSource):
         return _GstreamerProcess(self._text)
 
 
-def _command(text: str, output: int) -> List[str]:
+def _to_command(text: str, output: int) -> List[str]:
     """gst-launch with ``text`` whose end writes frames to the file descriptor ``output``."""
     sink = _SINK.search(text)
     sync = _SYNC.search(sink.group(1)) if sink else None
@@ -82,7 +82,7 @@ class _GstreamerProcess(Feed):
         self._data, output = os.pipe()
         try:
             self._process = subprocess.Popen(
-                _command(text, output), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                _to_command(text, output), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 pass_fds=(output,), env={**os.environ, "LC_ALL": "C", "GST_DEBUG_NO_COLOR": "1"},
             )  # fmt: skip
         except OSError as error:
@@ -94,10 +94,10 @@ class _GstreamerProcess(Feed):
         self._gst_live = False
         self._size: Optional[Tuple[int, int]] = None
         self._error: List[str] = []
-        self._listener = threading.Thread(target=self._listen, name="gst-launch", daemon=True)
+        self._listener = threading.Thread(target=self._collect_errors, name="gst-launch", daemon=True)
         self._listener.start()
 
-    def _listen(self) -> None:
+    def _collect_errors(self) -> None:
         """Keep what matters of what gst-launch says, until it ends."""
         assert self._process.stdout is not None
         for raw in self._process.stdout:
@@ -112,46 +112,46 @@ class _GstreamerProcess(Feed):
                 self._error.append(line)
 
     def read(self, closed: threading.Event) -> Optional[Array]:
-        head = self._header(closed)
+        head = self._read_header(closed)
         length = re.search(rb"Content-Length: (\d+)", head)
-        data = self._exactly(int(length[1]) if length else 0, closed)
+        data = self._read_exactly(int(length[1]) if length else 0, closed)
         if not data:
             if not closed.is_set():
                 self._check_end()
             return None
-        frame = self._shaped(data)
+        frame = self._shape_image(data)
         self.live = self._gst_live or _REMOTE.search(self._text) is not None or "sync=true" in self._text
         return frame
 
-    def _header(self, closed: threading.Event) -> bytes:
+    def _read_header(self, closed: threading.Event) -> bytes:
         while b"\r\n\r\n" not in self._rest:
-            more = self._wait(closed) and os.read(self._data, 4096)
+            more = self._wait_readable(closed) and os.read(self._data, 4096)
             if not more:
                 return b""
             self._rest += more
         head, _, self._rest = self._rest.partition(b"\r\n\r\n")
         return head
 
-    def _exactly(self, length: int, closed: threading.Event) -> bytearray:
-        """So many bytes; none where the pipe ended before."""
+    def _read_exactly(self, length: int, closed: threading.Event) -> bytearray:
+        """Read ``length`` bytes; none where the pipe ended before."""
         data = bytearray(length)
         have = min(len(self._rest), length)
         data[:have], self._rest = self._rest[:have], self._rest[have:]
         with memoryview(data) as view:
             while have < length:
-                more = os.readv(self._data, [view[have:]]) if self._wait(closed) else 0
+                more = os.readv(self._data, [view[have:]]) if self._wait_readable(closed) else 0
                 if not more:
                     return bytearray()
                 have += more
         return data
 
-    def _wait(self, closed: threading.Event) -> bool:
+    def _wait_readable(self, closed: threading.Event) -> bool:
         while not closed.is_set():
             if select.select([self._data], [], [], 0.2)[0]:
                 return True
         return False
 
-    def _shaped(self, data: bytearray) -> Array:
+    def _shape_image(self, data: bytearray) -> Array:
         """The bytes of a frame as an image: rows begin at multiples of four bytes."""
         ends = time.monotonic() + WAIT_S
         while time.monotonic() < ends:
@@ -187,12 +187,12 @@ class _GstreamerProcess(Feed):
         """Raise what gst-launch said: a line, and behind it where in its source that was and some detail."""
         first = self._error[0]
         if first.startswith(_WRONG):
-            reason = hide(first[len(_WRONG) :])
+            reason = hide_secrets(first[len(_WRONG) :])
             raise BadInput(f"pipeline: {reason}", remedy=f"try it with {LAUNCHER}; it ends in raw video or appsink")
-        words = re.sub(r"^ERROR: (?:from element \S*:(\S+: ))?", r"\1", first)
+        cause = re.sub(r"^ERROR: (?:from element \S*:(\S+: ))?", r"\1", first)
         url = re.search(r"\b(?:rtsp|http)s?://[^\s\"']+", self._text)
-        more = [*self._error[3:4], *([cause_of(url[0])] if url else [])]
-        raise SourceLost(hide(" ".join([words, *(f"({detail})" for detail in more if detail)])))
+        more = [*self._error[3:4], *([probe_url(url[0])] if url else [])]
+        raise SourceLost(hide_secrets(" ".join([cause, *(f"({detail})" for detail in more if detail)])))
 
     def close(self) -> None:
         # whoever waits for room in the pipe goes on

@@ -41,7 +41,7 @@ class SourceType:
     options: Tuple[str, ...] = ()
     place: str = ""
 
-    def load(self) -> Any:
+    def load_class(self) -> Any:
         """The class, a FrameSource.
 
         Raises:
@@ -57,15 +57,15 @@ class SourceType:
             BadInput: it cannot be used.
             ImportError: this Python lacks what it takes to look.
         """
-        self.load().check(value)
+        self.load_class().check(value)
 
-    def open(self, value: str, params: Mapping[str, Any]) -> Any:
+    def open_source(self, value: str, params: Mapping[str, Any]) -> Any:
         """The FrameSource of ``value``; ``params`` are those of camera_node.
 
         Raises:
             BadInput: it cannot be opened.
         """
-        return self.load()(value, **{name: params[name] for name in self.options})
+        return self.load_class()(value, **{name: params[name] for name in self.options})
 
 
 @dataclass(frozen=True)
@@ -87,24 +87,24 @@ ARGUMENTS: Dict[str, Argument] = {
     "bag": Argument("bag", ("none",)),
     "camera": Argument("device", ("file", "none")),
 }
-_HERE = "edge_offload.nodes.camera"
+_PACKAGE = "edge_offload.nodes.camera"
 #: In the order in which a value is looked at.
 SOURCES: Tuple[SourceType, ...] = (
     SourceType("GStreamer pipeline", ("video", "camera"), r".+ ! .+",
                "nvarguscamerasrc ! nvvidconv ! video/x-raw,format=BGRx",
-               f"{_HERE}.pipeline:GstreamerPipeline", options=("rate",)),
+               f"{_PACKAGE}.pipeline:GstreamerPipeline", options=("rate",)),
     SourceType("RTSP or HTTP stream", ("video", "camera"), r"(rtsps?|https?|rtmps?|rtp|udp|tcp|srt)://\S+",
-               "rtsp://192.168.1.64/stream1", f"{_HERE}.stream:NetworkStream", options=("rate",)),
+               "rtsp://192.168.1.64/stream1", f"{_PACKAGE}.stream:NetworkStream", options=("rate",)),
     SourceType("V4L2 camera", ("camera",), r"(?!\w+://).+", "/dev/video0",
-               f"{_HERE}.frames:Device", options=("width", "height", "rate")),
-    SourceType("video file", ("video",), r"(?!\w+://).+", "lab.mp4", f"{_HERE}.frames:VideoFile", place="file"),
-    SourceType("folder of images", ("images",), r".+", "frames/", f"{_HERE}.frames:ImageFolder", place="folder"),
+               f"{_PACKAGE}.frames:Device", options=("width", "height", "rate")),
+    SourceType("video file", ("video",), r"(?!\w+://).+", "lab.mp4", f"{_PACKAGE}.frames:VideoFile", place="file"),
+    SourceType("folder of images", ("images",), r".+", "frames/", f"{_PACKAGE}.frames:ImageFolder", place="folder"),
     SourceType("bag with images", ("bag",), r".+", "walk.bag",
-               f"{_HERE}.bag:BagImages", options=("topic", "info_topic"), place="file or folder"),
+               f"{_PACKAGE}.bag:BagImages", options=("topic", "info_topic"), place="file or folder"),
 )  # fmt: skip
 
 
-def meant(argument: str, value: str) -> Tuple[SourceType, str]:
+def resolve_source(argument: str, value: str) -> Tuple[SourceType, str]:
     """The type of camera that ``value`` of ``argument`` means, and the value itself, looked up if it is in a variable.
 
     Raises:
@@ -115,10 +115,10 @@ def meant(argument: str, value: str) -> Tuple[SourceType, str]:
         value = os.environ.get(variable, "")
         if not value:
             raise BadInput(f"there is no environment variable {variable}", remedy=f"export {variable}='…'")
-    for row in _rows(argument):
+    for row in _types_of(argument):
         if re.fullmatch(row.form, value, re.DOTALL):
             return row, value
-    forms = ", ".join(f"{row.example} ({row.name})" for row in _rows(argument))
+    forms = ", ".join(f"{row.example} ({row.name})" for row in _types_of(argument))
     raise BadInput("that is no source of images", remedy=f"give one like {forms}")
 
 
@@ -135,19 +135,19 @@ def open_source(params: Mapping[str, Any]) -> Any:
             f"{'several sources' if given else 'no source'} of frames given",
             remedy=f"set exactly one of {', '.join(names[:-1])} and {names[-1]}",
         )
-    row, value = meant(*given[0])
-    return row.open(value, params)
+    row, value = resolve_source(*given[0])
+    return row.open_source(value, params)
 
 
-def parameters() -> Tuple[Param, ...]:
+def source_parameters() -> Tuple[Param, ...]:
     """The parameters of camera_node by which sources are given, each with the types that it takes."""
-    return tuple(Param(argument.parameter, "", _described(name)) for name, argument in ARGUMENTS.items())
+    return tuple(Param(argument.parameter, "", _describe_argument(name)) for name, argument in ARGUMENTS.items())
 
 
-def _described(argument: str) -> str:
+def _describe_argument(argument: str) -> str:
     sample = {"video": ["'sample': the sample video"]}.get(argument, [])
-    return "; ".join([*(f"{row.name}: {row.example}" for row in _rows(argument)), *sample])
+    return "; ".join([*(f"{row.name}: {row.example}" for row in _types_of(argument)), *sample])
 
 
-def _rows(argument: str) -> Iterator[SourceType]:
+def _types_of(argument: str) -> Iterator[SourceType]:
     return (row for row in SOURCES if argument in row.arguments)

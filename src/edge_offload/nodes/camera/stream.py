@@ -11,7 +11,7 @@ from typing import Any, Deque, Optional, Tuple
 import cv2
 
 from edge_offload.arrays import Array
-from edge_offload.nodes.camera.addresses import cause_of, hide, split, with_login
+from edge_offload.nodes.camera.addresses import hide_secrets, probe_url, split_url, with_login
 from edge_offload.nodes.camera.frames import SourceLost
 from edge_offload.nodes.camera.live import Feed, LiveSource
 
@@ -36,7 +36,7 @@ class NetworkStream(LiveSource):
 
     def __init__(self, url: str, rate: float = 0.0, **waits: float) -> None:
         self.check(url)
-        super().__init__(hide(url), rate, **waits)
+        super().__init__(hide_secrets(url), rate, **waits)
         self._url = url
 
     @classmethod
@@ -52,8 +52,8 @@ class NetworkStream(LiveSource):
         waits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
         capture = cv2.VideoCapture(url, cv2.CAP_FFMPEG, waits)
         if not capture.isOpened():
-            raise SourceLost(cause_of(url) or "there is no video that FFmpeg can read")
-        return StreamCapture(capture, split(url).hostname or "its sender")
+            raise SourceLost(probe_url(url) or "there is no video that FFmpeg can read")
+        return StreamCapture(capture, split_url(url).hostname or "its sender")
 
 
 class StreamLag:
@@ -67,7 +67,7 @@ class StreamLag:
         self._ways: Deque[Tuple[float, float]] = deque()
         self._late_since_s: Optional[float] = None
 
-    def note(self, sent_s: float, now_s: float) -> float:
+    def note_arrival(self, sent_s: float, now_s: float) -> float:
         """A frame of the stream's instant ``sent_s`` arrived: by how many seconds frames are late; 0: in time."""
         way_s = now_s - sent_s
         # the quickest one is in front, behind it those that will be the quickest once it is too old
@@ -116,7 +116,7 @@ class StreamCapture(Feed):
         """
         sent_s = float(self._capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000.0
         # a stream of single pictures has no times
-        late_s = self._lateness.note(sent_s, time.monotonic()) if self.live and 0 < sent_s < 1e9 else 0.0
+        late_s = self._lateness.note_arrival(sent_s, time.monotonic()) if self.live and 0 < sent_s < 1e9 else 0.0
         if late_s:
             raise SourceLost(
                 f"frames come {late_s:.1f} s late, they are sent faster than this machine reads them",

@@ -24,7 +24,7 @@ def open_bag(path: str) -> rosbag.Bag:
     """
     file = pathlib.Path(path).expanduser().absolute()
     path = str(file)
-    if _of_ros_2(file):
+    if _is_ros_2(file):
         command = f"rosbags-convert --src {shlex.quote(path)} --dst {shlex.quote(str(file.with_suffix('.bag')))}"
         raise BadInput(f"{path} is a bag of ROS 2", remedy=f"convert it: pip install rosbags, {command}")
     if not file.is_file():
@@ -50,8 +50,8 @@ def read_messages(bag: rosbag.Bag, topics: Sequence[str], raw: bool = False) -> 
         raise BadInput(f"bag {bag.filename} is damaged: {error}", remedy="copy it again from its source") from error
 
 
-def _of_ros_2(file: pathlib.Path) -> bool:
-    """Whether this is a folder or a file of rosbag2 (SQLite or MCAP)."""
+def _is_ros_2(file: pathlib.Path) -> bool:
+    """Tell whether this is a folder or a file of rosbag2 (SQLite or MCAP)."""
     if file.is_dir():
         return (file / "metadata.yaml").is_file()
     try:

@@ -118,56 +118,53 @@ class DiagnosticsReporter:
         self._node = node
         self._updater = diagnostic_updater.Updater()
         self._updater.setHardwareID(os.uname().nodename)
-        self._updater.add("health", self._fill)
+        self._updater.add("health", self._fill_status)
         self._lock = threading.Lock()
         self._clock, self._types = ClockWatch(node.health), TopicTypes(node.health)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
+        self._thread = threading.Thread(target=self._run_reports, name="diagnostics", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Report a last time and stop."""
         self._stop.set()
-        self.publish()
+        self.publish_report()
 
     @property
-    def heard(self) -> bool:
-        """Whether anybody listens."""
+    def has_subscribers(self) -> bool:
         return bool(self._updater.publisher.get_num_connections())
 
-    def publish(self) -> None:
-        """Report now."""
+    def publish_report(self) -> None:
         with self._lock:
             self._updater.force_update()
 
-    def _run(self) -> None:
+    def _run_reports(self) -> None:
         while not self._stop.wait(1.0):
             try:
                 self._clock.refresh()
                 self._types.refresh()
                 self._node.refresh()
-                self.publish()
+                self.publish_report()
             except Exception as error:
                 self._node.fault("refresh", error)
 
-    def _fill(self, status: Any) -> Any:
-        report = self._node.health.report()
+    def _fill_status(self, status: Any) -> Any:
+        report = self._node.health.make_report()
         status.summary(report.level, report.message)
         for key, value in sorted(report.values.items()):
             status.add(key, value)
         return status
 
 
-def help_text(node: Type[Node]) -> str:
-    """What ``--help`` prints: the docstring of the node's module, and its parameters."""
+def render_help(node: Type[Node]) -> str:
+    """Text of ``--help``: the docstring of the node's module, and its parameters."""
     module_doc = (sys.modules[node.__module__].__doc__ or "").strip()
     common = (
         "Every node reports to /diagnostics and exits non-zero when it cannot start. Topic names are relative:\n"
         "remap them with name:=other, set a parameter with _name:=value."
     )
-    shown = f"\n\nParameters:\n{parameters.table((*node.declared, *COMMON))}"
+    shown = f"\n\nParameters:\n{parameters.render_table((*node.declared, *COMMON))}"
     return f"{node.name}: {module_doc}{shown}\n\n{common}"
 
 
@@ -182,7 +179,7 @@ def run_node(node_class: Type[Node]) -> int:
     """
     arguments = rospy.myargv(sys.argv)[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(help_text(node_class))
+        print(render_help(node_class))
         return 0
     if arguments:
         print(f"{node_class.name}: unknown arguments {' '.join(arguments)} (see --help)", file=sys.stderr)
@@ -201,20 +198,20 @@ def run_node(node_class: Type[Node]) -> int:
         if rospy.core.is_shutdown_requested():
             raise KeyboardInterrupt from None
         raise
-    return _run(node_class)
+    return _run_node(node_class)
 
 
-def _run(node_class: Type[Node]) -> int:
+def _run_node(node_class: Type[Node]) -> int:
     health = Health()
     health.warn("start", "starting")
     node = node_class({}, health)
     diagnostics = DiagnosticsReporter(node)
-    diagnostics.publish()
+    diagnostics.publish_report()
     try:
         raw = rospy.get_param("~", {})
         declared = (*node_class.declared, *COMMON)
         node.params = parameters.read(declared, raw)
-        misspelt = parameters.unknown(declared, set(raw) - set(node_class.written))
+        misspelt = parameters.undeclared_names(declared, set(raw) - set(node_class.written))
         if misspelt:
             health.warn("parameters", f"unknown parameters: {', '.join('~' + name for name in misspelt)}")
             rospy.logwarn(f"unknown parameters {', '.join('~' + name for name in misspelt)} (see --help)")
@@ -226,14 +223,14 @@ def _run(node_class: Type[Node]) -> int:
         rospy.logfatal(f"cannot start: {error if expected else traceback.format_exc()}")
         health.error("start", f"cannot start: {error}")
         node.exit_code = FAILED
-        _stop(node, diagnostics)
+        _stop_node(node, diagnostics)
         return FAILED
     health.clear("start")
     if rospy.is_shutdown():
         # ended from outside while it started
-        _stop(node, diagnostics)
+        _stop_node(node, diagnostics)
         return node.exit_code
-    rospy.on_shutdown(lambda: _stop(node, diagnostics))
+    rospy.on_shutdown(lambda: _stop_node(node, diagnostics))
     node.running.set()
     rospy.spin()
     return node.exit_code
@@ -250,21 +247,21 @@ def _go_to(folder: str) -> None:
         rospy.logwarn(f"relative paths are looked up in {os.getcwd()}: {folder.strip()}: {error.strerror}")
 
 
-def _stop(node: Node, diagnostics: DiagnosticsReporter) -> None:
+def _stop_node(node: Node, diagnostics: DiagnosticsReporter) -> None:
     try:
         node.stop()
     except Exception as error:
         node.exit_code = node.exit_code or FAILED
         node.fault("stop", error)
     node.refresh()
-    _last_words(diagnostics)
+    _report_end(diagnostics)
 
 
-def _last_words(diagnostics: DiagnosticsReporter) -> None:
+def _report_end(diagnostics: DiagnosticsReporter) -> None:
     """Report a last time, and give rospy's sending threads a moment: they drop what they hold when they are closed."""
     # a node that fails at once ends before those who listen have connected
     for _ in range(20):
-        if diagnostics.heard:
+        if diagnostics.has_subscribers:
             break
         rospy.rostime.wallsleep(0.1)
     diagnostics.close()

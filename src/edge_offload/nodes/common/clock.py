@@ -28,8 +28,8 @@ class ClockWatch:
         self._moved_s = time.monotonic()
 
     @property
-    def words(self) -> str:
-        """Why the clock gives no time, and the remedy; empty: it runs."""
+    def problem(self) -> str:
+        """Cause why the clock gives no time, and the remedy; empty: it runs."""
         if not rospy.rostime.is_rostime_initialized() or rospy.rostime.is_wallclock():
             return ""
         now = rospy.Time.now()
@@ -44,9 +44,9 @@ class ClockWatch:
 
     def refresh(self) -> None:
         """Tell whether the clock runs. Call it about once a second."""
-        words = self.words
-        if words:
-            self._health.warn("time", words)
+        problem = self.problem
+        if problem:
+            self._health.warn("time", problem)
         else:
             self._health.clear("time")
 
@@ -63,20 +63,20 @@ class StampClock:
         self._health, self._what = health, what
         self._watch = ClockWatch(health)
 
-    def now(self, stop: threading.Event, since_s: float = 0.0) -> Optional[rospy.Time]:
+    def wait_for_time(self, stop: threading.Event, since_s: float = 0.0) -> Optional[rospy.Time]:
         """The time now, once the clock runs; None when ``stop`` was set before that.
 
         Args:
             stop: ends the wait for a clock that stands.
             since_s: monotonic instant whose time is wanted instead, while the ROS clock is the wall's; 0: now.
         """
-        words = self._watch.words
-        while words:
-            self._health.error("stamp", f"no {self._what} can be stamped; {words}")
-            rospy.logerr_throttle(30.0, f"no {self._what} can be stamped; {words}")
+        problem = self._watch.problem
+        while problem:
+            self._health.error("stamp", f"no {self._what} can be stamped; {problem}")
+            rospy.logerr_throttle(30.0, f"no {self._what} can be stamped; {problem}")
             if stop.wait(0.05):
                 return None
-            words = self._watch.words
+            problem = self._watch.problem
         self._health.clear("stamp")
         if not since_s or not rospy.rostime.is_wallclock():
             return rospy.Time.now()

@@ -20,7 +20,7 @@ from edge_offload.errors import BadInput
 from edge_offload.perception.geometry import Transform
 from edge_offload.perception.scene.returns import only_returns
 
-JPEG_BEGINS, JPEG_ENDS = b"\xff\xd8", b"\xff\xd9"
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 MAX_SIDE = 16384
 """Pixels. No camera is larger; a larger figure is a corrupt message."""
 
@@ -68,17 +68,16 @@ def image_to_bgr(message: Any) -> Array:
         BadInput: an encoding that is not known, an empty image, or data that does not fit the stated size.
     """
     if hasattr(message, "format"):
-        return _decompressed(message)
-    encoding = _supported(message.encoding)
+        return _decompress(message)
+    encoding = _colour_key(message.encoding)
     bytes_per_pixel = _COLOUR[encoding][0]
-    rows = _rows(message, bytes_per_pixel)
+    rows = _pixel_rows(message, bytes_per_pixel)
     if bytes_per_pixel > 1:
         rows = rows.reshape(message.height, message.width, bytes_per_pixel)
-    return _bgr(rows, encoding)
+    return _convert_bgr(rows, encoding)
 
 
-def _supported(named: str) -> str:
-    """The key of an encoding in :data:`_COLOUR`."""
+def _colour_key(named: str) -> str:
     encoding = named.strip().lower()
     if encoding in _COLOUR:
         return encoding
@@ -87,11 +86,11 @@ def _supported(named: str) -> str:
             f"image encoding {named!r}: which of its 16 bits hold the picture is not stated",
             remedy="have the driver publish 8 bits (mono8 by its gain control, or rgb8)",
         )
-    known = ", ".join(sorted(_COLOUR))
-    raise BadInput(f"image encoding {named!r} is not supported", remedy=f"publish one of: {known}")
+    supported = ", ".join(sorted(_COLOUR))
+    raise BadInput(f"image encoding {named!r} is not supported", remedy=f"publish one of: {supported}")
 
 
-def _bgr(pixels: Array, encoding: str) -> Array:
+def _convert_bgr(pixels: Array, encoding: str) -> Array:
     """Samples uint8 [h, w] or [h, w, c] of a supported encoding as BGR."""
     conversion = _COLOUR[encoding][1]
     if conversion is None:
@@ -104,7 +103,7 @@ def _bgr(pixels: Array, encoding: str) -> Array:
     return converted
 
 
-def _rows(message: Any, bytes_per_pixel: int) -> Array:
+def _pixel_rows(message: Any, bytes_per_pixel: int) -> Array:
     """The bytes of an ``Image`` as uint8 [h, w * bytes_per_pixel], row padding removed."""
     width, height, step = message.width, message.height, message.step
     if width < 1 or height < 1:
@@ -126,8 +125,8 @@ def _rows(message: Any, bytes_per_pixel: int) -> Array:
     return np.lib.stride_tricks.as_strided(data, (height, line), (step, 1), writeable=False)
 
 
-def _decompressed(message: Any) -> Array:
-    """What the raw topic would have: the part of ``format`` before ";" names its encoding, as image_transport has it.
+def _decompress(message: Any) -> Array:
+    """Encoding of the raw topic: the part of ``format`` before ";", as image_transport has it.
 
     One word alone (jpeg) names none; the data says then whether the picture is grey.
     """
@@ -135,10 +134,10 @@ def _decompressed(message: Any) -> Array:
     named, _, coding = message.format.lower().partition(";")
     if "compresseddepth" in coding or "compresseddepth" in named:
         raise BadInput(f"{what} is a depth image", remedy="name the topic of the colour images")
-    encoding = _supported(named) if _ENCODING.fullmatch(named.strip()) else ""
+    encoding = _colour_key(named) if _ENCODING.fullmatch(named.strip()) else ""
     if not message.data:
         raise BadInput(f"empty {what}")
-    if message.data[:2] == JPEG_BEGINS and JPEG_ENDS not in message.data:
+    if message.data[:2] == JPEG_START and JPEG_END not in message.data:
         # OpenCV 4 would make the missing rows grey
         raise BadInput(f"{what} is a JPEG that was cut off", remedy="check the camera's cable and its bandwidth (USB)")
     data = np.frombuffer(message.data, dtype=np.uint8)
@@ -153,7 +152,7 @@ def _decompressed(message: Any) -> Array:
             f"{what} has samples of {8 * pixels.itemsize} bits, and which of them hold the picture is not stated",
             remedy="have the driver publish 8 bits (mono8 by its gain control, or rgb8)",
         )
-    return _bgr(pixels, _coded_encoding(encoding, coding, 1 if pixels.ndim == 2 else pixels.shape[2], what))
+    return _convert_bgr(pixels, _coded_encoding(encoding, coding, 1 if pixels.ndim == 2 else pixels.shape[2], what))
 
 
 def _coded_encoding(encoding: str, coding: str, channels: int, what: str) -> str:
@@ -185,7 +184,7 @@ def depth_pixels(message: Any) -> Tuple[Array, str]:
     if encoding is None:
         raise BadInput(f"depth encoding {message.encoding!r} is not supported", remedy="publish 16UC1 or 32FC1")
     size, kind = (2, "u2") if encoding == "16UC1" else (4, "f4")
-    rows = np.ascontiguousarray(_rows(message, size))
+    rows = np.ascontiguousarray(_pixel_rows(message, size))
     pixels = rows.view((">" if message.is_bigendian else "<") + kind)
     return pixels.astype(np.dtype(kind)), encoding
 
@@ -193,7 +192,7 @@ def depth_pixels(message: Any) -> Tuple[Array, str]:
 def bgr_to_image(bgr: Array, header: Any) -> Image:
     """uint8 [h, w, 3] BGR as a ``bgr8`` message with ``header``."""
     height, width = bgr.shape[:2]
-    return Image(_own(header), height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
+    return Image(_copy_header(header), height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
 
 
 def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
@@ -201,7 +200,7 @@ def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
     done, coded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not done:
         raise BadInput(f"image of shape {bgr.shape} cannot be coded as JPEG")
-    return CompressedImage(_own(header), "bgr8; jpeg compressed bgr8", coded.tobytes())
+    return CompressedImage(_copy_header(header), "bgr8; jpeg compressed bgr8", coded.tobytes())
 
 
 def cloud_to_points(message: Any) -> Array:
@@ -229,24 +228,24 @@ def cloud_to_points(message: Any) -> Array:
 def _point_layout(message: Any) -> Any:
     """The numpy type of a point, with those of its fields that are looked at."""
     order = ">" if message.is_bigendian else "<"
-    found: Dict[str, Tuple[int, str]] = {}
+    fields: Dict[str, Tuple[int, str]] = {}
     for item in message.fields:
-        if item.name not in ("x", "y", "z", "intensity", "range") or item.name in found:
+        if item.name not in ("x", "y", "z", "intensity", "range") or item.name in fields:
             continue
         if item.datatype not in _POINT_TYPES:
             raise BadInput(f"point cloud: field {item.name} has datatype {item.datatype}, which PointField has not")
         kind = order + _POINT_TYPES[item.datatype]
         if item.offset + np.dtype(kind).itemsize > message.point_step:
             raise BadInput(f"point cloud: field {item.name} lies beyond a point's {message.point_step} bytes")
-        found[item.name] = (item.offset, kind)
-    missing = [name for name in "xyz" if name not in found]
+        fields[item.name] = (item.offset, kind)
+    missing = [name for name in "xyz" if name not in fields]
     if missing:
         raise BadInput(f"point cloud without {', '.join(missing)}")
     return np.dtype(
         {
-            "names": list(found),
-            "formats": [kind for _, kind in found.values()],
-            "offsets": [offset for offset, _ in found.values()],
+            "names": list(fields),
+            "formats": [kind for _, kind in fields.values()],
+            "offsets": [offset for offset, _ in fields.values()],
             "itemsize": message.point_step,
         }
     )
@@ -291,10 +290,12 @@ def points_to_cloud(points: Array, header: Any) -> PointCloud2:
     fields = [
         PointField(name, 4 * index, PointField.FLOAT32, 1) for index, name in enumerate(("x", "y", "z", "intensity"))
     ]
-    return PointCloud2(_own(header), 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), True)
+    return PointCloud2(
+        _copy_header(header), 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), True
+    )
 
 
-def _own(header: Any) -> Header:
+def _copy_header(header: Any) -> Header:
     """A header of its own: publishing writes a sequence number into the one it gets, which may be that of a frame."""
     return Header(stamp=header.stamp, frame_id=header.frame_id)
 

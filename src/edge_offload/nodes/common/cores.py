@@ -8,7 +8,7 @@ from typing import FrozenSet, Optional
 from edge_offload.execute.threads import parse_cores
 
 
-def resolve(text: str) -> Optional[FrozenSet[int]]:
+def resolve_cores(text: str) -> Optional[FrozenSet[int]]:
     """Core numbers from ``"0,2-3"``, ``first``, ``second`` (of those allowed; the only one where there is one).
 
     None for ``any``.

@@ -22,7 +22,7 @@ WINDOW_S, LASTING_S = 10.0, 60.0
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What the node says of itself now: the worst level, the causes, and figures by name."""
+    """State of the node: the worst level, the causes, and figures by name."""
 
     level: int
     message: str
@@ -48,25 +48,24 @@ class Health:
         return made
 
     def fine(self, message: str) -> None:
-        """What to say while nothing is wrong."""
         with self._lock:
             self._fine = message
 
     def warn(self, name: str, cause: str) -> bool:
         """Note that the node is degraded, and why; whether this is news."""
-        return self._hold(name, WARN, cause)
+        return self._set_condition(name, WARN, cause)
 
     def error(self, name: str, cause: str) -> bool:
         """Note that the node does not do its work, and why; whether this is news."""
-        return self._hold(name, ERROR, cause)
+        return self._set_condition(name, ERROR, cause)
 
-    def watch(self, name: str, words: Callable[[], str]) -> None:
-        """Degraded for as long as ``words()``, asked for every report, gives a cause; empty: nothing is wrong."""
+    def watch(self, name: str, find_cause: Callable[[], str]) -> None:
+        """Degraded for as long as ``find_cause()``, called for every report, gives a cause; empty: nothing is wrong."""
         part = self._part
         with self._lock:
-            self._watched[part + name] = lambda: part + cause if (cause := words()) else ""
+            self._watched[part + name] = lambda: part + cause if (cause := find_cause()) else ""
 
-    def _hold(self, name: str, level: int, cause: str) -> bool:
+    def _set_condition(self, name: str, level: int, cause: str) -> bool:
         name, condition = self._part + name, (level, self._part + cause)
         with self._lock:
             news = self._conditions.get(name) != condition
@@ -79,25 +78,22 @@ class Health:
             return self._conditions.pop(self._part + name, None) is not None
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter."""
         with self._lock:
             self._counters[self._part + name] = self._counters.get(self._part + name, 0) + amount
 
-    def counted(self, name: str) -> int:
-        """Value of a counter."""
+    def read_count(self, name: str) -> int:
         with self._lock:
             return self._counters.get(self._part + name, 0)
 
     def value(self, name: str, value: object) -> None:
-        """Set a figure."""
         with self._lock:
             self._values[self._part + name] = f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    def report(self) -> HealthReport:
-        """Everything, now; the worst condition first."""
+    def make_report(self) -> HealthReport:
+        """Return the current state; the worst condition first."""
         with self._lock:
             watched = list(self._watched.values())
-        causes = [cause for cause in (words() for words in watched) if cause]
+        causes = [cause for cause in (find_cause() for find_cause in watched) if cause]
         with self._lock:
             conditions = [*self._conditions.values(), *((WARN, cause) for cause in causes)]
             ranked = sorted(conditions, key=lambda condition: -condition[0])
@@ -121,36 +117,36 @@ class Losses:
         self._recent: Deque[Tuple[float, bool]] = deque()
         self._cause: Union[str, Callable[[], str]] = ""
 
-    def note(self, cause: Union[str, Callable[[], str]] = "") -> None:
+    def note_loss(self, cause: Union[str, Callable[[], str]] = "") -> None:
         """Count one more result; ``cause``: why it lacks something, with the remedy. Empty: it is whole."""
         with self._lock:
             self._recent.append((self._clock(), bool(cause)))
             self._cause = cause or self._cause
-            self._prune()
+            self._prune_old()
 
     def clear(self) -> None:
         """Forget all: nothing is asked for any more."""
         with self._lock:
             self._recent.clear()
 
-    def words(self) -> str:
+    def describe_losses(self) -> str:
         """``12 of the last 25 results without a position: CAUSE``, by the newest cause; empty: none lacks anything."""
         with self._lock:
-            self._prune()
+            self._prune_old()
             lost, of = sum(lacks for _, lacks in self._recent), len(self._recent)
             cause = self._cause
         if not lost:
             return ""
         return f"{lost} of the last {of} {self._what}: {cause() if callable(cause) else cause}"
 
-    def _prune(self) -> None:
+    def _prune_old(self) -> None:
         now = self._clock()
         while self._recent and now - self._recent[0][0] > (WINDOW_S if len(self._recent) > 1 else LASTING_S):
             self._recent.popleft()
 
 
 class Awaited:
-    """What is to come again and again, such as the messages of a topic; says when it stays away. Thread-safe.
+    """Watch on something periodic, such as the messages of a topic, that reports silence. Thread-safe.
 
     Args:
         what: is awaited, and where: ``cloud on /points``.
@@ -167,26 +163,24 @@ class Awaited:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what, self._remedy, self._after_s, self._clock = what, remedy, after_s, clock
-        self._came_s, self._began_s = -math.inf, clock()
+        self._arrived_s, self._started_s = -math.inf, clock()
 
-    def came(self) -> None:
-        """It is here."""
-        self._came_s = self._clock()
+    def note_arrival(self) -> None:
+        self._arrived_s = self._clock()
 
     @property
-    def ever(self) -> bool:
-        """Whether it has come at all."""
-        return math.isfinite(self._came_s)
+    def has_arrived(self) -> bool:
+        return math.isfinite(self._arrived_s)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it came last, or since the start."""
-        return self._clock() - (self._came_s if self.ever else self._began_s)
+        """Return the seconds since the last arrival, or since the start."""
+        return self._clock() - (self._arrived_s if self.has_arrived else self._started_s)
 
-    def words(self) -> str:
-        """Since when nothing came, and the remedy; empty: it is not long enough ago."""
+    def explain_silence(self) -> str:
+        """Describe a silence that is too long, and the remedy; empty: there is none."""
         silent_s = self.silent_s
         if silent_s <= self._after_s:
             return ""
-        since = f"for {silent_s:.0f} s" if self.ever else "yet"
+        since = f"for {silent_s:.0f} s" if self.has_arrived else "yet"
         return f"no {self._what} {since}; {self._remedy()}"

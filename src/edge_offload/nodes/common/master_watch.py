@@ -14,37 +14,37 @@ import rosgraph
 import rospy
 from rospy.impl.registration import get_topic_manager
 
-GONE, KNOWN, ANEW = "gone", "known", "anew"
+UNREACHABLE, REGISTERED, REREGISTERED = "gone", "known", "anew"
 
 
 class MasterWatch:
-    """Call :meth:`check` from one thread, every second or so."""
+    """Call :meth:`check_registration` from one thread, every second or so."""
 
     def __init__(self) -> None:
         self._name = rospy.get_name()
         self._master = rosgraph.Master(self._name)
 
-    def check(self) -> str:
+    def check_registration(self) -> str:
         """GONE: no master answers; KNOWN: it knows this node; ANEW: it did not, and does now."""
         try:
             try:
-                known = self._master.lookupNode(self._name) == rospy.get_node_uri()
+                registered = self._master.lookupNode(self._name) == rospy.get_node_uri()
             except rosgraph.MasterError:
-                known = False
-            if known:
-                return KNOWN
-            self._register()
+                registered = False
+            if registered:
+                return REGISTERED
+            self._register_node()
         except (OSError, xmlrpc.client.Error, rosgraph.MasterException):
-            return GONE
-        return ANEW
+            return UNREACHABLE
+        return REREGISTERED
 
-    def _register(self) -> None:
+    def _register_node(self) -> None:
         uri = rospy.get_node_uri()
-        own: Any = xmlrpc.client.ServerProxy(uri)
+        slave: Any = xmlrpc.client.ServerProxy(uri)
         topics = get_topic_manager()
         for name, message_type in topics.get_publications():
             self._master.registerPublisher(name, message_type, uri)
         for name, message_type in topics.get_subscriptions():
             publishers = self._master.registerSubscriber(name, message_type, uri)
             # what the master would have told by itself, had it known
-            own.publisherUpdate("/master", name, publishers)
+            slave.publisherUpdate("/master", name, publishers)

@@ -71,30 +71,32 @@ def read(declared: Sequence[Param], raw: Mapping[str, Any]) -> Dict[str, Any]:
     Raises:
         BadInput: a value has the wrong type or is out of bounds.
     """
-    return {param.name: _checked(param, raw[param.name]) if param.name in raw else param.default for param in declared}
+    return {
+        param.name: _check_value(param, raw[param.name]) if param.name in raw else param.default for param in declared
+    }
 
 
-def unknown(declared: Sequence[Param], raw: Iterable[str]) -> List[str]:
+def undeclared_names(declared: Sequence[Param], raw: Iterable[str]) -> List[str]:
     """Names that are set but not declared: most likely misspelt."""
     return sorted(set(raw) - {param.name for param in declared})
 
 
-def _checked(param: Param, value: Any) -> Any:
-    wanted = type(param.default)
-    if wanted is float and type(value) is int:
+def _check_value(param: Param, value: Any) -> Any:
+    kind = type(param.default)
+    if kind is float and type(value) is int:
         value = float(value)
-    elif wanted is bool and type(value) is int and value in (0, 1):
+    elif kind is bool and type(value) is int and value in (0, 1):
         # a condition of roslaunch may be written so, too
         value = bool(value)
-    elif wanted is str and isinstance(value, bool):
+    elif kind is str and isinstance(value, bool):
         value = str(value).lower()
-    elif wanted is str and isinstance(value, (int, float)):
+    elif kind is str and isinstance(value, (int, float)):
         # roslaunch turns what looks like a number into one: cores "0", camera "0"
         value = str(value)
-    elif param.single and wanted is list and isinstance(value, str):
+    elif param.single and kind is list and isinstance(value, str):
         value = [value]
-    if type(value) is not wanted:
-        raise BadInput(f"parameter ~{param.name} is {value!r}, not {_KINDS[wanted]}", remedy=f"give {_KINDS[wanted]}")
+    if type(value) is not kind:
+        raise BadInput(f"parameter ~{param.name} is {value!r}, not {_KINDS[kind]}", remedy=f"give {_KINDS[kind]}")
     if param.choices and value not in param.choices:
         raise BadInput(
             f"parameter ~{param.name} is {value!r}", remedy=f"use one of: {', '.join(map(str, param.choices))}"
@@ -113,7 +115,7 @@ def _check_bounds(param: Param, value: float) -> None:
         raise BadInput(f"parameter ~{param.name} is {value}", remedy=f"give at most {param.high:g}")
 
 
-def table(declared: Sequence[Param]) -> str:
+def render_table(declared: Sequence[Param]) -> str:
     """The parameters as text for ``--help``."""
     lines = []
     for param in declared:

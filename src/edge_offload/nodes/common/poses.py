@@ -48,7 +48,7 @@ class Interval:
         self._last_s = math.nan
         self._gaps: Deque[float] = deque(maxlen=9)
 
-    def arrived(self, now_s: float) -> float:
+    def note_arrival(self, now_s: float) -> float:
         """Take in an arrival (monotonic seconds); seconds between frames now."""
         if not math.isnan(self._last_s):
             self._gaps.append(now_s - self._last_s)
@@ -75,21 +75,21 @@ def waits_until(received_s: float, interval_s: float, params: Mapping[str, Any])
 class _Listener(tf2_ros.TransformListener):  # type: ignore[misc]
     """Says when transforms have come."""
 
-    def __init__(self, buffer: tf2_ros.Buffer, came: Callable[[], None]) -> None:
-        self._came = came
+    def __init__(self, buffer: tf2_ros.Buffer, on_arrival: Callable[[], None]) -> None:
+        self._on_arrival = on_arrival
         super().__init__(buffer)
 
     def callback(self, data: Any) -> None:
         super().callback(data)
-        self._came()
+        self._on_arrival()
 
     def static_callback(self, data: Any) -> None:
         super().static_callback(data)
-        self._came()
+        self._on_arrival()
 
 
 class Poses:
-    """What tf says to a node. Thread-safe.
+    """Transforms that a node looks up in tf. Thread-safe.
 
     Args:
         buffer: of transforms; by default one that listens to /tf and /tf_static.
@@ -102,32 +102,30 @@ class Poses:
         self._changed = threading.Condition()
         self._listeners: List[Callable[[], None]] = []
         self.buffer = tf2_ros.Buffer() if buffer is None else buffer
-        self._listener = _Listener(self.buffer, self.notify) if buffer is None else None
+        self._listener = _Listener(self.buffer, self.notify_waiting) if buffer is None else None
 
     def add_listener(self, call: Callable[[], None]) -> None:
         """Have ``call`` called, in tf's thread, when transforms have come."""
         self._listeners.append(call)
 
-    def notify(self) -> None:
-        """Wake whoever waits: transforms have come."""
+    def notify_waiting(self) -> None:
         with self._changed:
             self._changed.notify_all()
         for call in self._listeners:
             call()
 
-    def wait(self, pose: Pose) -> None:
-        """Until a pose is there, or does not come in time."""
+    def wait_for_pose(self, pose: Pose) -> None:
+        """Wait until a pose is available, or does not come in time."""
         with self._changed:
-            left_s = pose.waits_s - time.monotonic()
-            while left_s > 0:
-                self._changed.wait(left_s)
-                left_s = pose.waits_s - time.monotonic()
+            remaining_s = pose.waits_s - time.monotonic()
+            while remaining_s > 0:
+                self._changed.wait(remaining_s)
+                remaining_s = pose.waits_s - time.monotonic()
 
-    def frames(self) -> List[str]:
-        """Names of all frames."""
+    def list_frames(self) -> List[str]:
         return sorted(self.buffer._getFrameStrings())
 
-    def root(self, frame: str) -> str:
+    def find_root(self, frame: str) -> str:
         """The frame that a tree of frames hangs on."""
         parents = dict(re.findall(r"Frame (.+) exists with parent (.+)\.", self.buffer.all_frames_as_string()))
         for _ in parents:
@@ -136,7 +134,7 @@ class Poses:
 
 
 class Pose:
-    """Where one frame was in another at a time; looked up until tf has it."""
+    """Pose of one frame in another at a time; looked up until tf has it."""
 
     def __init__(
         self, lookup: PoseLookup, target: str, source: str, at: rospy.Time, received_s: float, until_s: float
@@ -148,15 +146,14 @@ class Pose:
         self.cause = ""
 
     @property
-    def there(self) -> bool:
-        """Whether tf has it."""
+    def available(self) -> bool:
         same = bool(self.source) and self.target == self.source
         buffer = self._lookup.poses.buffer
         return self._transform is not None or same or buffer.can_transform_core(self.target, self.source, self.at)[0]
 
     @property
     def ahead_s(self) -> float:
-        """Seconds by which its time is ahead of what tf has; NaN where that is not what is missing."""
+        """Return the seconds by which its time is ahead of tf; NaN where something else is missing."""
         try:
             newest = self._lookup.poses.buffer.get_latest_common_time(self.target, self.source)
         except tf2_ros.TransformException:
@@ -166,14 +163,14 @@ class Pose:
     @property
     def waits_s(self) -> float:
         """Until when (monotonic seconds) it may still come in time; -infinity: it is there, or will not."""
-        if time.monotonic() >= self.until_s or self.there:
+        if time.monotonic() >= self.until_s or self.available:
             return -math.inf
         late = self._lookup.least_late_s > self.until_s - self.received_s
         return -math.inf if late or not 0 < self.ahead_s < STOPPED_S else self.until_s
 
     def transform(self) -> Optional[Transform]:
         """Maps points of the source into the target; None while tf does not have it, or it is none (see ``cause``)."""
-        if self._transform is None and self.there:
+        if self._transform is None and self.available:
             try:
                 if self.target == self.source:
                     self._transform = SAME
@@ -185,20 +182,20 @@ class Pose:
                 self.cause = f"the pose of {self.source!r} in {self.target!r} is none: {error}"
         return self._transform
 
-    def settled(self, wait: bool = True) -> Optional[Transform]:
-        """Likewise, once its result cannot wait any longer; why there is none is in ``cause`` then.
+    def settle_transform(self, wait: bool = True) -> Optional[Transform]:
+        """Return :attr:`transform` once its result cannot wait any longer; ``cause`` says why there is none.
 
         Args:
             wait: for a pose that comes late; else it is as late as it may be.
         """
         if wait:
-            self._lookup.poses.wait(self)
+            self._lookup.poses.wait_for_pose(self)
         self.cause = ""
         transform = self.transform()
         if transform is not None:
             self._lookup.note_in_time(self)
         elif not self.cause:
-            self.cause = self._lookup.words(self)
+            self.cause = self._lookup.explain_missing(self)
             self._lookup.note_missing(self)
         return transform
 
@@ -221,7 +218,7 @@ class PoseLookup:
         self._worded: Tuple[float, Any, str] = (-math.inf, None, "")
         poses.add_listener(self._watch_missing)
 
-    def pose(self, target: str, source: str, at: rospy.Time, received_s: float, until_s: float) -> Pose:
+    def look_up(self, target: str, source: str, at: rospy.Time, received_s: float, until_s: float) -> Pose:
         """A pose to be looked up.
 
         Args:
@@ -235,7 +232,7 @@ class PoseLookup:
 
     @property
     def least_late_s(self) -> float:
-        """Of the newest poses the least late one came so long after its frame, seconds."""
+        """Return the least delay of the newest poses after their frames, seconds."""
         with self._lock:
             return min(self._late_s, default=0.0)
 
@@ -253,32 +250,32 @@ class PoseLookup:
     def _watch_missing(self) -> None:
         with self._lock:
             for pose in list(self._missing):
-                late_s, there = time.monotonic() - pose.received_s, pose.there
-                if there or late_s > WAIT_SHARE_S:
+                late_s, available = time.monotonic() - pose.received_s, pose.available
+                if available or late_s > WAIT_SHARE_S:
                     self._missing.remove(pose)
-                if there and late_s <= WAIT_SHARE_S:
+                if available and late_s <= WAIT_SHARE_S:
                     self._late_s.append(late_s)
 
-    def words(self, pose: Pose) -> str:
-        """Why tf does not have a pose, and the remedy; looked into once a second at most."""
+    def explain_missing(self, pose: Pose) -> str:
+        """Explain why tf does not have a pose, and the remedy; looked up once a second at most."""
         key = (pose.target, pose.source)
-        looked_s, before, words = self._worded
+        looked_s, before, cause = self._worded
         if before != key or time.monotonic() - looked_s > 1.0:
-            words = self._cause(pose)
-            self._worded = (time.monotonic(), key, words)
-        return words
+            cause = self._find_cause(pose)
+            self._worded = (time.monotonic(), key, cause)
+        return cause
 
-    def _cause(self, pose: Pose) -> str:
+    def _find_cause(self, pose: Pose) -> str:
         if not pose.source:
             return "it has no frame_id; have the driver write header.frame_id"
-        frames = self.poses.frames()
+        frames = self.poses.list_frames()
         if not frames:
             return "nobody publishes tf; start what does (robot_state_publisher, static_transform_publisher)"
         if pose.target not in frames or pose.source not in frames:
             return self._cause_of_names(pose, frames)
         ahead_s = pose.ahead_s
         if math.isnan(ahead_s):
-            roots = f"{self.poses.root(pose.target)!r} and {self.poses.root(pose.source)!r}"
+            roots = f"{self.poses.find_root(pose.target)!r} and {self.poses.find_root(pose.source)!r}"
             return (
                 f"{pose.target!r} and {pose.source!r} are in two trees of tf, which hang on {roots}; "
                 "publish what joins them (localisation, static_transform_publisher)"

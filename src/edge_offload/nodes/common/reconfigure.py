@@ -32,10 +32,10 @@ def serve(knobs: Sequence[Param], values: Dict[str, Any], changed: Callable[[Dic
         changed({knob.name: config[knob.name] for knob in knobs})
         return config
 
-    return Server(_description(knobs, values), called)
+    return Server(_describe_knobs(knobs, values), called)
 
 
-def _description(knobs: Sequence[Param], values: Dict[str, Any]) -> SimpleNamespace:
+def _describe_knobs(knobs: Sequence[Param], values: Dict[str, Any]) -> SimpleNamespace:
     parameters = [
         {
             "name": knob.name,
@@ -44,8 +44,8 @@ def _description(knobs: Sequence[Param], values: Dict[str, Any]) -> SimpleNamesp
             "description": knob.doc,
             "edit_method": "",
             "default": values[knob.name],
-            "min": _bound(knob, knob.low, -_UNBOUNDED),
-            "max": _bound(knob, knob.high, _UNBOUNDED),
+            "min": _finite_bound(knob, knob.low, -_UNBOUNDED),
+            "max": _finite_bound(knob, knob.high, _UNBOUNDED),
             "cconsttype": "",
             "ctype": "",
             "srcfile": "",
@@ -73,7 +73,7 @@ def _description(knobs: Sequence[Param], values: Dict[str, Any]) -> SimpleNamesp
     )
 
 
-def _bound(knob: Param, bound: Optional[float], unbounded: float) -> Value:
+def _finite_bound(knob: Param, bound: Optional[float], unbounded: float) -> Value:
     kind = type(knob.default)
     if kind is bool:
         return unbounded > 0

@@ -17,10 +17,9 @@ class Ticker:
         self._work = work
         self._on_error = on_error
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+        self._thread = threading.Thread(target=self._run_ticks, name="ticker", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
@@ -29,7 +28,7 @@ class Ticker:
         if self._thread.ident is not None:
             self._thread.join(5.0)
 
-    def _run(self) -> None:
+    def _run_ticks(self) -> None:
         due = time.monotonic()
         while not self._stop.wait(max(0.0, due - time.monotonic())):
             due = max(due + self._period_s, time.monotonic())

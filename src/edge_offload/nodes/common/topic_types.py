@@ -43,9 +43,9 @@ class TopicTypes:
             # the master is away; it may come back
             return
         causes = [
-            difference(name, wanted, published)
-            for name, wanted in get_topic_manager().get_subscriptions()
-            if wanted != ANY and published.get(name, ANY) not in (ANY, wanted)
+            explain_mismatch(name, expected, published)
+            for name, expected in get_topic_manager().get_subscriptions()
+            if expected != ANY and published.get(name, ANY) not in (ANY, expected)
         ]
         if causes:
             self._health.warn("types", "; ".join(sorted(causes)))
@@ -63,8 +63,8 @@ def others_of(kind: str, name: str) -> str:
     return f" (there are some on {', '.join(others)})" if others else ""
 
 
-def awaited(topic: str, kind: Any, what: str, remedy: str, after_s: float) -> Awaited:
-    """What says when a topic that is asked for is silent, and which others have its type.
+def await_topic(topic: str, kind: Any, what: str, remedy: str, after_s: float) -> Awaited:
+    """Make the watch that tells when a topic is silent, and which others have its type.
 
     Args:
         topic: as it is subscribed to.
@@ -77,16 +77,16 @@ def awaited(topic: str, kind: Any, what: str, remedy: str, after_s: float) -> Aw
     return Awaited(f"{what} on {name}", lambda: f"{remedy}{others_of(kind._type, name)}", after_s)
 
 
-def difference(name: str, wanted: str, published: Dict[str, str]) -> str:
-    """Why nothing comes on a topic, and the remedy.
+def explain_mismatch(name: str, expected: str, published: Dict[str, str]) -> str:
+    """Explain why nothing comes on a topic, and the remedy.
 
     Args:
         name: of the topic.
-        wanted: type that the node takes.
+        expected: type that the node takes.
         published: types of all topics by name.
     """
-    others: List[str] = sorted(other for other, kind in published.items() if kind == wanted)
+    others: List[str] = sorted(other for other, kind in published.items() if kind == expected)
     where = f"there are some on {', '.join(others)}" if others else "no topic has any"
-    argument = ARGUMENTS.get(wanted)
+    argument = ARGUMENTS.get(expected)
     how = f"give {argument}:= in the launch file, or remap the topic" if argument else "remap the topic"
-    return f"{name} has {published[name]}, not {wanted} ({where}); {how}"
+    return f"{name} has {published[name]}, not {expected} ({where}); {how}"

@@ -30,7 +30,7 @@ def objects_message(
     header: Any,
     report: InferenceReport,
     size: Tuple[int, int],
-    found: Detections,
+    detections: Detections,
     labels: Sequence[str] = (),
     places: Sequence[Optional[Place]] = (),
 ) -> ObjectArray:
@@ -40,11 +40,11 @@ def objects_message(
         header: of the frame.
         report: of its inference.
         size: width and height of the image, px.
-        found: the objects.
+        detections: the objects.
         labels: one for each.
         places: one for each.
     """
-    rows = zip(found.classes.tolist(), labels, found.scores.tolist(), found.boxes.tolist(), places)
+    rows = zip(detections.classes.tolist(), labels, detections.scores.tolist(), detections.boxes.tolist(), places)
     return ObjectArray(
         header=copy_header(header),
         frame_seq=header.seq,
@@ -52,11 +52,11 @@ def objects_message(
         mode=report.mode.value,
         image_width=size[0],
         image_height=size[1],
-        objects=[_object(number, label, score, box, place) for number, label, score, box, place in rows],
+        objects=[_object_message(number, label, score, box, place) for number, label, score, box, place in rows],
     )
 
 
-def _object(number: int, label: str, score: float, box: Sequence[float], place: Optional[Place]) -> Object:
+def _object_message(number: int, label: str, score: float, box: Sequence[float], place: Optional[Place]) -> Object:
     x_min, y_min, x_max, y_max = box
     message = Object(
         class_id=number, label=label, score=score, x_min=x_min, y_min=y_min, x_max=x_max, y_max=y_max
@@ -71,14 +71,14 @@ def _object(number: int, label: str, score: float, box: Sequence[float], place: 
 
 
 def markers_message(
-    header: Any, found: Detections, labels: Sequence[str], places: Sequence[Optional[Place]]
+    header: Any, detections: Detections, labels: Sequence[str], places: Sequence[Optional[Place]]
 ) -> MarkerArray:
     """A plate, a ball and a label for each object whose position is known; what was shown before is removed.
 
     The plate is the box of the object at its distance, the ball its position; the label says what that comes from.
     """
     markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]
-    for index, (number, label, place) in enumerate(zip(found.classes.tolist(), labels, places)):
+    for index, (number, label, place) in enumerate(zip(detections.classes.tolist(), labels, places)):
         if place is None:
             continue
         position, extent = place

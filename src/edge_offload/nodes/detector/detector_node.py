@@ -91,7 +91,7 @@ class DetectorNetwork(Network):
 
 
 class DetectionsView(CameraView):
-    """What a detector or segmenter finds in the images of one camera."""
+    """Detections or segments in the images of one camera."""
 
     overlay = "detector/overlay"
 
@@ -100,7 +100,7 @@ class DetectionsView(CameraView):
         self._objects = rospy.Publisher(self.output_topic("detector/objects"), ObjectArray, queue_size=100)
         self._mask = rospy.Publisher(self.output_topic("detector/mask"), Image, queue_size=4)
         self._markers = rospy.Publisher(self.output_topic("detector/markers"), MarkerArray, queue_size=4)
-        self._ranges = RangeIntake.of(self, self.camera, self.input_topic("depth/image_raw"))
+        self._ranges = RangeIntake.from_node(self, self.camera, self.input_topic("depth/image_raw"))
         self.camera.places = False
         labels, topic = list(self._detector.labels), self.output_topic("detector/detections")
         self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
@@ -117,44 +117,44 @@ class DetectionsView(CameraView):
     def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
         node, header, size = self.node, frame.message.header, prepared.size
         seen = prepared.image.interpret(self._detector, *inferred)
-        found, report = seen.result, seen.report
-        if not isinstance(found, Detections):
+        detections, report = seen.result, seen.report
+        if not isinstance(detections, Detections):
             name = type(self._detector).__name__
-            raise BadInput(f"{name}.interpret returned a {type(found).__name__}", remedy="return Detections")
-        found.check_fit(size, len(self._detector.labels))
-        energy, measured = node.energy(frame, report)
-        labels, places = self._labels(found), self._places(frame, size, found)
-        self._objects.publish(objects_message(header, report, size, found, labels, places))
-        node.account(frame, prepared.image.inputs, report, energy, measured)
+            raise BadInput(f"{name}.interpret returned a {type(detections).__name__}", remedy="return Detections")
+        detections.check_fit(size, len(self._detector.labels))
+        energy, measured = node.measure_energy(frame, report)
+        labels, places = self._label_detections(detections), self._place_objects(frame, size, detections)
+        self._objects.publish(objects_message(header, report, size, detections, labels, places))
+        node.account_frame(frame, prepared.image.inputs, report, energy, measured)
         self.health.clear("frame")
-        node.compare(frame, found.boxes, boxes_drop)
-        self._detections.publish(header, found.boxes, found.scores, found.classes)
-        self._detections.publish_places(header, places, found.scores, found.classes)
+        node.compare_result(frame, detections.boxes, boxes_drop)
+        self._detections.publish_detections(header, detections.boxes, detections.scores, detections.classes)
+        self._detections.publish_places(header, places, detections.scores, detections.classes)
         if self._markers.get_num_connections():
-            self._markers.publish(markers_message(header, found, labels, places))
-        if found.mask is not None and self._mask.get_num_connections():
-            self._mask.publish(_mask_message(header, found.mask))
+            self._markers.publish(markers_message(header, detections, labels, places))
+        if detections.mask is not None and self._mask.get_num_connections():
+            self._mask.publish(_mask_message(header, detections.mask))
         if self.painter.watched:
-            self.painter.paint(Picture(header, prepared.bgr, (found, labels), report, energy))
+            self.painter.paint(Picture(header, prepared.bgr, (detections, labels), report, energy))
 
-    def _labels(self, found: Detections) -> List[str]:
-        return [self._detector.label(number) for number in found.classes.tolist()]
+    def _label_detections(self, detections: Detections) -> List[str]:
+        return [self._detector.label(number) for number in detections.classes.tolist()]
 
-    def _places(self, frame: Frame, size: Tuple[int, int], found: Detections) -> List[Optional[Place]]:
-        """Where the objects are, each by the most trusted source."""
-        make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)
-        locator = self.camera.locator(frame, *size, make)
-        positions = [None] * len(found) if locator is None else locator.locate(found.boxes)
+    def _place_objects(self, frame: Frame, size: Tuple[int, int], detections: Detections) -> List[Optional[Place]]:
+        """Locate the objects, each by the most trusted source."""
+        make = Locator if self._ranges is None else functools.partial(self._ranges.make_locator, frame, size)
+        locator = self.camera.make_locator(frame, *size, make)
+        positions = [None] * len(detections) if locator is None else locator.locate(detections.boxes)
         if self._ranges is not None:
-            self._ranges.account(locator, positions)
-        return places_of(locator, found.boxes, positions)
+            self._ranges.report_sources(locator, positions)
+        return places_of(locator, detections.boxes, positions)
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
         self._objects.publish(objects_message(header, report, size, Detections.empty()))
 
     def draw(self, picture: Picture) -> Array:
-        found, labels = picture.found
-        return draw_detections(picture.bgr, found, labels, picture.status())
+        detections, labels = picture.result
+        return draw_detections(picture.bgr, detections, labels, picture.make_status())
 
 
 class DetectorNode(ImageNode):
@@ -165,7 +165,7 @@ class DetectorNode(ImageNode):
     declared = (
         *DetectorNetwork.declared,
         *OffloadedNode.shared,
-        *ImageNode.looks,
+        *ImageNode.image_params,
         *POSITIONS,
     )
 

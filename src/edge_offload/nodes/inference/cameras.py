@@ -48,7 +48,7 @@ class PreparedImage:
 
 
 class SensorView(SensorStages):
-    """What a node does with the frames of one sensor.
+    """Work of a node on the frames of one sensor.
 
     A subclass makes its publishers and its painter in :meth:`start`, takes frames in from :meth:`subscribe` on, and
     publishes exactly one result for a frame in :meth:`finish` or :meth:`publish_failure`.
@@ -74,8 +74,8 @@ class SensorView(SensorStages):
     def start(self, network: Network) -> None:
         """Make publishers, and whatever else frames need."""
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
-        """From now on frames come."""
+    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
+        """Take frames in from now on."""
 
     def close(self) -> None:
         """Take no more frames in."""
@@ -86,7 +86,7 @@ class SensorView(SensorStages):
     def publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a frame that could not be used: nothing, and why."""
 
-    def tell_failure(self, frame: Frame, error: BaseException) -> None:
+    def report_failure(self, frame: Frame, error: BaseException) -> None:
         """The network could not be run on a frame; where results are carried, one leaves by itself."""
         if self.carry is None:
             self.publish_failure(frame, error)
@@ -101,7 +101,7 @@ class SensorView(SensorStages):
 
 
 class CameraView(SensorView):
-    """What a node does with the images of one camera.
+    """Work of a node on the images of one camera.
 
     A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish` or
     :meth:`publish_nothing`, and pictures in :meth:`draw`.
@@ -125,11 +125,9 @@ class CameraView(SensorView):
         self._images: Optional[ImageIntake] = None
 
     def input_topic(self, topic: str) -> str:
-        """Name of a topic of the camera."""
         return f"{self._camera_ns}/{topic}"
 
     def output_topic(self, topic: str) -> str:
-        """Name of a topic of results."""
         return f"{self.name}/{topic}" if self.name else topic
 
     def open(self, network: Network) -> None:
@@ -148,9 +146,9 @@ class CameraView(SensorView):
         self.painter = Painter(self, self.output_topic(self.overlay), self.draw, capacity=2)
         self.painter.start()
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
+    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
         sink, transport = self.carry or slot, self.params["transport"]
-        self._images = ImageIntake(self, self.input_topic("image_raw"), transport, sink, keep_all, self.name)
+        self._images = ImageIntake(self, self.input_topic("image_raw"), transport, sink, queue_all, self.name)
 
     def close(self) -> None:
         if self._images is not None:
@@ -188,7 +186,6 @@ class SensorNode(OffloadedNode):
         raise NotImplementedError(f"{self.name} has no views")
 
     def make_network(self) -> Network:
-        """Make the network."""
         raise NotImplementedError(f"{self.name} has no network")
 
     def warm_up(self) -> Optional[Any]:
@@ -197,32 +194,31 @@ class SensorNode(OffloadedNode):
 
     @property
     def model(self) -> str:
-        """Name of the network's model."""
         name: str = self._network.estimator.name
         return name
 
     def start(self) -> None:
-        keep_all = self.params.get("every_frame", False)
+        queue_all = self.params.get("every_frame", False)
         self.poses = Poses()
         self.views = self.make_views()
         views = self.views.values()
-        self.begin(self.make_network())
+        self.begin_offloading(self.make_network())
         self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
-            4 if keep_all else 1, keep_all, operator.attrgetter("camera"), self.wants
+            4 if queue_all else 1, queue_all, operator.attrgetter("camera"), self.wants_frame
         )
         for view in views:
             view.start(self._network)
         self.carries = [view.carry for view in views if view.carry is not None]
-        self._worker = self.pipeline(self.slot, self.views, self._on_failure)
+        self._worker = self.make_pipeline(self.slot, self.views, self._on_failure)
         self._worker.start()
-        self.listen(self.slot)
+        self.subscribe_control(self.slot)
         inputs = self.warm_up()
         if inputs is not None:
             self.publish_forecast([inputs], Header(stamp=rospy.Time.now()))
         self.collector.start()
         # last: from now on frames come
         for view in views:
-            view.subscribe(self.slot, keep_all)
+            view.subscribe(self.slot, queue_all)
         names = f", cameras {', '.join(self.views)}" if len(self.views) > 1 else ""
         rospy.loginfo(f"model {self.model} is ready, mode {self._mode}{names}")
 
@@ -233,7 +229,7 @@ class SensorNode(OffloadedNode):
         workers = {"worker": getattr(self, "_worker", None)}
         for what in ("carry", "painter"):
             workers.update({f"{what} {name}".strip(): getattr(view, what, None) for name, view in views.items()})
-        self.end({name: worker for name, worker in workers.items() if worker is not None})
+        self.end_offloading({name: worker for name, worker in workers.items() if worker is not None})
 
     def refresh(self) -> None:
         if not hasattr(self, "_worker"):
@@ -251,7 +247,7 @@ class SensorNode(OffloadedNode):
             rospy.logwarn_throttle(5.0, f"{self.noun} {frame.message.header.seq}: {error}")
         else:
             self.fault("network", error)
-        view.tell_failure(frame, error)
+        view.report_failure(frame, error)
 
 
 class ImageNode(SensorNode):
@@ -261,7 +257,7 @@ class ImageNode(SensorNode):
     """
 
     written = (*OffloadedNode.written, "labels")
-    looks: ClassVar[Tuple[Param, ...]] = (
+    image_params: ClassVar[Tuple[Param, ...]] = (
         CAMERA_NS,
         Param("every_frame", False, "work on every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
@@ -284,6 +280,6 @@ class ImageNode(SensorNode):
     def warm_up(self) -> Optional[Any]:
         wait_s = self.params["server_wait"]
         latest_s = time.monotonic() + min(wait_s, 5.0)
-        sizes = (view.camera.size(max(0.0, latest_s - time.monotonic())) for view in self.views.values())
+        sizes = (view.camera.wait_for_size(max(0.0, latest_s - time.monotonic())) for view in self.views.values())
         size = next(filter(None, sizes), None)
         return None if size is None else self._network.warm_up(self._mode, *size, wait_s=wait_s)

@@ -33,12 +33,12 @@ class _Slow:
         self._factor = factor
 
     @contextlib.contextmanager
-    def work(self) -> Iterator[None]:
+    def slow_work(self) -> Iterator[None]:
         """Make what is done here take so many times as long."""
-        began = busy_clock()
+        started_at = busy_clock()
         yield
         if self._factor > 1:
-            time.sleep((self._factor - 1) * (busy_clock() - began))
+            time.sleep((self._factor - 1) * (busy_clock() - started_at))
 
 
 class _Slowed(Generic[Result]):
@@ -49,7 +49,7 @@ class _Slowed(Generic[Result]):
         self.degraded = ""
 
     def carry(self, result: Result, source: int, target: int) -> Result:
-        with self._slow.work():
+        with self._slow.slow_work():
             moved = self._carrier.carry(result, source, target)
         self.degraded = self._carrier.degraded
         return moved
@@ -57,7 +57,7 @@ class _Slowed(Generic[Result]):
     def steps(self, result: Result, source: int, target: int) -> Iterator[None]:
         steps = self._carrier.steps(result, source, target)
         while True:
-            with self._slow.work():
+            with self._slow.slow_work():
                 went = next(steps, _ENDED)
             if went is _ENDED:
                 return
@@ -74,9 +74,9 @@ class Task(Generic[Result]):
         leave: publishes the result of a frame.
         fail: publishes that a frame has none, and why.
         drop: of one result against the network's own for the same frame, 0 to 1.
-        alone: the local algorithm, if it is quick: the result of a frame that the carrier has seen.
-        beside: the local algorithm, if it is slow: it works on the latest frame in a thread of its own.
-        adopt: makes a result of what ``beside`` found, in the thread that carries; None: it cannot yet.
+        local_result: the local algorithm, if it is quick: the result of a frame that the carrier has seen.
+        local_algorithm: the local algorithm, if it is slow: it works on the latest frame in a thread of its own.
+        adopt: makes a result of what ``local_algorithm`` found, in the thread that carries; None: it cannot yet.
         waits: until when (monotonic seconds) a frame's result waits for what else it needs; -infinity: not at all.
     """
 
@@ -85,8 +85,8 @@ class Task(Generic[Result]):
     leave: Callable[[Frame, Along[Result]], None]
     fail: Callable[[Frame, BaseException], None]
     drop: Callable[[Result, Result], float]
-    alone: Optional[Callable[[Frame], Result]] = None
-    beside: Optional[Callable[[Frame], Any]] = None
+    local_result: Optional[Callable[[Frame], Result]] = None
+    local_algorithm: Optional[Callable[[Frame], Any]] = None
     adopt: Optional[Callable[[Frame, Any], Optional[Result]]] = None
     waits: Callable[[Frame], float] = lambda _: -math.inf
 
@@ -113,26 +113,28 @@ class CarryThread(Generic[Result]):
         carrying = Carrying(
             _Slowed(task.carrier, self._slow), task.drop, compared=lambda *comparison: self._compared(*comparison)
         )  # fmt: skip
-        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave, waits=task.waits)
+        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._publish_result, waits=task.waits)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
         self._lock = threading.Lock()
         self._waits: Optional[Callable[[], Iterator[None]]] = None
-        self._beside: Optional[Worker[Frame]] = None
-        if task.beside is not None:
+        self._local_worker: Optional[Worker[Frame]] = None
+        if task.local_algorithm is not None:
             self._latest: LatestFrameQueue[Frame] = LatestFrameQueue()
-            self._beside = Worker(self._latest, self._look, lambda _, error: on_error("local", error), "local")
+            self._local_worker = Worker(
+                self._latest, self._run_local, lambda _, error: on_error("local", error), "local"
+            )
 
     def start(self, compared: Callable[[int, float, float, DropCurve], None]) -> None:
         """Begin; ``compared``: called with every comparison (:class:`Carrying`)."""
         self._compared = compared
         self._events.start()
-        if self._beside is not None:
-            self._beside.start()
+        if self._local_worker is not None:
+            self._local_worker.start()
 
     def put(self, frame: Frame) -> bool:
         """A frame has come; whether it will be taken up."""
         taken = self._slot.put(frame)
-        self._events.post(self._take, first=True)
+        self._events.post(self._take_frame, first=True)
         return taken
 
     def post(self, call: Callable[[], None]) -> None:
@@ -143,7 +145,7 @@ class CarryThread(Generic[Result]):
         """Something has come that the result of a frame may wait for."""
         self._events.wake()
 
-    def came(self, steps: Callable[[], Iterator[None]]) -> None:
+    def take_in_result(self, steps: Callable[[], Iterator[None]]) -> None:
         """The network's result has come: have it taken in, in ``steps``, between which frames may leave.
 
         One at a time; of results that wait for that only the newest is taken in.
@@ -167,18 +169,17 @@ class CarryThread(Generic[Result]):
 
     @property
     def counts(self) -> SlotCounts:
-        """Return what became of the frames."""
         return self._slot.counts
 
-    def _take(self) -> None:
+    def _take_frame(self) -> None:
         frame = self._slot.take(0.0)
         if frame is None:
             return
         self.loop.flush()
         try:
-            with self._slow.work():
+            with self._slow.slow_work():
                 follows = self._task.see(frame)
-                local = None if self._task.alone is None else self._task.alone(frame)
+                local = None if self._task.local_result is None else self._task.local_result(frame)
         except EdgeOffloadError as error:
             self.health.count("bad frames")
             self.health.warn("unusable", str(error))
@@ -186,23 +187,22 @@ class CarryThread(Generic[Result]):
             return
         self.health.clear("unusable")
         self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
-        if self._beside is not None:
+        if self._local_worker is not None:
             self._latest.put(frame)
 
-    def _look(self, frame: Frame) -> None:
-        """The local algorithm's work, in its own thread."""
-        assert self._task.beside is not None
-        with self._slow.work():
-            found = self._task.beside(frame)
-        self.post(lambda: self._adopt(frame, found))
+    def _run_local(self, frame: Frame) -> None:
+        assert self._task.local_algorithm is not None
+        with self._slow.slow_work():
+            local = self._task.local_algorithm(frame)
+        self.post(lambda: self._adopt_local(frame, local))
 
-    def _adopt(self, frame: Frame, found: Any) -> None:
+    def _adopt_local(self, frame: Frame, local: Any) -> None:
         outdated = self.loop.outdated(frame.instant)
-        result = None if self._task.adopt is None or outdated else self._task.adopt(frame, found)
+        result = None if self._task.adopt is None or outdated else self._task.adopt(frame, local)
         if result is not None:
             self.loop.add_local_result(result, frame.instant)
 
-    def _leave(self, frame: Frame, along: Along[Result]) -> None:
+    def _publish_result(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:
             self.health.warn("carry", along.degraded)
         else:
@@ -222,5 +222,5 @@ class CarryThread(Generic[Result]):
     def drain(self, timeout_s: float) -> bool:
         """Let the frames that wait leave; whether they have in time."""
         self._slot.close()
-        ended = self._beside is None or self._beside.drain(timeout_s)
+        ended = self._local_worker is None or self._local_worker.drain(timeout_s)
         return self._events.drain(timeout_s) and ended

@@ -24,7 +24,7 @@ MAX_DURATION_S = 2.0**31 - 1
 """Seconds; what a ROS duration holds."""
 
 
-def duration(seconds: float) -> rospy.Duration:
+def ros_duration(seconds: float) -> rospy.Duration:
     """A ROS duration; what is not finite becomes 0, what is too long the longest there is."""
     if not math.isfinite(seconds):
         return rospy.Duration()
@@ -61,8 +61,8 @@ def latency_message(report: InferenceReport, header: Any, camera: str = "", clie
         mode_code=TABLE[report.mode].code,
         engine=report.engine,
         fallback_reason=report.fallback_reason,
-        total=duration(report.total_s),
-        clock_error=duration(report.clock_error_s),
+        total=ros_duration(report.total_s),
+        clock_error=ros_duration(report.clock_error_s),
         bytes_up=report.bytes_up,
         bytes_down=report.bytes_down,
         round_trips=report.round_trips,
@@ -76,14 +76,14 @@ def latency_message(report: InferenceReport, header: Any, camera: str = "", clie
         message.overlap_ratio = min(report.overlap_s / max(report.total_s, 1e-9), 1.0)
         message.idle_robot, message.idle_server = report.idle()
     for stage in STAGES:
-        setattr(message, stage, duration(report.stages_s[stage]))
+        setattr(message, stage, ros_duration(report.stages_s[stage]))
     if client is not None and client.state is LinkState.READY:
         reading = client.clock
         message.connected = True
-        message.link_round_trip = duration(reading.rtt_s)
-        message.clock_offset = duration(reading.offset_s)
+        message.link_round_trip = ros_duration(reading.rtt_s)
+        message.clock_offset = ros_duration(reading.offset_s)
         if not message.round_trips:
-            message.clock_error = duration(reading.error_s)
+            message.clock_error = ros_duration(reading.error_s)
     return message
 
 
@@ -117,9 +117,9 @@ def forecast_message(situation: Situation, header: Any, task: str = "") -> Forec
         header=copy_header(header),
         task=task,
         mode=[forecast.mode.value for forecast in forecasts],
-        latency=[duration(forecast.latency_s) for forecast in forecasts],
-        error=[duration(forecast.error_s) for forecast in forecasts],
-        doubt=[duration(forecast.doubt_s) for forecast in forecasts],
+        latency=[ros_duration(forecast.latency_s) for forecast in forecasts],
+        error=[ros_duration(forecast.error_s) for forecast in forecasts],
+        doubt=[ros_duration(forecast.doubt_s) for forecast in forecasts],
         covariance=[one.covariance.get(other.mode, 0.0) for one in forecasts for other in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
         bytes_up=[forecast.bytes_up for forecast in forecasts],
@@ -127,12 +127,12 @@ def forecast_message(situation: Situation, header: Any, task: str = "") -> Forec
         obstacle=[forecast.unavailable_reason for forecast in forecasts],
         absent=[mode.value for mode in situation.absent],
         remedy=list(situation.absent.values()),
-        deadline=duration(situation.deadline_s or 0.0),
+        deadline=ros_duration(situation.deadline_s or 0.0),
         server_load=situation.load,
         uplink=situation.link.uplink,
         downlink=situation.link.downlink,
         link_error=situation.link.uplink_error if math.isfinite(situation.link.uplink_error) else math.nan,
-        link_age=duration(min(situation.link.age_s, MAX_DURATION_S)),
+        link_age=ros_duration(min(situation.link.age_s, MAX_DURATION_S)),
     )
 
 

@@ -18,7 +18,7 @@ from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.convert import depth_pixels
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.poses import frame_name
-from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.common.topic_types import await_topic
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, SILENCE_S, Frame
 
 FARTHEST_M = 100.0
@@ -49,23 +49,23 @@ class MatchedIntake:
         self._node, self._tolerance_s = node, tolerance_s
         self._changed = threading.Condition()
         self._recent: Deque[Tuple[Any, float]] = deque(maxlen=16)
-        self._told: Callable[[], None] = lambda: None
-        self._topic = awaited(topic, self.kind, self.what, self.remedy, SILENCE_S)
+        self._notify: Callable[[], None] = lambda: None
+        self._topic = await_topic(topic, self.kind, self.what, self.remedy, SILENCE_S)
         self._losses = Losses(f"images without {self.what}")
-        node.health.watch(self.what, self._losses.words)
-        node.health.watch(f"{self.what} topic", self._topic.words)
+        node.health.watch(self.what, self._losses.describe_losses)
+        node.health.watch(f"{self.what} topic", self._topic.explain_silence)
         rospy.Subscriber(topic, self.kind, node.callback(self._on_message), queue_size=4, buff_size=BUFFER_BYTES)
 
-    def tell(self, call: Callable[[], None]) -> None:
+    def notify_with(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when a message has come."""
-        self._told = call
+        self._notify = call
 
     def _on_message(self, message: Any) -> None:
-        self._topic.came()
+        self._topic.note_arrival()
         with self._changed:
             self._recent.append((message, time.monotonic()))
             self._changed.notify_all()
-        self._told()
+        self._notify()
 
     def waits_s(self, frame: Frame) -> float:
         """Until when a frame may wait for its message (monotonic seconds); -infinity: it is here, or will not come.
@@ -74,10 +74,10 @@ class MatchedIntake:
         """
         if not self._recent or self._topic.silent_s > SILENCE_S:
             return -math.inf
-        _, off_s = self._nearest(frame)
+        _, off_s = self._nearest_message(frame)
         return frame.until_s if off_s < -self._tolerance_s else -math.inf
 
-    def _nearest(self, frame: Frame) -> Tuple[Any, float]:
+    def _nearest_message(self, frame: Frame) -> Tuple[Any, float]:
         """The message nearest to a frame, and by how much it is later (seconds).
 
         By the stamps where that of the frame is plausible, else by the arrivals.
@@ -85,12 +85,12 @@ class MatchedIntake:
         nearest, off_s = None, math.inf
         for message, received_s in reversed(list(self._recent)):
             by_stamp_s = (message.header.stamp - frame.message.header.stamp).to_sec()
-            apart_s = by_stamp_s if frame.instant.has_valid_stamp else received_s - frame.received_s
-            if abs(apart_s) < abs(off_s):
-                nearest, off_s = message, apart_s
+            later_s = by_stamp_s if frame.instant.has_valid_stamp else received_s - frame.received_s
+            if abs(later_s) < abs(off_s):
+                nearest, off_s = message, later_s
         return nearest, off_s
 
-    def matched(self, frame: Frame, wait: bool) -> Tuple[Any, float]:
+    def match_message(self, frame: Frame, wait: bool) -> Tuple[Any, float]:
         """The message of a frame, and seconds between the two.
 
         Args:
@@ -103,7 +103,7 @@ class MatchedIntake:
         with self._changed:
             while wait and self.waits_s(frame) > time.monotonic():
                 self._changed.wait(max(0.0, self.waits_s(frame) - time.monotonic()))
-            nearest, off_s = self._nearest(frame)
+            nearest, off_s = self._nearest_message(frame)
         if nearest is None:
             raise BadInput("none has come")
         if abs(off_s) <= self._tolerance_s:
@@ -122,8 +122,8 @@ def _refuse_millimetres(depth: Array) -> None:
     if depth.dtype.kind != "f":
         return
     sampled = depth[::4, ::4]
-    there = sampled[np.isfinite(sampled) & (sampled > 0)]
-    nearest = float(np.quantile(there, 0.01)) if there.size else 0.0
+    valid = sampled[np.isfinite(sampled) & (sampled > 0)]
+    nearest = float(np.quantile(valid, 0.01)) if valid.size else 0.0
     if nearest > FARTHEST_M:
         cause = f"depth image 32FC1 shows nothing nearer than {nearest:.0f} m, as one in millimetres does"
         raise BadInput(cause, remedy="publish metres, or millimetres as 16UC1 (REP 118)")
@@ -137,7 +137,7 @@ class DepthIntake(MatchedIntake):
     remedy = "check the driver, or name the topic of its aligned depth (depth_topic:=)"
     unmatched = "have the driver synchronise them, or give ~depth_tolerance"
 
-    def at(self, frame: Frame, size: Tuple[int, int], wait: bool = True) -> Tuple[Optional[Array], str]:
+    def depth_at(self, frame: Frame, size: Tuple[int, int], wait: bool = True) -> Tuple[Optional[Array], str]:
         """Pixels and encoding of the depth image of a frame; None when none is near, it is faulty or not aligned.
 
         Args:
@@ -146,7 +146,7 @@ class DepthIntake(MatchedIntake):
             wait: for a depth image that comes late.
         """
         try:
-            nearest, _ = self.matched(frame, wait)
+            nearest, _ = self.match_message(frame, wait)
             try:
                 pixels, encoding = depth_pixels(nearest)
             except BadInput:
@@ -157,9 +157,9 @@ class DepthIntake(MatchedIntake):
                 raise BadInput(f"depth image {sizes}", remedy="align depth to colour (registered depth)")
             _refuse_millimetres(pixels)
         except BadInput as error:
-            self._losses.note(str(error))
+            self._losses.note_loss(str(error))
             return None, "32FC1"
-        self._losses.note()
+        self._losses.note_loss()
         self._compare_frames(frame_name(nearest.header.frame_id), frame_name(frame.message.header.frame_id))
         return pixels, encoding
 

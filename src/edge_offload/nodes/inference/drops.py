@@ -12,7 +12,7 @@ from std_msgs.msg import Header
 
 from edge_offload.manager.drop import DropCurve, DropEstimator
 from edge_offload.nodes.common.health import Health
-from edge_offload.nodes.inference.compose import duration
+from edge_offload.nodes.inference.compose import ros_duration
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.perception.timeline import Instant, stamp_of
 from edge_offload_msgs.msg import Drop
@@ -22,7 +22,7 @@ LONGEST_S = 10.0
 
 
 class Drops:
-    """Publishes what comparisons say. Where results are held from one to the next, :meth:`compare` compares them, too.
+    """Publishes comparisons. Of results held from one to the next, :meth:`compare_results` also makes them.
 
     Args:
         task: what the node does.
@@ -38,7 +38,7 @@ class Drops:
         self._curve = self._estimator.curve(time.monotonic())
         self._publisher = rospy.Publisher("offload/drop", Drop, queue_size=100)
 
-    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
+    def compare_results(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
         """Compare the newest result of a camera, as it is held, with the one for ``frame``; hold that from now on.
 
         Args:
@@ -54,9 +54,9 @@ class Drops:
         if 0 < stale_s < LONGEST_S:
             lost, now = drop(last[1], result), time.monotonic()
             self._estimator.compared(now, stale_s, lost)
-            self.publish(instant, stale_s, lost, self._estimator.curve(now))
+            self.publish_drop(instant, stale_s, lost, self._estimator.curve(now))
 
-    def publish(self, instant: int, stale_s: float, drop: float, curve: DropCurve) -> None:
+    def publish_drop(self, instant: int, stale_s: float, drop: float, curve: DropCurve) -> None:
         """One comparison, for the frame of this ``instant`` (ns), and what is expected since then."""
         with self._lock:
             self._curve = curve
@@ -65,13 +65,12 @@ class Drops:
                 header=Header(stamp=rospy.Time(*divmod(stamp_of(instant), 10**9))),
                 task=self._task, node=rospy.get_name(),
                 intercept=curve.intercept, slope=curve.slope, slope_error=curve.slope_error,
-                local=math.nan if curve.local is None else curve.local, drop=drop, staleness=duration(stale_s),
-                interval=duration(self._interval_s()),
+                local=math.nan if curve.local is None else curve.local, drop=drop, staleness=ros_duration(stale_s),
+                interval=ros_duration(self._interval_s()),
             )
         )  # fmt: skip
 
     def refresh(self) -> None:
-        """Say on /diagnostics what is expected."""
         with self._lock:
             curve = self._curve
         local = "" if curve.local is None else f", local algorithm {curve.local:.2f}"

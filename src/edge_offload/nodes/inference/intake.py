@@ -15,7 +15,13 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.manager.turn_taker import Claim
-from edge_offload.nodes.camera.calibration import camera_of, fitted, is_rectified, published_size, rectified
+from edge_offload.nodes.camera.calibration import (
+    camera_of,
+    fit_calibration,
+    is_rectified,
+    published_size,
+    rectify_calibration,
+)
 from edge_offload.nodes.common.base import Owner
 from edge_offload.nodes.common.health import Health, Losses
 from edge_offload.nodes.common.params import Param
@@ -97,13 +103,13 @@ class Arrivals:
         self._recording = 0
         self._lock = threading.Lock()
 
-    def frame(self, message: Any, received_s: float) -> Frame:
+    def make_frame(self, message: Any, received_s: float) -> Frame:
         """A message that came at ``received_s`` (monotonic seconds). A leading slash of its frame_id is dropped."""
         header = message.header
         header.frame_id = frame_name(header.frame_id)
         with self._lock:
             instant = self._timeline.make_instant(header.stamp.to_nsec(), received_s, _clock_ns())
-            until_s = waits_until(received_s, self._interval.arrived(received_s), self._params)
+            until_s = waits_until(received_s, self._interval.note_arrival(received_s), self._params)
         if instant.recording != self._recording:
             self._recording = instant.recording
             self._health.count("recordings that began anew")
@@ -144,7 +150,7 @@ class ImageIntake:
     """
 
     def __init__(
-        self, node: Owner, topic: str, transport: str, slot: FrameSink, keep_all: bool, camera: str = ""
+        self, node: Owner, topic: str, transport: str, slot: FrameSink, queue_all: bool, camera: str = ""
     ) -> None:  # fmt: skip
         self._node = node
         self._topic = topic
@@ -160,16 +166,16 @@ class ImageIntake:
         self._news_s = time.monotonic()
         self._closed = False
         # every message reaches the slot, which is where frames give way: 64 cannot come between two looks at it.
-        # In keep_all mode nothing may be dropped, whatever comes.
-        self._queue = None if keep_all else 64
+        # In queue_all mode nothing may be dropped, whatever comes.
+        self._queue = None if queue_all else 64
         self._raw: Optional[rospy.Subscriber] = None
         self._compressed: Optional[rospy.Subscriber] = None
         if transport != "compressed":
-            self._raw = self._subscribe(topic, Image)
+            self._raw = self._subscribe_topic(topic, Image)
         if transport == "compressed":
-            self._compressed = self._subscribe(topic if named else self._compressed_topic, CompressedImage)
+            self._compressed = self._subscribe_topic(topic if named else self._compressed_topic, CompressedImage)
 
-    def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
+    def _subscribe_topic(self, topic: str, kind: Any) -> rospy.Subscriber:
         return rospy.Subscriber(
             topic, kind, self._node.callback(self._on_image), queue_size=self._queue, buff_size=BUFFER_BYTES
         )
@@ -186,7 +192,7 @@ class ImageIntake:
         if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
             self._node.health.count("frames lost before this node", seq - self._last[1] - 1)
         self._last = (publisher, seq)
-        self._slot.put(self._arrivals.frame(message, self._news_s))
+        self._slot.put(self._arrivals.make_frame(message, self._news_s))
 
     def refresh(self) -> None:
         """Look for a publisher, and tell when images stay away. Call it about once a second."""
@@ -201,9 +207,9 @@ class ImageIntake:
             health.clear("images")
         elif self._last is None:
             if health.warn(
-                "images", f"no image on {topic} yet; check the camera or name its topic{self._others(topic)}"
+                "images", f"no image on {topic} yet; check the camera or name its topic{self._other_topics(topic)}"
             ):
-                rospy.logwarn(f"no image on {topic} yet{self._others(topic)}")
+                rospy.logwarn(f"no image on {topic} yet{self._other_topics(topic)}")
         else:
             health.warn("images", f"no image on {topic} for {silent:.0f} s; check its driver and the network")
 
@@ -223,12 +229,12 @@ class ImageIntake:
             # the topic that was named has compressed images itself: rospy takes one type of a topic at a time
             self._raw.unregister()
             self._raw = None
-            self._compressed = self._subscribe(self._topic, CompressedImage)
+            self._compressed = self._subscribe_topic(self._topic, CompressedImage)
         elif [self._compressed_topic, CompressedImage._type] in published:
-            self._compressed = self._subscribe(self._compressed_topic, CompressedImage)
+            self._compressed = self._subscribe_topic(self._compressed_topic, CompressedImage)
 
     @staticmethod
-    def _others(topic: str) -> str:
+    def _other_topics(topic: str) -> str:
         """Topics that do have images: the one asked for may be misspelt."""
         try:
             published = rospy.get_published_topics()
@@ -239,7 +245,6 @@ class ImageIntake:
         return f" (there are images on {', '.join(sorted(seen))})" if seen else ""
 
     def close(self) -> None:
-        """Take no more images in."""
         self._closed = True
         for subscriber in (self._raw, self._compressed):
             if subscriber is not None:
@@ -270,15 +275,15 @@ class CameraIntake:
         self.poses = poses or Poses()
         self._lookup = PoseLookup(self.poses, "~world_frame (none: no positions on the ground)", self._carried)
         self._losses = Losses("results without a position" + (f" in {self.world!r}" if self.world else ""))
-        node.health.watch("positions", self._losses.words)
+        node.health.watch("positions", self._losses.describe_losses)
         rospy.Subscriber(topic, CameraInfo, node.callback(self._on_info), queue_size=4)
 
     def _on_info(self, message: Any) -> None:
-        if not self._infos or _facts(message) != _facts(self._infos[-1]):
+        if not self._infos or _without_header(message) != _without_header(self._infos[-1]):
             self._infos.append(message)
         self._received.set()
 
-    def size(self, wait_s: float) -> Optional[Tuple[int, int]]:
+    def wait_for_size(self, wait_s: float) -> Optional[Tuple[int, int]]:
         """Width and height of the images in pixels; None when no CameraInfo comes within ``wait_s``."""
         if not self._received.wait(wait_s) or not (self._infos[-1].width and self._infos[-1].height):
             return None
@@ -288,23 +293,23 @@ class CameraIntake:
             self._node.health.warn("calibration", str(error))
             return None
 
-    def locator(self, frame: Frame, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
+    def make_locator(self, frame: Frame, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
         """A locator for an image of this size; None while the camera is not calibrated.
 
         Waits for a pose that comes late, unless results are carried along.
         """
-        camera, uncalibrated = self._camera(frame, width, height)
+        camera, uncalibrated = self._fit_camera(frame, width, height)
         pose, unplaced = None, ""
         if self.world:
-            place = self._pose(frame)
-            pose = place.settled(wait=camera is not None and not self._carried)
+            place = self._look_up_pose(frame)
+            pose = place.settle_transform(wait=camera is not None and not self._carried)
             unplaced = place.cause
-        self._account(uncalibrated, unplaced)
+        self._report_missing(uncalibrated, unplaced)
         if camera is None:
             return None
         return make(camera=camera, pose=pose, optical=frame.message.header.frame_id, world=self.world)
 
-    def _account(self, uncalibrated: str, unplaced: str) -> None:
+    def _report_missing(self, uncalibrated: str, unplaced: str) -> None:
         """Tell what is missing, where positions were asked for: by name, by a sensor, or by the other half of it."""
         ranges = any(self._node.params.get(name) for name in ("depth", "cloud"))
         if uncalibrated:
@@ -312,12 +317,12 @@ class CameraIntake:
         else:
             # drivers give calibrations unasked; where nobody publishes tf nobody wants to know where they are.
             # Boxes, and positions by a sensor, do without a map
-            frames = self.poses.frames()
+            frames = self.poses.list_frames()
             requested = self._requested or (bool(frames) if self.places and not ranges else self.world in frames)
         if not requested:
             self._losses.clear()
         else:
-            self._losses.note(self._remedy if not self._infos else uncalibrated or unplaced)
+            self._losses.note_loss(self._calibration_remedy if not self._infos else uncalibrated or unplaced)
         if uncalibrated or (not ranges and (unplaced or not self.world)):
             text = f"none: {uncalibrated or unplaced or 'no ~world_frame'}"
         elif unplaced or not self.world:
@@ -326,12 +331,11 @@ class CameraIntake:
             text = f"in {self.world}"
         self._node.health.value("positions", text)
 
-    def _remedy(self) -> str:
-        """Return the remedy where no CameraInfo comes."""
+    def _calibration_remedy(self) -> str:
         name = rospy.resolve_name(self._topic)
         return f"no CameraInfo on {name}; name its topic (info_topic:=){others_of(CameraInfo._type, name)}"
 
-    def _camera(self, frame: Frame, width: int, height: int) -> Tuple[Optional[PinholeCamera], str]:
+    def _fit_camera(self, frame: Frame, width: int, height: int) -> Tuple[Optional[PinholeCamera], str]:
         """The camera for images of this size, or why there is none."""
         infos = list(self._infos)
         # that of the frame's time; where stamps tell nothing, the newest
@@ -343,29 +347,31 @@ class CameraIntake:
             return None, "no CameraInfo has come"
         if not info.width or not info.K[0]:
             return None, "the camera is not calibrated: K of its CameraInfo is 0; give the driver its calibration"
-        key = (*_facts(info), width, height)
+        key = (*_without_header(info), width, height)
         if self._cached is None or self._cached[0] != key:
             try:
-                self._cached = (key, camera_of(fitted(rectified(info) if self._rectified else info, width, height)))
+                self._cached = (
+                    key,
+                    camera_of(fit_calibration(rectify_calibration(info) if self._rectified else info, width, height)),
+                )
             except BadInput as error:
                 self._node.health.warn("calibration", str(error))
                 return None, str(error)
         self._node.health.clear("calibration")
         return self._cached[1], ""
 
-    def _pose(self, frame: Frame) -> Pose:
+    def _look_up_pose(self, frame: Frame) -> Pose:
         """Maps the camera's frame into the world's when the image was taken."""
         if frame.pose is None:
             header = frame.message.header
             at = tf_time(header, frame.instant)
-            frame.pose = self._lookup.pose(self.world, header.frame_id, at, frame.received_s, frame.until_s)
+            frame.pose = self._lookup.look_up(self.world, header.frame_id, at, frame.received_s, frame.until_s)
         return frame.pose
 
     def waits_s(self, frame: Frame) -> float:
         """Until when a frame's result may wait for its pose (monotonic seconds); -infinity: not at all."""
-        return self._pose(frame).waits_s if self.world and self._infos else -math.inf
+        return self._look_up_pose(frame).waits_s if self.world and self._infos else -math.inf
 
 
-def _facts(info: Any) -> Tuple[Any, ...]:
-    """Return a ``CameraInfo`` without its header."""
+def _without_header(info: Any) -> Tuple[Any, ...]:
     return tuple(getattr(info, name) for name in info.__slots__ if name != "header")

@@ -31,8 +31,7 @@ class SlotCounts:
     waiting: int = 0
 
     @classmethod
-    def total(cls, many: Iterable[SlotCounts]) -> SlotCounts:
-        """Add those of several sources, or of several queues."""
+    def sum_counts(cls, many: Iterable[SlotCounts]) -> SlotCounts:
         return cls(*map(sum, zip(*map(astuple, many))))
 
 
@@ -57,8 +56,8 @@ class LatestFrameQueue(Generic[T]):
 
     Args:
         capacity: frames of a source that may wait. When one more of it comes, the oldest gives way to it, unless
-            ``keep_all``.
-        keep_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
+            ``queue_all``.
+        queue_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
         source: name of a frame's source, such as its camera; by default all frames are of one.
         accepted: asked of each frame that is offered; those that are not count as superseded.
     """
@@ -66,12 +65,12 @@ class LatestFrameQueue(Generic[T]):
     def __init__(
         self,
         capacity: int = 1,
-        keep_all: bool = False,
+        queue_all: bool = False,
         source: Callable[[T], str] = lambda _: "",
         accepted: Callable[[T], bool] = lambda _: True,
     ) -> None:
         self._capacity = capacity
-        self._keep_all = keep_all
+        self._queue_all = queue_all
         self._source = source
         #: In the order of their turns: the one that had its last turn the longest ago is the first.
         self._sources: Dict[str, _Source[T]] = {}
@@ -88,7 +87,7 @@ class LatestFrameQueue(Generic[T]):
             if not accepted:
                 source.superseded += 1
                 return False
-            while self._keep_all and len(source.items) >= self._capacity and not self._closed:
+            while self._queue_all and len(source.items) >= self._capacity and not self._closed:
                 self._changed.wait()
             if self._closed:
                 source.superseded += 1
@@ -137,18 +136,15 @@ class LatestFrameQueue(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Tell whether :meth:`close` was called."""
         with self._changed:
             return self._closed
 
     @property
     def counts(self) -> SlotCounts:
-        """Return what became of the frames so far."""
         with self._changed:
-            return SlotCounts.total([SlotCounts(), *(source.counts for source in self._sources.values())])
+            return SlotCounts.sum_counts([SlotCounts(), *(source.counts for source in self._sources.values())])
 
     def get_counts(self, source: str) -> SlotCounts:
-        """Return what became of the frames of one source."""
         with self._changed:
             return self._sources[source].counts if source in self._sources else SlotCounts()
 
@@ -175,13 +171,12 @@ class Worker(Generic[T]):
         self._work = work
         self._on_error = on_error
         self._begin = begin
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_work, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to take frames."""
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run_work(self) -> None:
         self._begin()
         while True:
             item = self._slot.take()
@@ -244,24 +239,22 @@ class FramePipeline(Generic[T]):
         self._door = threading.Lock()
         self._taken_s: List[float] = []
         names = [name, *(f"{name}-{number}" for number in range(2, most + 1))]
-        self._threads = [threading.Thread(target=self._run, name=each, daemon=True) for each in names]
+        self._threads = [threading.Thread(target=self._run_stages, name=each, daemon=True) for each in names]
 
     def start(self) -> None:
-        """Begin to take frames."""
         for thread in self._threads:
             thread.start()
 
     @property
     def under_way(self) -> int:
-        """Frames that are worked on now."""
         return len(self._taken_s)
 
-    def _run(self) -> None:
+    def _run_stages(self) -> None:
         self._begin()
-        while self._next():
+        while self._run_next():
             pass
 
-    def _next(self) -> bool:
+    def _run_next(self) -> bool:
         with self._door:
             item = self._slot.take(wait_s=lambda: self._wait_s(list(self._taken_s)))
             if item is None:
@@ -270,7 +263,7 @@ class FramePipeline(Generic[T]):
             self._taken_s.append(taken_s)
             entry, place, leave = self._entry.place(), self._order.place(), self._exit.place()
         try:
-            self._do(item, entry, place, leave)
+            self._run_stage(item, entry, place, leave)
         finally:
             for order, each in ((self._entry, entry), (self._order, place), (self._exit, leave)):
                 order.done(each)
@@ -278,7 +271,7 @@ class FramePipeline(Generic[T]):
             self._slot.wake()
         return True
 
-    def _do(self, item: T, entry: int, place: int, leave: int) -> None:
+    def _run_stage(self, item: T, entry: int, place: int, leave: int) -> None:
         stages = self._stages
         prepared = inferred = None
         failed: Optional[Exception] = None

@@ -10,7 +10,7 @@ import math
 import time
 from typing import Optional, Tuple
 
-from edge_offload.link.estimate.scheduling import words as of_machine
+from edge_offload.link.estimate.scheduling import describe_waits as of_machine
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.nodes.common.health import ERROR, TORCHES, WARN, Health
@@ -29,7 +29,7 @@ class LinkWatch:
     def __init__(self) -> None:
         self._since_s = math.nan
 
-    def judge(self, now: float, ready: bool, address: str, cause: str, fixed: bool) -> Optional[Tuple[int, str]]:
+    def judge_link(self, now: float, ready: bool, address: str, cause: str, fixed: bool) -> Optional[Tuple[int, str]]:
         """Level and words of what is wrong now; None when nothing is.
 
         Args:
@@ -76,14 +76,14 @@ class NetworkHealth:
         for mode, state in self._module.state().items():
             health.value(f"mode {mode}", state)
         engine, amber = self._module.engine_state()
-        self._mark("engine", engine if amber else "")
+        self._set_condition("engine", engine if amber else "")
         torches = self._module.torches()
-        self._mark("torch", torches)
+        self._set_condition("torch", torches)
         if torches:
             health.value(TORCHES, torches)  # for the summary of the run
         ready, wrong = client is not None and client.state is LinkState.READY, None
         if client is not None:
-            wrong = self._watch.judge(time.monotonic(), ready, client.address, client.cause, fixed)
+            wrong = self._watch.judge_link(time.monotonic(), ready, client.address, client.cause, fixed)
             health.value("machine", of_machine(*client.scheduling_s))
         if not needed:
             health.clear("fallback")
@@ -93,9 +93,9 @@ class NetworkHealth:
             health.warn("link", "no server is configured (~server), so everything runs on the robot")
         else:
             (health.error if wrong[0] == ERROR else health.warn)("link", wrong[1])
-        self._mark("clock", client.clock.warning if client is not None and ready else "")
+        self._set_condition("clock", client.clock.warning if client is not None and ready else "")
 
-    def _mark(self, what: str, text: str) -> None:
+    def _set_condition(self, what: str, text: str) -> None:
         if text:
             self._health.warn(what, text)
         else:

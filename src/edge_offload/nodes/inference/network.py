@@ -25,7 +25,7 @@ from edge_offload.mode import BRIDGE, BRIDGED, Mode, parse_mode
 from edge_offload.models.onnxfile.reading import is_onnx
 from edge_offload.models.registry import build_estimator, name_on_wire, options_on_wire, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
-from edge_offload.nodes.common.cores import resolve
+from edge_offload.nodes.common.cores import resolve_cores
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.common.params import Param
 from edge_offload.power.states import powers_of
@@ -93,7 +93,7 @@ class Network:
         self._params = params
         self.powers = powers_of(params.get("power", {}))
         self._health = health
-        self.pin()
+        self.pin_threads()
         self.name, self.options = name_on_wire(str(params["model"])), self._model_options()
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
@@ -104,7 +104,9 @@ class Network:
         self._promise: Optional[Promise] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
-            self.client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._notified)
+            self.client = Client(
+                params["server"], keys=keys, on_state=self._link_changed, on_notify=self._on_notification
+            )
         engine = EAGER if params["exact"] else engine_for_model(params["engine"], self.name)
         device, companion = choose_device(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
@@ -133,12 +135,12 @@ class Network:
             )  # fmt: skip
             for mode in DEVICE_MODES:
                 self.module.add_runner(DeviceRunner(mode, on_device))
-        self.absent = {mode: why for mode in Mode for why in [self._lacks(mode)] if why}
+        self.absent = {mode: why for mode in Mode for why in [self._missing_for(mode)] if why}
         for mode in candidates:
             # a robot may well be started without a server or a compiler: it makes do with what is left, and says so
             if mode in self.absent and mode not in USUAL:
                 raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
-        choice = _choice(candidates, self.absent)
+        choice = _describe_choice(candidates, self.absent)
         health.value("chooses among", choice)
         rospy.loginfo(f"modes that can run here: {choice}")
         if self.client is not None:
@@ -149,7 +151,7 @@ class Network:
         if not self.estimator.trained:
             health.warn("weights", f"model {self.estimator.name} has random weights: {self.untrained}")
 
-    def _lacks(self, mode: Mode) -> str:
+    def _missing_for(self, mode: Mode) -> str:
         if mode is Mode.SPLIT and self._params["exact"]:
             return "its results agree within a tolerance, not to the bit; start with exact:=false"
         if self.module.offers(mode):
@@ -181,20 +183,20 @@ class Network:
             options.setdefault("decoder", "none")  # the class interprets what the network returns
         return options_on_wire(params["model"], options)
 
-    def pin(self) -> None:
+    def pin_threads(self) -> None:
         """Keep to the threads and cores that were asked for; each thread that computes does so by itself."""
-        pin(self._params["threads"] or None, resolve(self._params["cores"]))
+        pin(self._params["threads"] or None, resolve_cores(self._params["cores"]))
 
     def _link_changed(self, state: LinkState, cause: str) -> None:
         self.module.link_changed(state, cause)
         if self._promise is not None:
             self._promise.link_changed(state, cause)
 
-    def _notified(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
+    def _on_notification(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
         if self._promise is not None:
             self._promise.notified(kind, body, buffers)
 
-    def promised(self, policy: PromisePolicy) -> Promise:
+    def request_promise(self, policy: PromisePolicy) -> Promise:
         """Ask the server for a promise from now on.
 
         Raises:
@@ -231,11 +233,11 @@ class Network:
             time.sleep(0.05)
             unavailable_reason = self.module.unavailable_reason(mode, [image])
 
-    def tell(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
+    def report_result(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
         """Tell a result to those who watch at the server, if it is there; never waits."""
         report_result(self.client, self.name, outputs, report, meta)
 
-    def aim(self, policy: str, deadline_s: float) -> None:
+    def aim_plans(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""
         if not chooses(policy):
             return
@@ -243,19 +245,18 @@ class Network:
         kind = "latency" if not saves else "deadline" if deadline_s > 0 else "energy"
         self.module.aim(Objective(kind, deadline_s=deadline_s or Objective.deadline_s))
 
-    def adopt(self, reading: LinkReading) -> None:
+    def adopt_reading(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""
         if self.client is not None:
-            self.client.estimator.adopt(time.monotonic(), reading)
+            self.client.estimator.adopt_reading(time.monotonic(), reading)
 
     def close(self) -> None:
-        """Disconnect."""
         self.module.close()
         if self.client is not None:
             self.client.close()
 
 
-def _choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:
+def _describe_choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:
     """Describe what a policy can choose among, and why not among the rest."""
     able = [mode for mode in Mode if mode is Mode.LOCAL or (mode in candidates and mode not in absent)]
     choice = ", ".join(able)

@@ -20,7 +20,7 @@ from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
-from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
+from edge_offload.nodes.inference.compose import forecast_message, latency_message, reading_of, ros_duration
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue, SlotCounts
 from edge_offload.nodes.inference.link_watch import NetworkHealth
@@ -61,7 +61,8 @@ class _Drained(Protocol):
 class OffloadedNode(Node):
     """A node with a network that is told by offload/mode where to run.
 
-    A subclass calls :meth:`begin` first, :meth:`listen` when ready, :meth:`infer`, and :meth:`account` per result.
+    A subclass calls :meth:`begin_offloading` and :meth:`subscribe_control`; then :meth:`infer` and
+    :meth:`account_frame` per result.
     """
 
     computes = True
@@ -99,7 +100,7 @@ class OffloadedNode(Node):
         Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
     )
 
-    def begin(self, network: Network) -> None:
+    def begin_offloading(self, network: Network) -> None:
         """Take over the network, and say which weights it has."""
         params = self.params
         self.collector = Collector()
@@ -112,7 +113,7 @@ class OffloadedNode(Node):
         self._sharing: Optional[ServerSharing] = None
         self._network = network
         self._link_health = NetworkHealth(network.module, network.client, self.health)
-        network.aim(params["mode"], params["deadline"])
+        network.aim_plans(params["mode"], params["deadline"])
         if self._mode in network.absent:
             raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
         rospy.set_param("~weights_sha256", network.weights_sha256)
@@ -120,7 +121,7 @@ class OffloadedNode(Node):
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
         self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
 
-    def listen(self, slot: LatestFrameQueue[Frame]) -> None:
+    def subscribe_control(self, slot: LatestFrameQueue[Frame]) -> None:
         """Obey offload/mode and offload/bandwidth from now on, and offload/turn with the frames of ``slot``."""
         topic = "offload/mode"
         task = task_name(self.params["task"] or self.task)
@@ -129,17 +130,17 @@ class OffloadedNode(Node):
             self._asking = Forecast(task=task)
             topic = f"{topic}/{task}"
         if self.params["turns"] or self.params["accuracy"] or self.carries:
-            self._sharing = ServerSharing(self, self._network, self.carries, task, slot.wake, self._ask)
+            self._sharing = ServerSharing(self, self._network, self.carries, task, slot.wake, self._publish_expected)
         if self.params["turns"]:
-            self._ask()
+            self._publish_expected()
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
-    def wants(self, frame: Frame) -> bool:
+    def wants_frame(self, frame: Frame) -> bool:
         """Tell whether a frame is one of those that the server's turns ask for."""
-        return self._sharing is None or self._sharing.wants(frame)
+        return self._sharing is None or self._sharing.wants_frame(frame)
 
-    def pipeline(
+    def make_pipeline(
         self,
         slot: LatestFrameQueue[Frame],
         stages: Mapping[str, SensorStages],
@@ -160,10 +161,10 @@ class OffloadedNode(Node):
                 shared_s = self._sharing.wait_s(TABLE[self._mode].needs_link, taken_s)
             return frames.wait_s(time.monotonic(), self._mode, taken_s) if shared_s is None else shared_s
 
-        many, pin = self.params["in_flight"], self._network.pin
+        many, pin = self.params["in_flight"], self._network.pin_threads
         return FramePipeline(slot, _Stages(self, stages, fail), frames, wait_s, many, "network", pin)
 
-    def end(self, workers: Mapping[str, _Drained]) -> None:
+    def end_offloading(self, workers: Mapping[str, _Drained]) -> None:
         """Let what is worked on finish, then disconnect; whatever of the start did not happen is left out."""
         for what, worker in workers.items():
             if not worker.drain(self.drain_s):
@@ -179,16 +180,16 @@ class OffloadedNode(Node):
         if mode is not self._mode and not rospy.core.is_shutdown_requested():  # else the server goes, too
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
         self._mode, self._mode_reason, self._chosen = mode, message.reason, chooses(message.policy)
-        self._network.aim(message.policy, self.params["deadline"])
+        self._network.aim_plans(message.policy, self.params["deadline"])
 
     def _on_bandwidth(self, message: Any) -> None:
         if message.source == Bandwidth.ACTIVE:
-            self._network.adopt(reading_of(message))
+            self._network.adopt_reading(reading_of(message))
 
     def infer(self, frame: Frame, inputs: Any, **meta: Any) -> Tuple[Any, InferenceReport]:
         """Run the network for ``frame``, within what is left of the deadline since the frame arrived."""
         deadline = self.params["deadline"]
-        left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
+        remaining = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header, mode, refresh = frame.message.header, self._mode, self._chosen
         meta = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
         if frame.camera:
@@ -196,9 +197,9 @@ class OffloadedNode(Node):
         if self._sharing is not None:
             if self._sharing.promised:
                 meta[CAPTURED] = frame.received_s
-            mode, refresh = self._sharing.choose(frame, mode, refresh)
+            mode, refresh = self._sharing.choose_mode(frame, mode, refresh)
         try:
-            return self._network.module.run(inputs, mode, left, meta, refresh=refresh, place=frame.place)
+            return self._network.module.run(inputs, mode, remaining, meta, refresh=refresh, place=frame.place)
         finally:
             self.leave_turn(frame)
 
@@ -212,7 +213,7 @@ class OffloadedNode(Node):
         if self._sharing is not None:
             self._sharing.leave_turn(frame)
 
-    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
+    def compare_result(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
         """Measure what an earlier result had lost by this frame, where there are turns.
 
         Args:
@@ -221,9 +222,9 @@ class OffloadedNode(Node):
             drop: of two results for the same frame, 0 to 1.
         """
         if self._sharing is not None:
-            self._sharing.compare(frame, result, drop)
+            self._sharing.compare_result(frame, result, drop)
 
-    def account(
+    def account_frame(
         self, frame: Frame, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
     ) -> None:
         """Tell what a frame with these ``inputs`` cost, and what the next one would in each mode."""
@@ -241,34 +242,33 @@ class OffloadedNode(Node):
         situation = self._network.module.situation(inputs, self.params["deadline"] or None, self._chosen)
         task = "" if self._sharing is None else self._sharing.task
         self._asking = forecast_message(replace(situation, absent=self._network.absent), header, task)
-        self._ask()
+        self._publish_expected()
 
-    def _ask(self) -> None:
+    def _publish_expected(self) -> None:
         """Say what is expected of the next frame, which asks for a turn where there are turns."""
         self._forecast.publish(self._asking)
 
     def publish_latency(
         self, frame: Frame, report: InferenceReport, energy: float, measured: bool, error: str = ""
     ) -> None:
-        """The one offload/latency of a frame."""
         message = latency_message(report, frame.message.header, frame.camera, self._network.client)
         message.error = error
         deadline = self.params["deadline"]
-        message.deadline = duration(deadline)
+        message.deadline = ros_duration(deadline)
         message.deadline_met = not deadline or report.total_s <= deadline
         message.energy = energy
         message.energy_source = Power.MEASURED if measured else Power.MODEL if math.isfinite(energy) else Power.UNKNOWN
         self._latency.publish(message)
         self.results[frame.camera] += 1
 
-    def energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
+    def measure_energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
         """Joules from taking the frame up to its result, and whether they were measured."""
         return self._energy.measure_frame(frame.received_s, report)
 
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
         self.collector.collect_new()
-        counts = SlotCounts.total([carry.counts for carry in self.carries] or [slot.counts])
+        counts = SlotCounts.sum_counts([carry.counts for carry in self.carries] or [slot.counts])
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))
         for carry in self.carries:

@@ -20,20 +20,19 @@ class Picture(NamedTuple):
 
     Attributes:
         header, bgr: of the frame, and its pixels.
-        found: what is drawn, as the node that made it knows.
+        result: of the frame, of the node that draws it.
         report, energy: what the frame cost (joules).
         carried_s: how old the result is that was carried along to it, seconds.
     """
 
     header: Any
     bgr: Array
-    found: Any
+    result: Any
     report: InferenceReport
     energy: float
     carried_s: Optional[float] = None
 
-    def status(self) -> Status:
-        """The overlay's bar."""
+    def make_status(self) -> Status:
         report = self.report
         return Status(
             report.mode, report.model, report.total_s, report.bytes_up, report.bytes_down, self.energy,
@@ -66,7 +65,7 @@ class Painter(Generic[AnyPicture]):
         topic: of the pictures.
         draw: uint8 [h, w, 3] BGR; called only while somebody looks.
         capacity: pictures that may wait.
-        beside: what else is published of every picture, for those who listen to that.
+        also_draw: publishes what else belongs to every picture, for those who listen to that.
 
     Attributes:
         watched: whether somebody looks.
@@ -79,37 +78,36 @@ class Painter(Generic[AnyPicture]):
         topic: str,
         draw: Callable[[AnyPicture], Array],
         capacity: int,
-        beside: Optional[Callable[[AnyPicture], None]] = None,
+        also_draw: Optional[Callable[[AnyPicture], None]] = None,
     ) -> None:
         self._quality = node.params["jpeg_quality"]
-        self._draw, self._beside = draw, beside
+        self._draw, self._also_draw = draw, also_draw
         self.watched = False
         self._topics: List[rospy.Publisher] = []
-        lookers = _Lookers(self._look)
+        lookers = _Lookers(self._count_watchers)
         self._plain = rospy.Publisher(topic, Image, lookers, queue_size=8)
         self._jpeg = rospy.Publisher(f"{topic}/compressed", CompressedImage, lookers, queue_size=2)
         self._topics += [self._plain, self._jpeg]
-        self._look()
+        self._count_watchers()
         pictures: LatestFrameQueue[AnyPicture] = LatestFrameQueue(capacity=capacity)
         self.paint = pictures.put
         self._worker: Worker[Any] = Worker(
-            pictures, self._paint, lambda _, error: node.fault("overlay", error), "overlay"
+            pictures, self._paint_picture, lambda _, error: node.fault("overlay", error), "overlay"
         )
 
     def start(self) -> None:
-        """Begin to draw."""
         self._worker.start()
 
     def drain(self, timeout_s: float) -> bool:
         """Draw what waits, and end; False if that takes longer than ``timeout_s``."""
         return self._worker.drain(timeout_s)
 
-    def _look(self) -> None:
+    def _count_watchers(self) -> None:
         self.watched = any(topic.get_num_connections() for topic in self._topics)
 
-    def _paint(self, picture: Any) -> None:
-        if self._beside is not None:
-            self._beside(picture)
+    def _paint_picture(self, picture: Any) -> None:
+        if self._also_draw is not None:
+            self._also_draw(picture)
         if not self.watched:
             return
         image = self._draw(picture)

@@ -65,31 +65,30 @@ class RangeIntake:
         self._without = {DEPTH: 0, LIDAR: 0}
 
     @classmethod
-    def of(
+    def from_node(
         cls, node: Owner, camera: CameraIntake, depth: str = "camera/depth/image_raw"
     ) -> Optional[RangeIntake]:  # fmt: skip
         """Make that of a node; None where it uses neither depth images nor clouds."""
         return cls(node, camera, depth) if node.params["depth"] or node.params["cloud"] else None
 
-    def tell(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when a depth image or a cloud has come."""
+    def notify_with(self, call: Callable[[], None]) -> None:
         for sensor in (self._depth, self._clouds):
             if sensor is not None:
-                sensor.tell(call)
+                sensor.notify_with(call)
 
     def waits_s(self, frame: Frame) -> float:
         """Until when a frame may wait for its depth image and its cloud (monotonic seconds); -infinity: not at all."""
         sensors = (self._depth, self._clouds)
         return max((sensor.waits_s(frame) for sensor in sensors if sensor is not None), default=-math.inf)
 
-    def locator(self, frame: Frame, size: Tuple[int, int], **settings: Any) -> Locator:
+    def make_locator(self, frame: Frame, size: Tuple[int, int], **settings: Any) -> Locator:
         """A locator for a frame of this ``size`` (width, height), with the depth image and the cloud of its time."""
-        depth, encoding = (None, "") if self._depth is None else self._depth.at(frame, size, self._wait)
+        depth, encoding = (None, "") if self._depth is None else self._depth.depth_at(frame, size, self._wait)
         metres = None if depth is None else depth_in_metres(depth, encoding)
-        cloud, age_s = (None, 0.0) if self._clouds is None else self._clouds.at(frame, self._wait)
+        cloud, age_s = (None, 0.0) if self._clouds is None else self._clouds.points_at(frame, self._wait)
         return Locator(depth=metres, cloud=cloud, cloud_age_s=age_s, **settings)
 
-    def account(self, locator: Optional[Locator], positions: Sequence[Optional[Position]]) -> None:
+    def report_sources(self, locator: Optional[Locator], positions: Sequence[Optional[Position]]) -> None:
         """Tell what positions come from, and where a source that is asked for gives none.
 
         Args:
@@ -99,12 +98,12 @@ class RangeIntake:
         for position in positions:
             self._health.count(f"positions by {'none' if position is None else position.source}")
         remaining = len(positions)
-        there = {DEPTH: locator and locator.depth is not None, LIDAR: locator and locator.cloud is not None}
+        available = {DEPTH: locator and locator.depth is not None, LIDAR: locator and locator.cloud is not None}
         for source, remedy in _REMEDIES.items():
             by = sum(position is not None and position.source == source for position in positions)
             if by:
                 self._without[source] = 0
-            elif there[source]:
+            elif available[source]:
                 self._without[source] += remaining
             remaining -= by
             count = self._without[source]
@@ -134,16 +133,16 @@ class CloudIntake(MatchedIntake):
     def __init__(self, node: Owner, topic: str, camera: CameraIntake) -> None:
         super().__init__(node, topic, node.params["cloud_tolerance"])
         fixed, carried = node.params["fixed_frame"], bool(node.params.get("carry"))
-        self._asked = fixed != AUTO
-        self._fixed_frames = [name for name in ([fixed] if self._asked else [ODOMETRY_FRAME, camera.world]) if name]
+        self._required = fixed != AUTO
+        self._fixed_frames = [name for name in ([fixed] if self._required else [ODOMETRY_FRAME, camera.world]) if name]
         self._eyes = PoseLookup(camera.poses, "~fixed_frame", carried)
         self._sweeps = PoseLookup(camera.poses, "~fixed_frame", carried)
         self._mounts = PoseLookup(camera.poses, carried=carried)
         self._unmoved = Losses("clouds not moved to the time of their image")
-        node.health.watch("clouds that move", self._unmoved.words)
+        node.health.watch("clouds that move", self._unmoved.describe_losses)
         self._decoded: Tuple[Any, Array] = (None, np.zeros((0, 3), np.float32))
 
-    def at(self, frame: Frame, wait: bool = True) -> Tuple[Optional[Array], float]:
+    def points_at(self, frame: Frame, wait: bool = True) -> Tuple[Optional[Array], float]:
         """Points [n, 3] of the nearest cloud in the camera's frame at the time of the image, and seconds between them.
 
         None when no cloud is near, it is faulty, or tf does not have the place of the LiDAR.
@@ -153,17 +152,17 @@ class CloudIntake(MatchedIntake):
             wait: for a cloud or a pose that comes late.
         """
         try:
-            message, apart_s = self.matched(frame, wait)
-            points = self._points(message)
-            transform = self._moved(frame, message, wait) or self._mounted(frame, message, wait)
+            message, later_s = self.match_message(frame, wait)
+            points = self._decode_points(message)
+            transform = self._follow_motion(frame, message, wait) or self._mounted_transform(frame, message, wait)
         except BadInput as error:
-            self._losses.note(str(error))
+            self._losses.note_loss(str(error))
             return None, 0.0
-        self._losses.note()
+        self._losses.note_loss()
         moved: Array = points @ transform.rotation.T.astype(np.float32) + transform.translation.astype(np.float32)
-        return moved, apart_s
+        return moved, later_s
 
-    def _points(self, message: Any) -> Array:
+    def _decode_points(self, message: Any) -> Array:
         """Points [n, 3] of a cloud in its own frame; each cloud is decoded once."""
         if self._decoded[0] is not message:
             try:
@@ -173,7 +172,7 @@ class CloudIntake(MatchedIntake):
                 raise
         return self._decoded[1]
 
-    def _moved(self, frame: Frame, cloud: Any, wait: bool) -> Optional[Transform]:
+    def _follow_motion(self, frame: Frame, cloud: Any, wait: bool) -> Optional[Transform]:
         """Maps a cloud's points into the camera's frame when the image was taken, by a frame that stands still.
 
         None where tf has no such frame, or the stamps do not tell.
@@ -181,29 +180,29 @@ class CloudIntake(MatchedIntake):
         at, cause = tf_time(frame.message.header, frame.instant), ""
         for fixed in self._fixed_frames if at and cloud.header.stamp else ():
             times = frame.received_s, frame.until_s
-            camera = self._eyes.pose(fixed, frame.message.header.frame_id, at, *times)
-            lidar = self._sweeps.pose(fixed, cloud.header.frame_id, cloud.header.stamp, *times)
-            if not (self._asked or self._connected(camera)):
+            camera = self._eyes.look_up(fixed, frame.message.header.frame_id, at, *times)
+            lidar = self._sweeps.look_up(fixed, cloud.header.frame_id, cloud.header.stamp, *times)
+            if not (self._required or self._is_connected(camera)):
                 continue
-            eye, sensor = camera.settled(wait), lidar.settled(wait)
+            eye, sensor = camera.settle_transform(wait), lidar.settle_transform(wait)
             if eye is not None and sensor is not None:
-                self._unmoved.note()
+                self._unmoved.note_loss()
                 self._node.health.value("clouds", f"moved to the time of the image by {fixed!r}")
                 return eye.inverse().compose_after(sensor)
             cause = cause or f"by {fixed!r}: {camera.cause or lidar.cause}"
         if cause:
-            self._unmoved.note(cause)
+            self._unmoved.note_loss(cause)
         else:
             self._unmoved.clear()
         self._node.health.value("clouds", "placed by where LiDAR and camera are on the robot alone")
         return None
 
     @staticmethod
-    def _connected(pose: Any) -> bool:
+    def _is_connected(pose: Any) -> bool:
         """Tell whether tf joins both frames of a pose at any time."""
-        return pose.there or not math.isnan(pose.ahead_s)
+        return pose.available or not math.isnan(pose.ahead_s)
 
-    def _mounted(self, frame: Frame, cloud: Any, wait: bool) -> Transform:
+    def _mounted_transform(self, frame: Frame, cloud: Any, wait: bool) -> Transform:
         """Maps a cloud's points into the camera's frame by the places of both sensors when the image was taken.
 
         Raises:
@@ -211,8 +210,8 @@ class CloudIntake(MatchedIntake):
         """
         header = frame.message.header
         at = tf_time(header, frame.instant)
-        pose = self._mounts.pose(header.frame_id, cloud.header.frame_id, at, frame.received_s, frame.until_s)
-        found = pose.settled(wait)
-        if found is None:
+        pose = self._mounts.look_up(header.frame_id, cloud.header.frame_id, at, frame.received_s, frame.until_s)
+        transform = pose.settle_transform(wait)
+        if transform is None:
             raise BadInput(f"no pose of {pose.source!r} in {pose.target!r}: {pose.cause}")
-        return found
+        return transform

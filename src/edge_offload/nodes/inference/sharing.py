@@ -59,7 +59,7 @@ class ServerSharing:
                     "~accuracy is promised for results that are carried along", remedy="start with carry:=true"
                 )  # fmt: skip
             habits = HABITS.get(task, UNKNOWN)
-            self._promise = network.promised(
+            self._promise = network.request_promise(
                 PromisePolicy(node.params["accuracy"], node.params["batched"], habits=habits)
             )  # fmt: skip
         for carry in carries:
@@ -68,7 +68,7 @@ class ServerSharing:
     def _begin_carry(self, carry: CarryThread[Any], task: str) -> None:
         drops = Drops(task, carry.health, lambda: carry.loop.interval_s)
         self._drops.append(drops)
-        carry.start(functools.partial(self._compared, drops))
+        carry.start(functools.partial(self._add_comparison, drops))
 
     @property
     def task(self) -> str:
@@ -77,7 +77,6 @@ class ServerSharing:
 
     @property
     def promised(self) -> bool:
-        """Tell whether the server was asked for a promise."""
         return self._promise is not None
 
     @property
@@ -85,7 +84,7 @@ class ServerSharing:
         """Tell whether frames go to the server in the turns that it gives."""
         return self._promise is not None and not self._promise.fallback_reason
 
-    def wants(self, frame: Frame) -> bool:
+    def wants_frame(self, frame: Frame) -> bool:
         """Tell whether a frame is one of those that the server's turns ask for."""
         return self._promise is None or self._promise.wants(frame.received_s)
 
@@ -103,7 +102,7 @@ class ServerSharing:
             return math.inf if taken_s else self._turns.wait_s()
         return None
 
-    def choose(self, frame: Frame, mode: Mode, refresh: bool) -> Tuple[Mode, bool]:
+    def choose_mode(self, frame: Frame, mode: Mode, refresh: bool) -> Tuple[Mode, bool]:
         """The mode in which a frame runs that was meant for ``mode``, and whether it may explore."""
         if self.follows:
             return Mode.SERVER, False
@@ -119,28 +118,27 @@ class ServerSharing:
     def take_turn(self, frame: Frame, needed: bool) -> None:
         """This frame goes to the server, where there are turns; or may ask it, too (not ``needed``)."""
         if self._turns is not None:
-            frame.claim = self._turns.begin(frame, needed)
+            frame.claim = self._turns.begin_claim(frame, needed)
 
     def leave_turn(self, frame: Frame) -> None:
         """End the frame's turn: its result is there, or will never be. Idempotent."""
         claim, frame.claim = frame.claim, None
         if self._turns is not None and claim is not None:
-            self._turns.end(claim, frame.message.header)
+            self._turns.end_claim(claim, frame.message.header)
 
-    def compare(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.compare`."""
+    def compare_result(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.compare_results`."""
         for drops in self._drops:
-            drops.compare(frame, result, drop)
+            drops.compare_results(frame, result, drop)
 
-    def _compared(self, drops: Drops, *comparison: Any) -> None:
+    def _add_comparison(self, drops: Drops, *comparison: Any) -> None:
         """Take in a comparison of a carried result with the network's own."""
-        drops.publish(*comparison)
+        drops.publish_drop(*comparison)
         if self._promise is not None:
             _, stale_s, drop, _ = comparison
             self._promise.compared(stale_s, drop)
 
     def refresh(self) -> None:
-        """Say on /diagnostics how turns, drops and promise stand."""
         health = self._node.health
         if self._turns is not None:
             self._turns.refresh()

@@ -14,7 +14,7 @@ from edge_offload.errors import BadInput
 from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_taker import Claim, TurnTaker
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.inference.compose import copy_header, duration
+from edge_offload.nodes.inference.compose import copy_header, ros_duration
 from edge_offload.perception.timeline import Instant
 from edge_offload_msgs.msg import Turn
 
@@ -99,7 +99,7 @@ class Turns:
             self._taker.lose_manager("the manager is gone")
             self._manager = False
 
-    def begin(self, frame: Frame, needed: bool = True) -> Optional[Claim]:
+    def begin_claim(self, frame: Frame, needed: bool = True) -> Optional[Claim]:
         """A frame goes to the server; None: its turn is over already.
 
         Args:
@@ -107,7 +107,7 @@ class Turns:
             needed: whether it waited for its turn; else it only takes one that the manager has given.
         """
         with self._lock:
-            self._frame(frame)
+            self._note_frame(frame)
             self._check_manager()
             if not needed and self._taker.clock_reason:
                 return None
@@ -117,22 +117,22 @@ class Turns:
             if needed:
                 self._node.health.count("frames whose turn was over")
             return None
-        self._publish(Turn.TAKEN, claim, frame.message.header, clock_reason if not claim.number else "")
+        self._publish_state(Turn.TAKEN, claim, frame.message.header, clock_reason if not claim.number else "")
         return claim
 
-    def end(self, claim: Claim, header: Any) -> None:
+    def end_claim(self, claim: Claim, header: Any) -> None:
         """Tell the others that its result is there."""
-        self._publish(Turn.ENDED, claim, header)
+        self._publish_state(Turn.ENDED, claim, header)
 
-    def _publish(self, state: int, claim: Claim, header: Any, reason: str = "") -> None:
+    def _publish_state(self, state: int, claim: Claim, header: Any, reason: str = "") -> None:
         self._taken.publish(
             Turn(
                 header=copy_header(header), number=claim.number, task=self.task, node=self._name, state=state,
-                within=duration(self.interval_s), reason=reason,
+                within=ros_duration(self.interval_s), reason=reason,
             )
         )  # fmt: skip
 
-    def _frame(self, frame: Frame) -> None:
+    def _note_frame(self, frame: Frame) -> None:
         """Learn how far frames of a camera lie apart, from those that were taken up."""
         instant, last = frame.instant, self._last.get(frame.camera)
         self._last[frame.camera] = instant
@@ -144,7 +144,6 @@ class Turns:
             self.interval_s = self.interval_s + GAIN * (seconds - self.interval_s) if measured else seconds
 
     def refresh(self) -> None:
-        """Say on /diagnostics who gives the turns."""
         with self._lock:
             self._check_manager()
             clock_reason = self._taker.clock_reason

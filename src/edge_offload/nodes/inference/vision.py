@@ -80,10 +80,9 @@ class DetectionPublisher:
 
     @property
     def watched(self) -> bool:
-        """Tell whether anybody listens."""
         return any(topic is not None and topic.get_num_connections() for topic in (self.topic, self.space))
 
-    def publish(self, header: Any, boxes: Array, scores: Array, classes: Array) -> None:
+    def publish_detections(self, header: Any, boxes: Array, scores: Array, classes: Array) -> None:
         """One array for a frame, empty where nothing was found.
 
         Args:

@@ -35,7 +35,7 @@ from edge_offload.nodes.common.clock import StampClock
 from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import frame_name
-from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.common.topic_types import await_topic
 from edge_offload.nodes.inference.intake import Arrivals
 from edge_offload.nodes.lidar.sweeps import WORLDS, BagSweeps, FileSweeps, Sweep, WorldSweeps
 from edge_offload.perception.scene.scans import AUTO
@@ -74,20 +74,20 @@ class LidarNode(Node):
         self._publisher = rospy.Publisher("lidar/points", PointCloud2, queue_size=4)
         if self.params["input"]:
             remedy = "check the driver, or name its topic (input:=)"
-            self._input = awaited(self.params["input"], PointCloud2, "cloud", remedy, SILENCE_S)
-            self.health.watch("input", self._input.words)
+            self._input = await_topic(self.params["input"], PointCloud2, "cloud", remedy, SILENCE_S)
+            self.health.watch("input", self._input.explain_silence)
             self._arrivals = Arrivals(self.health, "clouds", self.params)
             rospy.Subscriber(
                 self.params["input"], PointCloud2, self.callback(self._on_cloud), queue_size=4, buff_size=2**24
             )
             return
-        self._sweeps = self._source()
+        self._sweeps = self._open_source()
         self._broadcaster = tf2_ros.TransformBroadcaster() if self.params["world"] else None
         self.health.value("source", self._sweeps)
-        self._thread = threading.Thread(target=self._play, name="lidar", daemon=True)
+        self._thread = threading.Thread(target=self._play_source, name="lidar", daemon=True)
         self._thread.start()
 
-    def _source(self) -> Sweeps:
+    def _open_source(self) -> Sweeps:
         params = self.params
         if params["world"]:
             return WorldSweeps(
@@ -108,8 +108,8 @@ class LidarNode(Node):
             self._arrivals.refresh()
 
     def _on_cloud(self, message: Any) -> None:
-        self._input.came()
-        self._arrivals.frame(message, time.monotonic())
+        self._input.note_arrival()
+        self._arrivals.make_frame(message, time.monotonic())
         points = cloud_to_points(message)
         self._publisher.publish(points_to_cloud(points, message.header))
         if len(points):
@@ -118,10 +118,10 @@ class LidarNode(Node):
             self.health.warn("returns", f"none of {message.width * message.height} points is a return: is it covered?")
         self.health.count("clouds")
 
-    def _play(self) -> None:
+    def _play_source(self) -> None:
         try:
             while not self._stop.is_set():
-                if not self._once(self._sweeps) and not self._stop.is_set():
+                if not self._publish_sweeps(self._sweeps) and not self._stop.is_set():
                     self.health.error("scan", f"nothing in {self._sweeps} can be read")
                     self._stop.wait(1.0 / self.params["rate"])
                 if not self.params["loop"]:
@@ -134,7 +134,7 @@ class LidarNode(Node):
         except Exception as error:
             self.fault("playback", error)
 
-    def _once(self, sweeps: Iterable[Sweep]) -> int:
+    def _publish_sweeps(self, sweeps: Iterable[Sweep]) -> int:
         """Publish all sweeps; how many could be used."""
         period, usable = 1.0 / self.params["rate"], 0
         due = time.monotonic()
@@ -147,12 +147,12 @@ class LidarNode(Node):
             usable += 1
             # a made-up sweep takes its time to make; what is late is not made up for
             due = max(due + period, time.monotonic())
-            stamp = self._clock.now(self._stop)
+            stamp = self._clock.wait_for_time(self._stop)
             if stamp is None:
                 break
             header = Header(stamp=stamp, frame_id=frame_name(self.params["frame_id"]))
             if turn.pose is not None and self._broadcaster is not None:
-                self._broadcaster.sendTransform(_transform(turn.pose, header.stamp, self.params))
+                self._broadcaster.sendTransform(_transform_message(turn.pose, header.stamp, self.params))
             self._publisher.publish(points_to_cloud(turn.points, header))
             self.health.count("clouds")
             if self._stop.wait(max(0.0, due - time.monotonic())):
@@ -160,7 +160,7 @@ class LidarNode(Node):
         return usable
 
 
-def _transform(pose: Any, stamp: Any, params: Any) -> TransformStamped:
+def _transform_message(pose: Any, stamp: Any, params: Any) -> TransformStamped:
     x, y, z, yaw = pose
     header = Header(stamp=stamp, frame_id=frame_name(params["map_frame"]))
     message = TransformStamped(header=header, child_frame_id=frame_name(params["frame_id"]))

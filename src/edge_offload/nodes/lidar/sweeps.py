@@ -54,20 +54,20 @@ class FileSweeps:
         return f"{len(self.files)} scans"
 
 
-def cloud_topic(bag: Any, wanted: str) -> str:
+def cloud_topic(bag: Any, requested: str) -> str:
     """Topic of the point clouds in ``bag``.
 
     Raises:
-        BadInput: ``wanted`` has no clouds, or it is empty and not exactly one topic has.
+        BadInput: ``requested`` has no clouds, or it is empty and not exactly one topic has.
     """
     topics, path = bag.get_type_and_topic_info().topics, bag.filename
     clouds: List[str] = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
-    if wanted:
-        found = [name for name in clouds if name.strip("/") == wanted.strip("/")]
-        if not found:
+    if requested:
+        matches = [name for name in clouds if name.strip("/") == requested.strip("/")]
+        if not matches:
             remedy = f"it has some on: {', '.join(clouds) or 'no topic'}"
-            raise BadInput(f"{path} has no point clouds on {wanted}", remedy=remedy)
-        return found[0]
+            raise BadInput(f"{path} has no point clouds on {requested}", remedy=remedy)
+        return matches[0]
     if len(clouds) != 1:
         raise BadInput(f"{path} has {len(clouds)} topics of point clouds", remedy=f"name one of: {', '.join(clouds)}")
     return clouds[0]
@@ -85,10 +85,10 @@ class BagSweeps:
 
     def __init__(self, path: str, topic: str = "") -> None:
         self._path = str(pathlib.Path(path).expanduser())
-        with self._open() as bag:
+        with self._open_bag() as bag:
             self._topic = cloud_topic(bag, topic)
 
-    def _open(self) -> Any:
+    def _open_bag(self) -> Any:
         from edge_offload.nodes.common.bags import open_bag
 
         return open_bag(self._path)
@@ -96,7 +96,7 @@ class BagSweeps:
     def __iter__(self) -> Iterator[Sweep]:
         from edge_offload.nodes.common.bags import read_messages
 
-        with self._open() as bag:
+        with self._open_bag() as bag:
             for _, message, _ in read_messages(bag, [self._topic]):
                 try:
                     yield Sweep(cloud_to_points(message))
@@ -131,10 +131,10 @@ class WorldSweeps:
     def __iter__(self) -> Iterator[Sweep]:
         number = 0
         while True:
-            yield self._at(number)
+            yield self._sweep_at(number)
             number += 1
 
-    def _at(self, number: int) -> Sweep:
+    def _sweep_at(self, number: int) -> Sweep:
         passed = number * self._period_s
         # people who walked on for ever would leave the street
         walked = WALK_S - abs(passed % (2 * WALK_S) - WALK_S)

@@ -68,7 +68,7 @@ from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.common.topic_types import await_topic
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.nodes.inference.turns import task_name
 from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
@@ -97,7 +97,7 @@ class _Deciding:
         #: Forecasts in a row with which the robot was chosen, since the last turn.
         self.local_frames = 0
 
-    def explores(self, decision: Decision) -> bool:
+    def should_explore(self, decision: Decision) -> bool:
         """Tell whether the task's frames go to the server, or one should, to explore.
 
         A server that was slow a while ago would be avoided for ever by a policy that goes by what frames there took.
@@ -110,8 +110,7 @@ class _Deciding:
         remote = any(TABLE[mode].needs_link and not forecast.unavailable_reason for mode, forecast in forecasts.items())
         return remote and chooses(decision.policy) and self.local_frames > FRAMES
 
-    def key(self, what: str) -> str:
-        """Return the key of a value on /diagnostics."""
+    def diagnostics_key(self, what: str) -> str:
         return f"{what} of {self.task}" if self.task else what
 
 
@@ -161,13 +160,13 @@ class OffloadManagerNode(Node):
             self._request = _Request(self._request.name, str(before.get("reason")), True)
         self._tasks: Dict[str, _Deciding] = {}
         self._battery = BatteryReader()
-        self._of("")
+        self._deciding_for("")
         params = self.params
         rules = Rules(weights_of(params["weights"]), params["max_run"], in_flight=params["in_flight"])
-        self._turns = TurnGiving(self, rules, self._taken)
-        self._turned(self._values)
-        self._server = reconfigure.serve(self.knobs, self._values, self._turned)
-        self._battery_news = awaited("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
+        self._turns = TurnGiving(self, rules, self._on_turn_taken)
+        self._apply_values(self._values)
+        self._server = reconfigure.serve(self.knobs, self._values, self._apply_values)
+        self._battery_news = await_topic("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
         self.health.watch("battery", self._check_battery)
         self._batteries = rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
@@ -186,7 +185,7 @@ class OffloadManagerNode(Node):
         if hasattr(self, "_turns"):
             self._turns.refresh()
 
-    def _of(self, task: str) -> _Deciding:
+    def _deciding_for(self, task: str) -> _Deciding:
         """Return what decides for a task; made at its first message.
 
         Raises:
@@ -197,23 +196,23 @@ class OffloadManagerNode(Node):
             if len(self._tasks) > Rules.most_tasks:
                 raise BadInput(f"more than {Rules.most_tasks} tasks", remedy="start fewer nodes with ~turns")
             entry = self._tasks[task] = _Deciding(
-                task_name(task) if task else "", self._policy(self._request.name, self._request.reason)
+                task_name(task) if task else "", self._make_policy(self._request.name, self._request.reason)
             )
             if isinstance(entry.manager.policy, FixedPolicy):
-                self._announce(entry, entry.manager.decide(Situation(time.monotonic(), {})))
+                self._announce_decision(entry, entry.manager.decide(Situation(time.monotonic(), {})))
             else:
                 # until the first forecast comes: a mode that cannot run yet is answered locally anyway
-                self._announce(entry, Decision(Mode.SERVER, "nothing is known yet", entry.manager.policy.name))
+                self._announce_decision(entry, Decision(Mode.SERVER, "nothing is known yet", entry.manager.policy.name))
         return entry
 
-    def _policy(self, name: str, reason: str) -> Any:
+    def _make_policy(self, name: str, reason: str) -> Any:
         knobs = Knobs(self._values["margin"], self._values["sigmas"])
         policy = make_policy(name, knobs)
         if not isinstance(policy, FixedPolicy):
             return policy
         return FixedPolicy(policy.mode, reason, SERVICE if self._request.by_service else FixedPolicy.name)
 
-    def _turned(self, values: Dict[str, Any]) -> None:
+    def _apply_values(self, values: Dict[str, Any]) -> None:
         with self._lock:
             self._values = values
             for deciding in self._tasks.values():
@@ -223,7 +222,7 @@ class OffloadManagerNode(Node):
                 in_force = announced.mode if announced is not None else Mode.SERVER
                 deciding.manager.dry_run = in_force if values["dry_run"] else None
         try:
-            self._turns.turned(weights=weights_of(values["weights"]), max_run=values["max_run"])
+            self._turns.change_rules(weights=weights_of(values["weights"]), max_run=values["max_run"])
             self.health.clear("weights")
         except BadInput as error:
             self.health.warn("weights", f"{error}; those of before hold")
@@ -231,12 +230,12 @@ class OffloadManagerNode(Node):
     def _check_battery(self) -> str:
         """Report a silent battery; there is none where its topic is neither published nor remapped."""
         default = rospy.names.ns_join(rospy.get_namespace(), "battery")
-        published = self._battery_news.ever or self._batteries.get_num_connections() > 0
-        return self._battery_news.words() if published or rospy.resolve_name("battery") != default else ""
+        published = self._battery_news.has_arrived or self._batteries.get_num_connections() > 0
+        return self._battery_news.explain_silence() if published or rospy.resolve_name("battery") != default else ""
 
     def _on_battery(self, message: Any) -> None:
-        self._battery_news.came()
-        fields = (message.percentage, message.add_units, message.capacity, message.design_capacity, message.voltage)
+        self._battery_news.note_arrival()
+        fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
         battery = self._battery.read(*map(float, fields))
         with self._lock:
             situations = [deciding.situation for deciding in self._tasks.values() if deciding.situation is not None]
@@ -249,8 +248,8 @@ class OffloadManagerNode(Node):
 
     def _on_forecast(self, message: Any) -> None:
         with self._lock:
-            situation = situation_of(message, time.monotonic(), self._budget())
-            deciding = self._of(message.task)
+            situation = situation_of(message, time.monotonic(), self._frame_budget())
+            deciding = self._deciding_for(message.task)
             deciding.situation, problem = informed(situation, self._reading, self._started_s)
             if problem:
                 self.health.warn("bandwidth", problem)
@@ -258,24 +257,23 @@ class OffloadManagerNode(Node):
                 self.health.clear("bandwidth")
             if message.mode or deciding.announced is None:
                 decision = deciding.manager.decide(deciding.situation)
-                self._announce(deciding, decision)
+                self._announce_decision(deciding, decision)
             else:
                 decision = deciding.announced  # it asks for its first turn, and knows no more
-            forecast, explores = deciding.situation.forecasts.get(decision.mode), deciding.explores(decision)
+            forecast, explores = deciding.situation.forecasts.get(decision.mode), deciding.should_explore(decision)
         if message.task:
             node = message._connection_header["callerid"]
             if explores:
                 self._turns.request_turn(node, message.task, math.nan if forecast is None else forecast.latency_s)
             else:
-                self._turns.leaves(node)
+                self._turns.release_node(node)
 
-    def _taken(self, task: str) -> None:
-        """A task has taken its turn."""
+    def _on_turn_taken(self, task: str) -> None:
         with self._lock:
             if task in self._tasks:
                 self._tasks[task].local_frames = 0
 
-    def _budget(self) -> float:
+    def _frame_budget(self) -> float:
         """W that a frame may draw now; inf if there is no bound."""
         now = time.monotonic()
         if now - self._temperature[1] >= TEMPERATURE_S:
@@ -288,15 +286,15 @@ class OffloadManagerNode(Node):
         self.health.warn("heat", f"{celsius:.0f} degrees Celsius: frames may draw less")
         return min(budget, float(self._values["hot_budget"]))
 
-    def _announce(self, deciding: _Deciding, decision: Decision) -> None:
+    def _announce_decision(self, deciding: _Deciding, decision: Decision) -> None:
         """Publish a change of mode or policy; the reason on /diagnostics is always the latest."""
         announced, deciding.announced = deciding.announced, decision
         for what, value in (("mode", decision.mode), ("policy", decision.policy), ("reason", decision.reason),
                             ("switches", deciding.manager.switches)):  # fmt: skip
-            self.health.value(deciding.key(what), value)
+            self.health.value(deciding.diagnostics_key(what), value)
         if announced is None or (announced.mode, announced.policy) != (decision.mode, decision.policy):
             deciding.publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
-            rospy.loginfo(f"{deciding.key('mode')} {decision.mode} ({decision.policy}): {decision.reason}")
+            rospy.loginfo(f"{deciding.diagnostics_key('mode')} {decision.mode} ({decision.policy}): {decision.reason}")
 
     def _set_mode(self, request: Any) -> Any:
         caller = request._connection_header.get("callerid", "somebody")
@@ -323,15 +321,15 @@ class OffloadManagerNode(Node):
             modes = sorted({str(one.announced.mode) for one in deciders if one.announced is not None})
             before = ", ".join(modes) or str(Mode.LOCAL)
             for deciding in self._tasks.values():
-                deciding.manager.policy = self._policy(requested, self._request.reason)
+                deciding.manager.policy = self._make_policy(requested, self._request.reason)
                 situation = deciding.situation or Situation(time.monotonic(), {})
                 if situation.forecasts or isinstance(policy, FixedPolicy):
-                    self._announce(deciding, deciding.manager.decide(situation))
+                    self._announce_decision(deciding, deciding.manager.decide(situation))
                 else:
                     in_force = deciding.announced.mode if deciding.announced is not None else Mode.LOCAL
                     cause = f"{requested} was asked for by {caller}"
-                    self._announce(deciding, Decision(in_force, cause, deciding.manager.policy.name))
-            doubt = self._doubt(policy, deciders)
+                    self._announce_decision(deciding, Decision(in_force, cause, deciding.manager.policy.name))
+            doubt = self._describe_doubt(policy, deciders)
         self._write_down()
         return SetModeResponse(True, f"{requested} is in force; it was {before}{doubt}")
 
@@ -344,7 +342,7 @@ class OffloadManagerNode(Node):
             name = self._request.name
             self.health.warn("master", f"ROS master: {error}; this manager forgets mode {name} when it ends")
 
-    def _doubt(self, policy: Any, deciders: Sequence[_Deciding]) -> str:
+    def _describe_doubt(self, policy: Any, deciders: Sequence[_Deciding]) -> str:
         """Return a note for a mode in force in which frames do not run now."""
         if not isinstance(policy, FixedPolicy) or policy.mode is Mode.LOCAL:
             return ""

@@ -15,7 +15,7 @@ from edge_offload.manager.drop import DropCurve
 from edge_offload.manager.tuning import REPEAT_S
 from edge_offload.manager.turn_giver import Rules, Turn, TurnGiver, rules_with
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.inference.compose import duration
+from edge_offload.nodes.inference.compose import ros_duration
 from edge_offload_msgs.msg import Drop
 from edge_offload_msgs.msg import Turn as TurnMessage
 
@@ -25,7 +25,7 @@ class TurnGiving:
 
     Args:
         node: the manager.
-        rules: weights and bounds; :meth:`turned` changes them.
+        rules: weights and bounds; :meth:`change_rules` changes them.
         taken: called with the name of a task that has taken its turn.
     """
 
@@ -39,10 +39,10 @@ class TurnGiving:
         self._publisher = rospy.Publisher("offload/turn", TurnMessage, queue_size=10, latch=True)
         rospy.Subscriber("offload/turn_taken", TurnMessage, node.callback(self._on_taken), queue_size=100)
         rospy.Subscriber("offload/drop", Drop, node.callback(self._on_drop), queue_size=100)
-        self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
+        self._thread = threading.Thread(target=self._run_turns, name="turns", daemon=True)
         self._thread.start()
 
-    def turned(self, **changed: Any) -> None:
+    def change_rules(self, **changed: Any) -> None:
         """Give turns by other rules from now on.
 
         Raises:
@@ -57,7 +57,7 @@ class TurnGiving:
             self._giver.report(time.monotonic(), node, task, latency_s)
             self._changed.notify_all()
 
-    def leaves(self, node: str) -> None:
+    def release_node(self, node: str) -> None:
         """A node computes its frames by itself for now."""
         with self._changed:
             self._giver.leaves(node)
@@ -84,21 +84,21 @@ class TurnGiving:
         with self._changed:
             self._giver.drops(time.monotonic(), message.node, curve, message.interval.to_sec())
 
-    def _run(self) -> None:
+    def _run_turns(self) -> None:
         while True:
             with self._changed:
                 if self._closed:
                     return
                 try:
-                    self._step(time.monotonic())
+                    self._step_turns(time.monotonic())
                 except Exception as error:
                     self._node.fault("turns", error)
                 self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
 
-    def _step(self, now: float) -> None:
+    def _step_turns(self, now: float) -> None:
         turn = self._giver.give(now)
         if turn is not None:
-            self._last = self._message(turn)
+            self._last = self._turn_message(turn)
         if self._last is None or (turn is None and now - self._published_s < REPEAT_S):
             return
         if not self._giver.tasks:
@@ -107,7 +107,7 @@ class TurnGiving:
         self._published_s = now
         self._publisher.publish(self._last)
 
-    def _message(self, turn: Turn) -> TurnMessage:
+    def _turn_message(self, turn: Turn) -> TurnMessage:
         nodes = self._giver.tasks
         self._node.health.value("turn", f"{turn.number}: {turn.task}: {turn.reason}")
         return TurnMessage(
@@ -116,15 +116,14 @@ class TurnGiving:
             task=turn.task,
             node=turn.node,
             state=TurnMessage.GIVEN,
-            within=duration(turn.within_s),
+            within=ros_duration(turn.within_s),
             at_once=self._giver.rules.in_flight,
             nodes=list(nodes),
-            latency=[duration(seconds) for seconds in nodes.values()],
+            latency=[ros_duration(seconds) for seconds in nodes.values()],
             reason=turn.reason,
         )
 
     def refresh(self) -> None:
-        """Say on /diagnostics how turns go."""
         health = self._node.health
         with self._changed:
             tasks, alike = len(self._giver.tasks), self._giver.alike
@@ -138,7 +137,6 @@ class TurnGiving:
             health.clear("tasks")
 
     def close(self) -> None:
-        """Give no more turns."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -24,7 +24,7 @@ from std_msgs.msg import Header
 
 from edge_offload.link.estimate.clock import WARN_S
 from edge_offload.link.estimate.estimator import ACTIVE, NONE, LinkEstimator
-from edge_offload.link.estimate.scheduling import words as of_machine
+from edge_offload.link.estimate.scheduling import describe_waits as of_machine
 from edge_offload.link.estimate.wireless import Wireless
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
@@ -34,7 +34,7 @@ from edge_offload.mode import Mode
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
-from edge_offload.nodes.inference.compose import duration, link_of
+from edge_offload.nodes.inference.compose import link_of, ros_duration
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency
 
 
@@ -66,7 +66,7 @@ class BandwidthMonitorNode(Node):
         self._publisher = rospy.Publisher("offload/bandwidth", Bandwidth, queue_size=10)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
-        self._ticker = Ticker(1.0 / self.params["rate"], self._tick, self.fault)
+        self._ticker = Ticker(1.0 / self.params["rate"], self._publish_state, self.fault)
         self._ticker.start()
 
     def stop(self) -> None:
@@ -77,17 +77,17 @@ class BandwidthMonitorNode(Node):
             self._client.close()  # type: ignore[union-attr]
 
     def _on_forecast(self, message: Any) -> None:
-        """In other modes than ``server`` the stages of a frame overlap: only its node knows what each transfer took."""
+        """Take forecasts: outside mode ``server`` stages overlap, and only the node measured each transfer."""
         reading = link_of(message)
         if reading.uplink > 0:
-            self._estimator.adopt(time.monotonic(), reading)
+            self._estimator.adopt_reading(time.monotonic(), reading)
 
     def _on_latency(self, message: Any) -> None:
         with self._lock:
             self._latest = message
         error = message.clock_error.to_sec()
-        alone = message.mode == Mode.SERVER.value and not message.fallback_reason
-        if alone and message.bytes_up and message.uplink.to_sec() > 0:
+        sequential = message.mode == Mode.SERVER.value and not message.fallback_reason
+        if sequential and message.bytes_up and message.uplink.to_sec() > 0:
             up, down = message.uplink.to_sec(), message.downlink.to_sec()
             now = time.monotonic()
             if self._client is None:
@@ -100,8 +100,8 @@ class BandwidthMonitorNode(Node):
         else:
             self.health.clear("clock")
 
-    def _tick(self) -> None:
-        reading = self._estimator.reading(time.monotonic())
+    def _publish_state(self) -> None:
+        reading = self._estimator.make_reading(time.monotonic())
         with self._lock:
             latest = self._latest
         message = Bandwidth(header=Header(stamp=rospy.Time.now()), peer=self.params["peer"] or self.params["server"])
@@ -109,23 +109,23 @@ class BandwidthMonitorNode(Node):
             message.source = Bandwidth.ACTIVE if reading.source == ACTIVE else Bandwidth.PASSIVE
             message.uplink, message.downlink = reading.uplink, reading.downlink
             message.uplink_error, message.downlink_error = (
-                _finite(reading.uplink_error),
-                _finite(reading.downlink_error),
+                _finite_or_nan(reading.uplink_error),
+                _finite_or_nan(reading.downlink_error),
             )
-            message.samples, message.age = reading.samples, duration(reading.age_s)
+            message.samples, message.age = reading.samples, ros_duration(reading.age_s)
         if self._client is not None:
             clock = self._client.clock
             message.connected = self._client.state is LinkState.READY
-            message.round_trip = duration(reading.rtt_s)
+            message.round_trip = ros_duration(reading.rtt_s)
             if message.connected:
-                message.clock_offset, message.clock_error = duration(clock.offset_s), duration(clock.error_s)
+                message.clock_offset, message.clock_error = ros_duration(clock.offset_s), ros_duration(clock.error_s)
             self.health.value("probes", self._prober.sent)
             self.health.value("machine", of_machine(*self._client.scheduling_s))
         elif latest is not None:
             message.connected = latest.connected
             message.round_trip = latest.link_round_trip
             message.clock_offset, message.clock_error = latest.clock_offset, latest.clock_error
-        signal = self._wireless.signal()
+        signal = self._wireless.read_signal()
         message.wifi_interface = signal.interface if signal is not None else ""
         message.wifi_signal = signal.level_dbm if signal is not None else math.nan
         message.wifi_rate = signal.rate if signal is not None else 0.0
@@ -134,7 +134,7 @@ class BandwidthMonitorNode(Node):
         self._publisher.publish(message)
 
 
-def _finite(value: float) -> float:
+def _finite_or_nan(value: float) -> float:
     return value if math.isfinite(value) else 0.0
 
 

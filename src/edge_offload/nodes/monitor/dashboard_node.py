@@ -33,7 +33,7 @@ from edge_offload.dashboard.history import History
 from edge_offload.dashboard.server import DEFAULT_PORT, DashboardServer
 from edge_offload.dashboard.source import RecordSource
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.master_watch import ANEW, GONE, MasterWatch
+from edge_offload.nodes.common.master_watch import REREGISTERED, UNREACHABLE, MasterWatch
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.monitor.run_topics import RunTopics
@@ -68,7 +68,7 @@ class DashboardNode(Node, RecordSource):
         rospy.set_param("~url", self._server.url)
         self._topics = RunTopics(self._history.put, self.callback)
         self._watch = MasterWatch()
-        self._ticker = Ticker(0.5, self._tick, self.fault)
+        self._ticker = Ticker(0.5, self._check_master, self.fault)
         self._ticker.start()
         self.health.value("url", self._server.url)
         rospy.loginfo(f"dashboard: {self._server.url}")
@@ -92,8 +92,8 @@ class DashboardNode(Node, RecordSource):
             lost_since = self._lost_since
         if lost_since is not None:
             state = "lost"
-            gone_s = time.monotonic() - lost_since
-            text = f"no ROS master at {rosgraph.get_master_uri()} for {gone_s:.0f} s; trying again"
+            unreachable_s = time.monotonic() - lost_since
+            text = f"no ROS master at {rosgraph.get_master_uri()} for {unreachable_s:.0f} s; trying again"
         elif not self._history.count_records()["latency"]:
             state, text = "waiting", f"no frame yet: nothing came on {rospy.resolve_name('offload/latency')}"
         else:
@@ -106,26 +106,26 @@ class DashboardNode(Node, RecordSource):
         """See :class:`RecordSource`. Called in the server's thread, which must not wait for the master."""
         self._viewers = viewers
 
-    def _tick(self) -> None:
-        found = self._watch.check()
+    def _check_master(self) -> None:
+        state = self._watch.check_registration()
         with self._lock:
             before, self._lost_since = self._lost_since, None
-            if found == GONE:
+            if state == UNREACHABLE:
                 self._lost_since = time.monotonic() if before is None else before
-        if found == GONE:
+        if state == UNREACHABLE:
             if before is None:
                 self._history.add_event(make_event(time.time(), "error", "master", "the ROS master does not answer"))
                 self.health.warn("master", "the ROS master does not answer")
             return
         self.health.clear("master")
-        if found == ANEW or before is not None:
-            words = "a new ROS master; registered with it" if found == ANEW else "the ROS master answers again"
-            self._history.add_event(make_event(time.time(), "ok", "master", words))
+        if state == REREGISTERED or before is not None:
+            event = "a new ROS master; registered with it" if state == REREGISTERED else "the ROS master answers again"
+            self._history.add_event(make_event(time.time(), "ok", "master", event))
         self._fetch_pictures(self._viewers > 0)
 
-    def _fetch_pictures(self, wanted: bool) -> None:
+    def _fetch_pictures(self, enabled: bool) -> None:
         """Drawing and coding them costs the robot time: only while somebody looks."""
-        if wanted and self._pictures is None:
+        if enabled and self._pictures is None:
             self._pictures = rospy.Subscriber(
                 "kapao/overlay/compressed",
                 CompressedImage,
@@ -133,7 +133,7 @@ class DashboardNode(Node, RecordSource):
                 queue_size=1,
                 buff_size=2 * messages.MAX_FRAME_BYTES,
             )
-        elif not wanted and self._pictures is not None:
+        elif not enabled and self._pictures is not None:
             self._pictures.unregister()
             self._pictures = None
 

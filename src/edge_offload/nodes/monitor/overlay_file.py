@@ -35,7 +35,7 @@ class OverlayFile:
         self._best: Optional[Any] = None
         self._most = -1
         images: LatestFrameQueue[Any] = LatestFrameQueue(capacity=QUEUE)
-        self._writer: Worker[Any] = Worker(images, self._write, self._on_error, "overlay")
+        self._writer: Worker[Any] = Worker(images, self._write_picture, self._on_error, "overlay")
         self._writer.start()
         rospy.Subscriber(topic, Image, images.put, queue_size=2 * QUEUE, buff_size=2**24)
 
@@ -54,7 +54,7 @@ class OverlayFile:
             files.append(str(write_png(self._path.with_suffix(".png"), self._best)))
         return files
 
-    def _write(self, message: Any) -> None:
+    def _write_picture(self, message: Any) -> None:
         bgr = image_to_bgr(message)
         self._video.write(bgr)
         shown = self._shown(message.header.stamp.to_nsec())

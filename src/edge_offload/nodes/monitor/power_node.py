@@ -60,21 +60,21 @@ class PowerNode(Node):
         powers = powers_of(params)
         if powers is None and params["source"] == "model":
             raise BadInput("the state model was asked for, and there is none", f"give {', '.join(WATTS)}")
-        found = detect(params["source"])
-        for name, why in found.absent.items():
+        meter = detect(params["source"])
+        for name, why in meter.absent.items():
             self.health.value(f"{name} absent", why)
-        if found.parts and powers is None:
-            self.health.warn("rails", f"what this machine draws is not known: {found.parts}")
+        if meter.parts and powers is None:
+            self.health.warn("rails", f"what this machine draws is not known: {meter.parts}")
         model = None if powers is None else StateModel(self._timeline, powers)
-        self._meter = EnergyMeter(found.sources, model).start()
-        why = f"unknown: {found.parts or 'no sensor'}, and no table of watts for this machine"
+        self._meter = EnergyMeter(meter.sources, model).start()
+        why = f"unknown: {meter.parts or 'no sensor'}, and no table of watts for this machine"
         self.health.value("source", self._meter.name or why)
-        self.health.watch("throttling", self._look_at_board)
+        self.health.watch("throttling", self._read_board)
         self._started = self._counted = time.monotonic()
-        self._joules, self._known = 0.0, False
+        self._joules, self._measured = 0.0, False
         self._publisher = rospy.Publisher("offload/power", Power, queue_size=10)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
-        self._ticker = Ticker(1.0 / params["rate"], self._tick, self.fault)
+        self._ticker = Ticker(1.0 / params["rate"], self._publish_power, self.fault)
         self._ticker.start()
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class PowerNode(Node):
             self._ticker.close()
             self._meter.close()
 
-    def _look_at_board(self) -> str:
+    def _read_board(self) -> str:
         """Set what the board shows of its mode and fan; why it is slowed, or nothing."""
         for name, text in board_values().items():
             self.health.value(name, text)
@@ -93,7 +93,7 @@ class PowerNode(Node):
         # the message is sent when the inference has ended
         self._timeline.add_report(report, time.monotonic() - report.total_s)
 
-    def _tick(self) -> None:
+    def _publish_power(self) -> None:
         now = time.monotonic()
         # the model learns of an inference when it is over: count up to a moment that can still change
         settled = max(self._counted, now - 1.0)
@@ -101,7 +101,7 @@ class PowerNode(Node):
         self._counted = settled
         if math.isfinite(energy.joules):
             self._joules += energy.joules
-            self._known = True
+            self._measured = True
         recent = self._meter.energy_between(settled, now)
         power = self._meter.read_power()
         if self._meter.problem:
@@ -112,16 +112,16 @@ class PowerNode(Node):
         message.source = SOURCES[power.source]
         # the model's power at this instant is that of standby between two messages: give the mean of the last second
         message.watts = power.watts if power.source == MEASURED else recent.joules / max(now - settled, 1e-9)
-        known = math.isfinite(recent.joules)
-        message.joules = self._joules + (recent.joules if known else 0.0) if known or self._known else math.nan
-        message.state = self._state(settled, now)
+        measured = math.isfinite(recent.joules)
+        message.joules = self._joules + (recent.joules if measured else 0.0) if measured or self._measured else math.nan
+        message.state = self._state_between(settled, now)
         self._publisher.publish(message)
 
-    def _state(self, begin: float, end: float) -> int:
-        held = self._timeline.busy_seconds(begin, end)
-        if held[COMPUTE] <= 0 and held[COMMUNICATE] <= 0:
+    def _state_between(self, begin: float, end: float) -> int:
+        busy = self._timeline.busy_seconds(begin, end)
+        if busy[COMPUTE] <= 0 and busy[COMMUNICATE] <= 0:
             state: int = Power.STANDBY
-        elif held[COMPUTE] >= held[COMMUNICATE]:
+        elif busy[COMPUTE] >= busy[COMMUNICATE]:
             state = Power.INFERENCE
         else:
             state = Power.COMMUNICATION

@@ -41,8 +41,8 @@ class RecordFile:
         self._frames_end = False
         self._writer = Writer(path, max_bytes)
         self._flushed_at = time.monotonic()
-        self._put({"kind": "about", "t_s": time.time(), "link": link or "none"})
-        self._topics = RunTopics(self._put, guard, cameras)
+        self._queue_record({"kind": "about", "t_s": time.time(), "link": link or "none"})
+        self._topics = RunTopics(self._queue_record, guard, cameras)
 
     def end_frames(self) -> None:
         """Keep no more frames and results: the run counts no more. Other records are kept until the end."""
@@ -51,14 +51,14 @@ class RecordFile:
     def close(self) -> None:
         """Take no more records, and finish the file."""
         self._topics.close()
-        self._try(self._writer.close)
+        self._try_write(self._writer.close)
 
-    def _put(self, record: Record) -> None:
+    def _queue_record(self, record: Record) -> None:
         if self._frames_end and record["kind"] in ("latency", "people", "scene"):
             return
-        self._try(lambda: self._write(record))
+        self._try_write(lambda: self._write_record(record))
 
-    def _write(self, record: Record) -> None:
+    def _write_record(self, record: Record) -> None:
         self._writer.write(record)
         # so that the file can be followed, and little is lost with the machine
         if time.monotonic() - self._flushed_at > 1.0:
@@ -67,7 +67,7 @@ class RecordFile:
         if self._writer.full:
             self._health.warn("records", f"{self.path} is full: records of the run are no longer kept")
 
-    def _try(self, work: Callable[[], None]) -> None:
+    def _try_write(self, work: Callable[[], None]) -> None:
         with self._lock:
             try:
                 work()

@@ -36,7 +36,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, PointCloud2
 from edge_offload import records
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.bag import image_topic
-from edge_offload.nodes.camera.calibration import is_rectified, rectified
+from edge_offload.nodes.camera.calibration import is_rectified, rectify_calibration
 from edge_offload.nodes.common.bags import open_bag, read_messages
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
@@ -48,29 +48,29 @@ from edge_offload_msgs.msg import Latency, PersonArray, SemanticGrid
 
 
 class _Kind(NamedTuple):
-    """What a node gives: its name, the topic of its results, and what a golden file holds of one (None: of none)."""
+    """Outputs of a node: its name, the topic of its results, and the golden entry of one (None: of none)."""
 
     node: str
     topic: str
     message: Any
-    found: Callable[[Any, bool], Dict[str, Any]]
+    describe: Callable[[Any, bool], Dict[str, Any]]
 
 
-def _people(message: Any, carried: bool) -> Dict[str, Any]:
+def _describe_people(message: Any, carried: bool) -> Dict[str, Any]:
     people = [] if message is None else message.people
     boxes = [((p.x_min, p.y_min, p.x_max, p.y_max), p) for p in people]
     return {"people": [regression.person_record(p.id, box, p.score, carried and not p.observed) for box, p in boxes]}
 
 
-def _scene(message: Any, _carried: bool) -> Dict[str, Any]:
+def _describe_scene(message: Any, _carried: bool) -> Dict[str, Any]:
     if message is None:
         return {"labels": []}
     return {"labels": np.bincount(labels_of(message).ravel(), minlength=len(message.labels)).tolist()}
 
 
 RESULTS = {
-    "people": _Kind("kapao_node", "kapao/people", PersonArray, _people),
-    "scenes": _Kind("agrnav_node", "agrnav/semantic_grid", SemanticGrid, _scene),
+    "people": _Kind("kapao_node", "kapao/people", PersonArray, _describe_people),
+    "scenes": _Kind("agrnav_node", "agrnav/semantic_grid", SemanticGrid, _describe_scene),
 }
 TF = ("/tf", "/tf_static")
 
@@ -100,7 +100,7 @@ class RegressNode(Node):
             self._topic = cloud_topic(self._bag, self.params["topic"])
             self._frames = rospy.Publisher("lidar/points", PointCloud2, queue_size=2)
             poses = tf2_ros.TransformBroadcaster()
-            self._beside: Dict[str, Callable[[Any], None]] = dict.fromkeys(
+            self._companions: Dict[str, Callable[[Any], None]] = dict.fromkeys(
                 TF, lambda message: poses.sendTransform(message.transforms)
             )
         else:
@@ -110,8 +110,8 @@ class RegressNode(Node):
             info_topic = self._topic.rsplit("/image", 1)[0] + "/camera_info"
             infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=2, latch=True)
             # on their new topic nothing says of rectified images that they are
-            fit = rectified if is_rectified(self._topic) else copy.copy
-            self._beside = {info_topic: lambda message: infos.publish(fit(message))}
+            fit = rectify_calibration if is_rectified(self._topic) else copy.copy
+            self._companions = {info_topic: lambda message: infos.publish(fit(message))}
         self._condition = threading.Condition()
         self._results: Dict[int, List[Any]] = {}
         self._latencies: Dict[int, List[Any]] = {}
@@ -120,7 +120,7 @@ class RegressNode(Node):
             rospy.Subscriber(self._kind.topic, self._kind.message, self.callback(self._on_result), queue_size=64),
             rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=64),
         )
-        self._thread = threading.Thread(target=self._run, name="regress", daemon=True)
+        self._thread = threading.Thread(target=self._run_bag, name="regress", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -132,21 +132,21 @@ class RegressNode(Node):
             self._bag.close()
 
     def _on_result(self, message: Any) -> None:
-        self._store(self._results, message)
+        self._store_message(self._results, message)
 
     def _on_latency(self, message: Latency) -> None:
-        self._store(self._latencies, message)
+        self._store_message(self._latencies, message)
 
-    def _store(self, table: Dict[int, List[Any]], message: Any) -> None:
+    def _store_message(self, table: Dict[int, List[Any]], message: Any) -> None:
         with self._condition:
             table.setdefault(message.header.stamp.to_nsec(), []).append(message)
             self._condition.notify_all()
 
-    def _run(self) -> None:
+    def _run_bag(self) -> None:
         try:
             stamps = self._step_all()
             if not self._stopping:
-                records.write(self.params["out"], "golden", self._outcome(stamps))
+                records.write(self.params["out"], "golden", self._collect_outcome(stamps))
                 self.finish(f"{len(stamps)} frames stepped")
         except EdgeOffloadError as error:
             rospy.logfatal(f"cannot go on: {error}")
@@ -177,19 +177,21 @@ class RegressNode(Node):
         self._check_stamps()
         # both ways: an answer published before this node is connected to it would be taken for one never given
         ends = (self._frames, *self._answers)
-        if not self._wait(lambda: all(end.get_num_connections() > 0 for end in ends), self.params["timeout"]):
+        if not self._wait_until(lambda: all(end.get_num_connections() > 0 for end in ends), self.params["timeout"]):
             absent = ", ".join(end.name for end in ends if end.get_num_connections() == 0)
             raise BadInput(f"nobody is at the other end of {absent}", remedy=f"start {self._node}")
         stamps: List[int] = []
         limit = self.params["frames"]
-        for topic, message, _ in read_messages(self._bag, [self._topic, *self._beside]):
-            if topic in self._beside:
-                self._beside[topic](message)
+        for topic, message, _ in read_messages(self._bag, [self._topic, *self._companions]):
+            if topic in self._companions:
+                self._companions[topic](message)
                 continue
             stamp = message.header.stamp.to_nsec()
             stamps.append(stamp)
             self._frames.publish(message)
-            answered = self._wait(lambda s=stamp: s in self._results and s in self._latencies, self.params["timeout"])
+            answered = self._wait_until(
+                lambda s=stamp: s in self._results and s in self._latencies, self.params["timeout"]
+            )
             if self._stopping:
                 return stamps
             if not answered:
@@ -199,34 +201,34 @@ class RegressNode(Node):
                 break
         if not stamps:
             raise BadInput(f"no frames on {self._topic} in {self.params['bag']}")
-        self._wait(lambda: False, self.params["settle"])
+        self._wait_until(lambda: False, self.params["settle"])
         return stamps
 
-    def _wait(self, done: Any, timeout_s: float) -> bool:
+    def _wait_until(self, done: Any, timeout_s: float) -> bool:
         """Wait until ``done()``, wall time bounded by ``timeout_s``; whether it came true."""
         ends = time.monotonic() + timeout_s
         with self._condition:
             while not done():
                 # the number of subscribers changes without notice: look at least ten times a second
-                left = min(0.1, ends - time.monotonic())
-                if left <= 0 or self._stopping:
+                wait_s = min(0.1, ends - time.monotonic())
+                if wait_s <= 0 or self._stopping:
                     return False
-                self._condition.wait(left)
+                self._condition.wait(wait_s)
         return True
 
-    def _outcome(self, stamps: List[int]) -> Dict[str, Any]:
+    def _collect_outcome(self, stamps: List[int]) -> Dict[str, Any]:
         with self._condition:
             seen = stamps + sorted((set(self._results) | set(self._latencies)) - set(stamps))
             models = {message.model for messages in self._latencies.values() for message in messages}
-            carried = any(_origin(messages[:1]) for messages in self._results.values())
+            carried = any(_result_origin(messages[:1]) for messages in self._results.values())
             modes = [message.mode for messages in self._latencies.values() for message in messages]
             frames: List[Dict[str, Any]] = [
                 {
                     "stamp_ns": stamp,
-                    **_origin(self._results.get(stamp, [])[:1]),
+                    **_result_origin(self._results.get(stamp, [])[:1]),
                     "results": len(self._results.get(stamp, [])),
                     "latencies": len(self._latencies.get(stamp, [])),
-                    **self._kind.found(next(iter(self._results.get(stamp, [])), None), carried),
+                    **self._kind.describe(next(iter(self._results.get(stamp, [])), None), carried),
                 }
                 for stamp in seen
             ]
@@ -238,8 +240,8 @@ class RegressNode(Node):
         return regression.make_golden(models.pop(), weights, max(set(modes), key=modes.count), frames)
 
 
-def _origin(results: List[Any]) -> Dict[str, str]:
-    """Where a result comes from, if that is not the network's own for this very frame."""
+def _result_origin(results: List[Any]) -> Dict[str, str]:
+    """Return the origin of a result, unless the network computed it for this very frame."""
     origins = [result.result.origin for result in results if result.result.origin in (CARRIED, LOCAL, NONE)]
     return {"origin": origins[0]} if origins else {}
 

@@ -30,14 +30,14 @@ def new_folder(root: pathlib.Path) -> pathlib.Path:
                 (root / name).mkdir()
             except FileExistsError:
                 continue
-            _link(root, name)
+            _link_latest(root, name)
             return root / name
     except OSError as error:
         raise BadInput(f"cannot write {root}: {error.strerror}", remedy="name another folder (~runs)") from error
     raise BadInput(f"{root} has a hundred runs of this second")
 
 
-def _link(root: pathlib.Path, name: str) -> None:
+def _link_latest(root: pathlib.Path, name: str) -> None:
     last = root / LAST
     if last.exists() and not last.is_symlink():
         return  # somebody's own
@@ -46,8 +46,8 @@ def _link(root: pathlib.Path, name: str) -> None:
     os.replace(aside, last)
 
 
-def prune(root: pathlib.Path, keep_bytes: float, now_s: float) -> List[str]:
-    """Remove the oldest runs in ``root`` until those that are left hold at most ``keep_bytes``; their names.
+def prune_runs(root: pathlib.Path, max_bytes: float, now_s: float) -> List[str]:
+    """Remove the oldest runs in ``root`` until those that are left hold at most ``max_bytes``; their names.
 
     Only folders that :func:`new_folder` made are looked at, and none that was written in during the last hour.
     """
@@ -56,7 +56,7 @@ def prune(root: pathlib.Path, keep_bytes: float, now_s: float) -> List[str]:
     total = sum(size for size, _ in facts.values())
     removed = []
     for folder, (size, written_s) in facts.items():
-        if total <= keep_bytes:
+        if total <= max_bytes:
             break
         if now_s - written_s < 3600.0:  # it may belong to a run that is going on
             continue
@@ -67,5 +67,5 @@ def prune(root: pathlib.Path, keep_bytes: float, now_s: float) -> List[str]:
 
 
 def _size_and_time(folder: pathlib.Path) -> Tuple[int, float]:
-    found = [path.lstat() for path in (folder, *folder.rglob("*"))]
-    return sum(item.st_size for item in found), max(item.st_mtime for item in found)
+    entries = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    return sum(item.st_size for item in entries), max(item.st_mtime for item in entries)

@@ -48,8 +48,8 @@ from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
 from edge_offload.nodes.monitor.overlay_file import OverlayFile
 from edge_offload.nodes.monitor.record_file import RecordFile
-from edge_offload.nodes.monitor.run_folder import new_folder, prune
-from edge_offload.nodes.monitor.tally import Tallies, table
+from edge_offload.nodes.monitor.run_folder import new_folder, prune_runs
+from edge_offload.nodes.monitor.tally import Tallies, render_summary
 from edge_offload.outputs import check_folder, check_output
 from edge_offload.perception.video import VideoParts
 from edge_offload.runtime.carrying import FRESH
@@ -58,7 +58,7 @@ from edge_offload_msgs.msg import Latency, ObjectArray, PersonArray, Power, Sema
 
 
 class _Results(NamedTuple):
-    """Where frames, results and pictures of a kind are; ``many`` says how much a result shows, for the best picture."""
+    """Topics of frames, results and pictures; ``many`` counts what a result shows, for the best picture."""
 
     frames: str
     topic: str
@@ -80,7 +80,7 @@ MB = 1e6
 QUARTERS = 4
 """Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Seconds between two looks at whether the network node had to be started again."""
 
 SETTLE_S = 0.5
@@ -126,15 +126,15 @@ class RunRecorder(Node):
         self._ended = ""
         self._finished = False
         self._looked = time.monotonic()
-        self._found: Dict[int, int] = {}  # of the first camera
-        self._began = self._told = time.monotonic()
+        self._shown_counts: Dict[int, int] = {}  # of the first camera
+        self._started_at = self._reported_at = time.monotonic()
         self._last: Optional[InferenceReport] = None
         limit = params["record_limit"] * MB
-        self._json = _place(params)
-        alone = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
+        self._json = _summary_path(params)
+        special_file = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
         # before the count: rospy calls in this order, and the frame that completes the run is a record of it
         self._records: Optional[RecordFile] = None
-        if params["records"] and not alone:
+        if params["records"] and not special_file:
             path = self._json.with_suffix(".jsonl")
             most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
             self._records = RecordFile(path, params["link"], self.callback, self.health, most, cameras)
@@ -143,19 +143,18 @@ class RunRecorder(Node):
         self._answers, self._connected_s = [latency], math.inf
         self._kind = RESULTS[params["results"]]
         for camera in cameras:
-            self._subscribe(camera)
+            self._subscribe_camera(camera)
         rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
         self._overlay: Optional[OverlayFile] = None
-        if params["video"] and not alone:
+        if params["video"] and not special_file:
             path = self._json.with_suffix(".avi")
             video = VideoParts(path, params["video_rate"], limit / QUARTERS, QUARTERS - 1)
             overlay = self._kind.overlay if not cameras[0] else f"{cameras[0]}/{self._kind.overlay}"
-            self._overlay = OverlayFile(path, video, overlay, self._shown, self.health)
-        self._ticker = Ticker(0.1, self._check, self.fault)
+            self._overlay = OverlayFile(path, video, overlay, self._count_shown, self.health)
+        self._ticker = Ticker(0.1, self._check_run, self.fault)
         self._ticker.start()
 
-    def _subscribe(self, camera: str) -> None:
-        """Count the frames of a camera, and their results."""
+    def _subscribe_camera(self, camera: str) -> None:
         topic, frames = self._kind.topic, self._kind.frames
         if camera:
             topic, frames = f"{camera}/{topic}", frames.replace("camera", camera)
@@ -184,13 +183,13 @@ class RunRecorder(Node):
             rospy.logwarn("the overlay video is incomplete: it could not be written in time")
         if self._records is not None:
             self._records.close()
-        self._summarise(self._files())
+        self._write_summary(self._close_files())
 
     def refresh(self) -> None:
         with self._lock:
             tally = self._tally
-            faults = tally.faults(final=False)
-            self.health.value("frames", tally.sum("frames"))
+            faults = tally.list_faults(final=False)
+            self.health.value("frames", tally.sum_counts("frames"))
             self.health.value("results", tally.results)
         if faults:
             self.health.warn("accounting", "; ".join(faults))
@@ -204,7 +203,7 @@ class RunRecorder(Node):
             raise BadInput(f"message of {len(buffer)} bytes has no header")
         stamp = genpy.Time(int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[8:12], "little"))
         with self._lock:
-            self._tally.of[camera].frame(stamp.to_nsec())
+            self._tally.of[camera].add_frame(stamp.to_nsec())
             self._frame_news = time.monotonic()
 
     def _on_result(self, camera: str, message: Any) -> None:
@@ -213,9 +212,9 @@ class RunRecorder(Node):
             # objects are never carried along
             origin = message.result.origin if hasattr(message, "result") else FRESH
             delay_s = (rospy.Time.now() - message.header.stamp).to_sec() if stamp_ns else math.nan
-            self._tally.of[camera].result(stamp_ns, origin, delay_s)
+            self._tally.of[camera].add_result(stamp_ns, origin, delay_s)
             if camera == next(iter(self._tally.of)):
-                self._found[stamp_ns] = self._kind.many(message)
+                self._shown_counts[stamp_ns] = self._kind.many(message)
             self._note_result()
 
     def _on_latency(self, message: Any) -> None:
@@ -225,11 +224,11 @@ class RunRecorder(Node):
         report = report_of(message)
         with self._lock:
             self._last = report
-            self._tally.of[message.camera].latency(message.header.stamp.to_nsec(), report, message.energy, measured)
+            self._tally.of[message.camera].add_latency(message.header.stamp.to_nsec(), report, message.energy, measured)
             self._note_result()
 
     def _of_another(self, message: Any) -> bool:
-        """Whether a latency is that of another network of the robot, or of other cameras."""
+        """Tell whether a latency is that of another network of the robot, or of other cameras."""
         if message.camera not in self._tally.of:
             return True
         caller: str = (message._connection_header or {}).get("callerid", "")
@@ -250,51 +249,53 @@ class RunRecorder(Node):
             self._tally.mark_late()
         if self._first is None:
             self._first = self._news
-        wanted = self.params["frames"]
-        if wanted and self._tally.sum("complete") >= wanted:
-            self._end(f"{wanted} results")
+        target = self.params["frames"]
+        if target and self._tally.sum_counts("complete") >= target:
+            self._end_count(f"{target} results")
 
-    def _shown(self, stamp_ns: int) -> int:
-        return self._found.get(stamp_ns, 0)
+    def _count_shown(self, stamp_ns: int) -> int:
+        return self._shown_counts.get(stamp_ns, 0)
 
-    def _progress(self, now: float) -> None:
+    def _report_progress(self, now: float) -> None:
         """A line of how far the run is, now and then."""
-        wanted = self.params["frames"]
+        target = self.params["frames"]
         with self._lock:
-            if self._ended or not self.params["progress"] or now - self._told < self.params["progress"]:
+            if self._ended or not self.params["progress"] or now - self._reported_at < self.params["progress"]:
                 return
-            self._told, last = now, self._last
-            done, seen = self._tally.sum("complete"), self._tally.sum("frames")
+            self._reported_at, last = now, self._last
+            done, seen = self._tally.sum_counts("complete"), self._tally.sum_counts("frames")
         if last is None:
-            text = waiting_line(now - self._began, seen)
+            text = waiting_line(now - self._started_at, seen)
         else:
-            text = results_line(done, wanted, now - (self._first or now), str(last.mode), last.total_s)
+            text = results_line(done, target, now - (self._first or now), str(last.mode), last.total_s)
         print(f"{PROGRESS}{text}", flush=True)
 
-    def _check(self) -> None:
+    def _check_run(self) -> None:
         params, now = self.params, time.monotonic()
         if self._connected_s > now and all(topic.get_num_connections() for topic in self._answers):
             self._connected_s = now
-        self._progress(now)
-        if params["network"] and self._first is None and not self._ended and now - self._looked >= LOOK_S:
+        self._report_progress(now)
+        if params["network"] and self._first is None and not self._ended and now - self._looked >= CHECK_S:
             self._looked = now
-            if _started_again(params["network"]):
+            if _is_respawned(params["network"]):
                 rospy.logfatal(f"{params['network']} ended before its first result; its last line above says why")
                 self._ended = "no result"
                 self.finish(self._ended, exit_code=1)
         with self._lock:
             if self._tally.closed:
-                self._finish(now)
+                self._finish_if_complete(now)
             if self._ended or self._first is None:
                 return
             # a slow network may still work on the last frame
-            patience = params["idle"] * (1 if self._tally.sum("settled") >= self._tally.sum("frames") else 20)
+            patience = params["idle"] * (
+                1 if self._tally.sum_counts("settled") >= self._tally.sum_counts("frames") else 20
+            )
             if params["duration"] and now - self._first >= params["duration"]:
-                self._end(f"{params['duration']:g} s")
+                self._end_count(f"{params['duration']:g} s")
             elif params["idle"] and now - max(self._news, self._frame_news) >= patience:
-                self._end("no more frames")
+                self._end_count("no more frames")
 
-    def _end(self, reason: str) -> None:
+    def _end_count(self, reason: str) -> None:
         """The count is over; what it still lacks is waited for. Called with the lock held."""
         self._ended, self._news = reason, time.monotonic()
         self._tally.close()
@@ -302,13 +303,13 @@ class RunRecorder(Node):
             self._records.end_frames()
         rospy.loginfo(f"the run ends: {reason}")
 
-    def _finish(self, now: float) -> None:
+    def _finish_if_complete(self, now: float) -> None:
         """End the node once every frame that is counted is whole, or nothing comes any more."""
-        if not self._finished and (not self._tally.faults() or now - self._news >= SETTLE_S):
+        if not self._finished and (not self._tally.list_faults() or now - self._news >= SETTLE_S):
             self._finished = True
             self.finish(self._ended)
 
-    def _files(self) -> List[str]:
+    def _close_files(self) -> List[str]:
         try:
             return [] if self._overlay is None else self._overlay.close()
         except EdgeOffloadError as error:
@@ -316,16 +317,16 @@ class RunRecorder(Node):
             self.exit_code = 1
         return []
 
-    def _summarise(self, files: List[str]) -> None:
+    def _write_summary(self, files: List[str]) -> None:
         with self._lock:
             try:
-                record = self._tally.summary(self.params["link"], files)
+                record = self._tally.summarise_run(self.params["link"], files)
             except EdgeOffloadError as error:
                 rospy.logerr(f"no summary: {error}")
                 self.exit_code = 1
                 return
-            faults = self._tally.faults()
-        lines = ["", "Summary of the run", table(record)]
+            faults = self._tally.list_faults()
+        lines = ["", "Summary of the run", render_summary(record)]
         failed = ""
         try:
             records.write(self._json, "run", record)
@@ -341,8 +342,8 @@ class RunRecorder(Node):
             self.exit_code = 1
 
 
-def _place(params: Dict[str, Any]) -> pathlib.Path:
-    """Where the summary goes; the other files take its name with another suffix.
+def _summary_path(params: Dict[str, Any]) -> pathlib.Path:
+    """Return the path of the summary; the other files take its name with another suffix.
 
     Raises:
         BadInput: nothing can be written there.
@@ -357,7 +358,7 @@ def _place(params: Dict[str, Any]) -> pathlib.Path:
         root = pathlib.Path(params["runs"]).expanduser().absolute()
         check_folder(root)
         chosen = new_folder(root) / "summary.json"
-        removed = prune(root, params["runs_limit"] * MB, time.time()) if params["runs_limit"] else []
+        removed = prune_runs(root, params["runs_limit"] * MB, time.time()) if params["runs_limit"] else []
         if removed:
             rospy.loginfo(f"{root}: {len(removed)} old runs removed, it held more than {params['runs_limit']:g} MB")
     chosen = chosen.absolute()
@@ -365,8 +366,8 @@ def _place(params: Dict[str, Any]) -> pathlib.Path:
     return chosen
 
 
-def _started_again(node: str) -> bool:
-    """Whether the launch file that ``node`` belongs to has started it a second time."""
+def _is_respawned(node: str) -> bool:
+    """Tell whether the launch file that ``node`` belongs to has started it a second time."""
     return any(
         process.respawn_count > 1 and process.name.rpartition("-")[0] == node
         for process in roslaunch.netapi.list_processes()

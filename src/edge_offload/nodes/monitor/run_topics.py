@@ -39,7 +39,7 @@ class RunTopics:
         self._subscribers: List[Any] = []
         for kind, topic in messages.TOPICS.items():
             self.names[kind] = rospy.resolve_name(topic.name)
-            callback = guard(self._callback(topic))
+            callback = guard(self._make_callback(topic))
             for camera in cameras if kind == "people" else ("",):
                 name = f"{camera}/{topic.name}" if camera else topic.name
                 subscriber = rospy.Subscriber(name, getattr(msg, topic.message), callback, queue_size=QUEUE)
@@ -50,11 +50,10 @@ class RunTopics:
         )
 
     def close(self) -> None:
-        """Take no more messages."""
         for subscriber in self._subscribers:
             subscriber.unregister()
 
-    def _callback(self, topic: messages.Topic) -> Callable[[Any], None]:
+    def _make_callback(self, topic: messages.Topic) -> Callable[[Any], None]:
         def take(message: Any) -> None:
             with self._lock:
                 record = topic.convert(message, time.time())

@@ -19,7 +19,7 @@ from edge_offload.timing import InferenceReport
 
 @dataclass
 class Tally:
-    """What was seen, by stamp in nanoseconds."""
+    """Frames and results that were seen, by stamp in nanoseconds."""
 
     published: Counter[Any] = field(default_factory=Counter)
     results: Counter[Any] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Tally:
     _results: List[Tuple[int, int]] = field(default_factory=list)
     _latencies: List[Tuple[int, int]] = field(default_factory=list)
 
-    def frame(self, stamp_ns: int) -> None:
+    def add_frame(self, stamp_ns: int) -> None:
         """A frame was published. A bag that is played again and again brings the same stamps again."""
         answers = max(self.results[stamp_ns], self.latencies[stamp_ns]) if self.closed else 0
         if self.closed and self.published[stamp_ns] >= answers:
@@ -56,34 +56,34 @@ class Tally:
             # its result was received first
             self._settled = self.frames
 
-    def result(self, stamp_ns: int, origin: str = FRESH, delay_s: float = math.nan) -> None:
+    def add_result(self, stamp_ns: int, origin: str = FRESH, delay_s: float = math.nan) -> None:
         """Count a result, published ``delay_s`` after its frame's stamp."""
         if self.closed and self.results[stamp_ns] >= self.latencies[stamp_ns]:
             return
-        self._results.append((self._order(stamp_ns), stamp_ns))
+        self._results.append((self._frame_number(stamp_ns), stamp_ns))
         self.origins[origin] += 1
         self.delays_s.append(delay_s)
         self.results[stamp_ns] += 1
         self._settled = max(self._settled, self._number.get(stamp_ns, 0))
 
-    def latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
+    def add_latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
         """Count the cost of a frame; energy is NaN when it is not known."""
         if self.closed and (self.carried or self.latencies[stamp_ns] >= self.results[stamp_ns]):
             return
-        self._latencies.append((self._order(stamp_ns), stamp_ns))
+        self._latencies.append((self._frame_number(stamp_ns), stamp_ns))
         self.latencies[stamp_ns] += 1
         self.reports.append(report)
         self.energies.append(energy_j)
         if math.isfinite(energy_j):
             self.energy_measured = self.energy_measured and measured
 
-    def _order(self, stamp_ns: int) -> int:
+    def _frame_number(self, stamp_ns: int) -> int:
         """The number of the frame that an answer belongs to; the next one's if it has overtaken its frame."""
         return self._number.get(stamp_ns, self.frames + 1)
 
     @property
     def carried(self) -> bool:
-        """Whether results are carried along: every frame has one, and inferences are counted apart."""
+        """Tell whether results are carried along: every frame has one, and inferences count separately."""
         return any(self.origins[origin] for origin in (CARRIED, LOCAL))
 
     @property
@@ -103,30 +103,29 @@ class Tally:
         """
         self.closed = True
         self.drop_early_halves()
-        whole = {stamp for stamp, count in self.results.items() if self.carried or count == self.latencies[stamp]}
-        last = max((number for number, stamp in self._results if stamp in whole), default=0)
+        complete = {stamp for stamp, count in self.results.items() if self.carried or count == self.latencies[stamp]}
+        last = max((number for number, stamp in self._results if stamp in complete), default=0)
         for number, stamp in self._results[::-1]:
             if number > last and self.results[stamp] > self.latencies[stamp] and not self.carried:
-                self._forget(self._results, self.results, (number, stamp), self.delays_s)
+                self._drop_answer(self._results, self.results, (number, stamp), self.delays_s)
         for number, stamp in self._latencies[::-1]:
             if number > last and self.latencies[stamp] > self.results[stamp]:
-                self._forget(self._latencies, self.latencies, (number, stamp), self.reports, self.energies)
+                self._drop_answer(self._latencies, self.latencies, (number, stamp), self.reports, self.energies)
         self.results, self.latencies = +self.results, +self.latencies
         self._settled = min(max((number for number, _ in self._results), default=0), self.frames)
 
     def drop_early_halves(self) -> None:
-        """Forget what is ahead of the first whole answer, if the count began while the network answered."""
         if not self.late or self.carried:
             return
         while self._latencies and not self.results[self._latencies[0][1]]:
-            self._forget(self._latencies, self.latencies, self._latencies[0], self.reports, self.energies)
+            self._drop_answer(self._latencies, self.latencies, self._latencies[0], self.reports, self.energies)
         while self._results and not self.latencies[self._results[0][1]]:
-            self._forget(self._results, self.results, self._results[0], self.delays_s)
+            self._drop_answer(self._results, self.results, self._results[0], self.delays_s)
         if self._results:
             self._skipped = min(self._results[0][0], self.frames) - 1
 
     @staticmethod
-    def _forget(
+    def _drop_answer(
         answers: List[Tuple[int, int]], counts: Counter[Any], which: Tuple[int, int], *columns: List[Any]
     ) -> None:
         back = answers[::-1].index(which) + 1
@@ -134,33 +133,33 @@ class Tally:
         for column in (answers, *columns):
             del column[-back]
 
-    def faults(self, final: bool = True) -> List[str]:
-        """What contradicts "every frame taken up gives exactly one result and one latency with its stamp".
+    def list_faults(self, final: bool = True) -> List[str]:
+        """List what contradicts "every frame taken up gives exactly one result and one latency with its stamp".
 
         While the run lasts (not ``final``) a frame may have its result and not its latency yet, or the reverse.
         """
-        found = []
+        faults = []
         first = min(self.published, default=0)
         answered = {stamp for counter in (self.results, self.latencies) for stamp, count in counter.items() if count}
         # whoever listens from the middle on sees answers to frames that it has not seen
         strange = sorted(stamp for stamp in answered - set(self.published) if stamp > first)
         if strange and final:
-            found.append(f"{len(strange)} stamps of results belong to no frame seen (first: {strange[0]} ns)")
+            faults.append(f"{len(strange)} stamps of results belong to no frame seen (first: {strange[0]} ns)")
         for name, counter in (("results", self.results), ("latencies", self.latencies)):
             doubled = sorted(stamp for stamp, count in counter.items() if count > max(1, self.published[stamp]))
             if doubled:
-                found.append(f"{len(doubled)} frames have several {name} (first: {doubled[0]} ns)")
+                faults.append(f"{len(doubled)} frames have several {name} (first: {doubled[0]} ns)")
         if self.carried:
             without = sorted(stamp for stamp in self.latencies if not self.results[stamp])
             if without and final:
-                found.append(f"{len(without)} frames have a latency, but no result (first: {without[0]} ns)")
-            return found
+                faults.append(f"{len(without)} frames have a latency, but no result (first: {without[0]} ns)")
+            return faults
         unpaired = sorted(stamp for stamp in answered if self.results[stamp] != self.latencies[stamp])
         if unpaired and final:
-            found.append(f"{len(unpaired)} frames have a result or a latency, but not both (first: {unpaired[0]} ns)")
-        return found
+            faults.append(f"{len(unpaired)} frames have a result or a latency, but not both (first: {unpaired[0]} ns)")
+        return faults
 
-    def summary(self, link: str = "", overlay: Optional[List[str]] = None) -> Dict[str, Any]:
+    def summarise_run(self, link: str = "", overlay: Optional[List[str]] = None) -> Dict[str, Any]:
         """The record ``run`` of the schema.
 
         Raises:
@@ -174,17 +173,17 @@ class Tally:
         count = len(self.reports)
         answers = self.results if self.carried else self.latencies
         taken = sum(answers.values())
-        known = sum((answers & self.published).values())
+        matched = sum((answers & self.published).values())
         record: Dict[str, Any] = {
             "frames_in": taken,
-            "frames_published": self.settled + taken - known,  # frames of before we listened may be answered
-            "frames_superseded": max(0, self.settled - known),
+            "frames_published": self.settled + taken - matched,  # frames of before we listened may be answered
+            "frames_superseded": max(0, self.settled - matched),
             "results_out": sum(self.results.values()),
             "model": self.reports[-1].model,
             "mode": mode.value,
             "frames_by_mode": {mode.value: number for mode, number in modes.most_common()},
             "by_mode": {
-                mode.value: _cost([r for r in self.reports if r.mode is mode]) for mode, _ in modes.most_common()
+                mode.value: _mean_cost([r for r in self.reports if r.mode is mode]) for mode, _ in modes.most_common()
             },
             "latency_s": records.latency_summary([report.total_s for report in self.reports]),
             "bytes_up": sum(report.bytes_up for report in self.reports) / count,
@@ -225,18 +224,16 @@ class Tallies:
         self.of = {camera: Tally() for camera in cameras}
         self.two_torches = ""
 
-    def sum(self, what: str) -> int:
+    def sum_counts(self, what: str) -> int:
         """``frames``, ``settled`` or ``complete`` of all cameras."""
         return sum(getattr(tally, what) for tally in self.of.values())
 
     @property
     def results(self) -> int:
-        """Of all cameras."""
         return sum(sum(tally.results.values()) for tally in self.of.values())
 
     @property
     def closed(self) -> bool:
-        """Whether the count is over."""
         return all(tally.closed for tally in self.of.values())
 
     def mark_late(self) -> None:
@@ -245,7 +242,6 @@ class Tallies:
             tally.late = True
 
     def drop_early_halves(self) -> None:
-        """See :meth:`Tally.drop_early_halves`."""
         for tally in self.of.values():
             tally.drop_early_halves()
 
@@ -254,45 +250,45 @@ class Tallies:
         for tally in self.of.values():
             tally.close()
 
-    def faults(self, final: bool = True) -> List[str]:
-        """As those of :class:`Tally`, with the name of the camera."""
-        faults = [(camera, fault) for camera, tally in self.of.items() for fault in tally.faults(final)]
+    def list_faults(self, final: bool = True) -> List[str]:
+        """List the faults of every :class:`Tally`, with the name of the camera."""
+        faults = [(camera, fault) for camera, tally in self.of.items() for fault in tally.list_faults(final)]
         return [f"{camera}: {fault}" if camera else fault for camera, fault in faults]
 
-    def summary(self, link: str = "", overlay: Optional[List[str]] = None) -> Dict[str, Any]:
+    def summarise_run(self, link: str = "", overlay: Optional[List[str]] = None) -> Dict[str, Any]:
         """The record ``run``; of several cameras also what each had.
 
         Raises:
             BadInput: there was no result.
         """
-        whole = Tally(two_torches=self.two_torches)
+        total = Tally(two_torches=self.two_torches)
         for camera, tally in self.of.items():
-            for counts, one in ((whole.results, tally.results), (whole.latencies, tally.latencies),
-                                (whole.published, tally.published)):  # fmt: skip
+            for counts, one in ((total.results, tally.results), (total.latencies, tally.latencies),
+                                (total.published, tally.published)):  # fmt: skip
                 counts.update({(camera, stamp): count for stamp, count in one.items()})
-            whole.origins += tally.origins
-            whole.delays_s += tally.delays_s
-            whole.reports += tally.reports
-            whole.energies += tally.energies
-            whole.energy_measured &= tally.energy_measured
-            whole._settled += tally.settled
-        record = whole.summary(link, overlay)
+            total.origins += tally.origins
+            total.delays_s += tally.delays_s
+            total.reports += tally.reports
+            total.energies += tally.energies
+            total.energy_measured &= tally.energy_measured
+            total._settled += tally.settled
+        record = total.summarise_run(link, overlay)
         if len(self.of) > 1:
-            record["cameras"] = {camera: self._figures(tally) for camera, tally in self.of.items()}
+            record["cameras"] = {camera: self._camera_figures(tally) for camera, tally in self.of.items()}
         return record
 
     @staticmethod
-    def _figures(tally: Tally) -> Dict[str, Any]:
-        """Those of one camera in the record ``run``."""
+    def _camera_figures(tally: Tally) -> Dict[str, Any]:
+        """Figures of one camera in the record ``run``."""
         figures = {"frames_published": tally.frames, "frames_in": 0, "frames_superseded": 0, "results_out": 0}
         if not tally.reports:
             return figures
-        record = tally.summary()
+        record = tally.summarise_run()
         return {name: record[name] for name in (*figures, "latency_s")}
 
 
-def _cost(reports: List[InferenceReport]) -> Dict[str, Any]:
-    """What frames of one mode cost: means per frame."""
+def _mean_cost(reports: List[InferenceReport]) -> Dict[str, Any]:
+    """Costs of frames in one mode: means per frame."""
     count = len(reports)
     return {
         "latency_s": records.latency_summary([report.total_s for report in reports]),
@@ -302,8 +298,7 @@ def _cost(reports: List[InferenceReport]) -> Dict[str, Any]:
     }
 
 
-def _origins(record: Dict[str, Any]) -> str:
-    """What is to be said of results that are carried along."""
+def _describe_origins(record: Dict[str, Any]) -> str:
     if "inferences" not in record:
         return ""
     origins = ", ".join(f"{origin} {count}" for origin, count in record["results_by_origin"].items())
@@ -314,7 +309,7 @@ def _origins(record: Dict[str, Any]) -> str:
     return f" = {origins}, from {record['inferences']} inferences{late}"
 
 
-def table(record: Dict[str, Any]) -> str:
+def render_summary(record: Dict[str, Any]) -> str:
     """The summary as text for people."""
     latency = record["latency_s"]
     modes = ", ".join(f"{mode} {count}" for mode, count in record["frames_by_mode"].items())
@@ -322,7 +317,7 @@ def table(record: Dict[str, Any]) -> str:
     rows = [
         ("frames", f"{record['frames_published']} published = {record['frames_in']} taken up"
                    f" + {record['frames_superseded']} superseded by newer ones"),
-        ("results", f"{record['results_out']}{_origins(record)}"),
+        ("results", f"{record['results_out']}{_describe_origins(record)}"),
         ("model, mode", f"{record['model']}, {modes}"),
         ("latency", f"mean {latency['mean'] * 1e3:.0f} ms, p50 {latency['p50'] * 1e3:.0f} ms,"
                     f" p99 {latency['p99'] * 1e3:.0f} ms"),

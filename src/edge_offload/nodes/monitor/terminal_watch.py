@@ -16,7 +16,7 @@ from edge_offload.nodes.monitor.run_topics import RunTopics
 from edge_offload_msgs.msg import Latency
 
 
-def watch(interval_s: float, window_s: float, once: bool) -> None:
+def watch_rates(interval_s: float, window_s: float, once: bool) -> None:
     """Print every ``interval_s`` what the last ``window_s`` brought, until Ctrl-C; with ``once`` after two intervals.
 
     Raises:
@@ -34,7 +34,9 @@ def watch(interval_s: float, window_s: float, once: bool) -> None:
         time.sleep(interval_s if once else 0)
         while True:
             time.sleep(interval_s)
-            _print(view.render_lines(terminal_width(), f": nothing comes on {topics.names['latency']}"), window_s, once)
+            _print_rates(
+                view.render_lines(terminal_width(), f": nothing comes on {topics.names['latency']}"), window_s, once
+            )
             if once:
                 break
             if not rosgraph.is_master_online():
@@ -48,30 +50,28 @@ def watch(interval_s: float, window_s: float, once: bool) -> None:
 class Counts:
     """Results of every network, from what they say on offload/latency; times by a monotonic clock."""
 
-    def __init__(self, began_s: float) -> None:
-        self._began_s = began_s
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
         self._first_s: Dict[str, float] = {}
         self._done: Dict[str, int] = {}
         self._last: Dict[str, Any] = {}
 
-    def note(self, message: Any, now_s: float) -> None:
-        """One more result."""
+    def count_result(self, message: Any, now_s: float) -> None:
         self._first_s.setdefault(message.model, now_s)
         self._done[message.model] = self._done.get(message.model, 0) + 1
         self._last[message.model] = message
 
-    def line(self, now_s: float) -> str:
-        """How far each of them is."""
+    def render_line(self, now_s: float) -> str:
         last = dict(self._last)
         if not last:
-            return waiting_line(now_s - self._began_s)
+            return waiting_line(now_s - self._started_s)
         return "; ".join(
-            f"{name}: {results_line(self._done[name], 0, now_s - self._first_s[name], said.mode, said.total.to_sec())}"
-            for name, said in sorted(last.items())
+            f"{name}: {results_line(self._done[name], 0, now_s - self._first_s[name], msg.mode, msg.total.to_sec())}"
+            for name, msg in sorted(last.items())
         )
 
 
-def tell_progress(every_s: float) -> None:
+def print_progress(every_s: float) -> None:
     """Print a line every ``every_s`` that says how far the networks are, until Ctrl-C or the end of the master.
 
     Raises:
@@ -81,16 +81,18 @@ def tell_progress(every_s: float) -> None:
         raise EdgeOffloadError(f"no ROS master at {rosgraph.get_master_uri()}", remedy="start a launch file")
     rospy.init_node("progress", argv=[], anonymous=True, disable_signals=True)
     counts = Counts(time.monotonic())
-    rospy.Subscriber("offload/latency", Latency, lambda message: counts.note(message, time.monotonic()), queue_size=200)
+    rospy.Subscriber(
+        "offload/latency", Latency, lambda message: counts.count_result(message, time.monotonic()), queue_size=200
+    )
     try:
         while rosgraph.is_master_online():
             time.sleep(every_s)
-            print(f"{PROGRESS}{counts.line(time.monotonic())}", flush=True)
+            print(f"{PROGRESS}{counts.render_line(time.monotonic())}", flush=True)
     except (KeyboardInterrupt, BrokenPipeError):
         pass
 
 
-def _print(lines: List[str], window_s: float, once: bool) -> None:
+def _print_rates(lines: List[str], window_s: float, once: bool) -> None:
     redraws = sys.stdout.isatty() and not once
     if once or redraws:
         head = f"edge_offload  {time.strftime('%H:%M:%S')}  the last {window_s:g} s; Ctrl-C ends"

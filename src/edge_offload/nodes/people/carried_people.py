@@ -57,27 +57,29 @@ class CarriedPeopleView(PeopleView):
         self._local = network.local if isinstance(network, CarriedNetwork) else None
         self._flow = FlowCarrier()
         task: Task[List[TrackedPerson]] = Task(
-            self._flow, self._see, self._leave, self.publish_failure, people_drop, waits=self._waits_s
+            self._flow, self._add_image, self._publish_along, self.publish_failure, people_drop, waits=self._waits_s
         )
         if self._local is not None:
-            task = replace(task, beside=self._look_here, adopt=self._adopt)
+            task = replace(task, local_algorithm=self._infer_locally, adopt=self._identify_people)
         self.carry = self._thread = CarryThread(task, self.params["slowdown"], self.health, self.fault)
         self.camera.poses.add_listener(self._thread.wake)
         if self._ranges is not None:
-            self._ranges.tell(self._thread.wake)
+            self._ranges.notify_with(self._thread.wake)
 
     def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
         node, image, estimator = self.node, prepared.image, self._pipeline.estimator
         seen = image.interpret(estimator, *inferred)
-        energy, measured = node.energy(frame, seen.report)
-        node.account(frame, image.inputs, seen.report, energy, measured)
+        energy, measured = node.measure_energy(frame, seen.report)
+        node.account_frame(frame, image.inputs, seen.report, energy, measured)
         self.health.clear("frame")
-        found = seen.result if estimator.trained else People.empty()
-        self._thread.came(functools.partial(self._found, frame, found, prepared.size, (seen.report, energy)))
+        people = seen.result if estimator.trained else People.empty()
+        self._thread.take_in_result(
+            functools.partial(self._track_people, frame, people, prepared.size, (seen.report, energy))
+        )
 
     # in the thread that carries
 
-    def _see(self, frame: Frame) -> bool:
+    def _add_image(self, frame: Frame) -> bool:
         """An image has come: the flow sees it, and the network may."""
         frame.pixels = image_to_bgr(frame.message)
         another = self._notice_recording(frame)
@@ -89,41 +91,39 @@ class CarriedPeopleView(PeopleView):
         self.node.slot.put(frame)
         return follows
 
-    def _found(self, frame: Frame, found: People, size: Tuple[int, int], tag: Any) -> Iterator[None]:
-        """The network's finds in an earlier image: who they are, where they are now."""
+    def _track_people(self, frame: Frame, detected: People, size: Tuple[int, int], tag: Any) -> Iterator[None]:
+        """Track the network's people of an earlier image, and bring them to the newest."""
         instant, loop = frame.instant, self._thread.loop
         if not loop.outdated(instant):
             before = loop.carrying.carried(instant) or []
-            people = self._pipeline.tracker.update(found, instant.seconds, size, before)
+            people = self._pipeline.tracker.update(detected, instant.seconds, size, before)
             yield from loop.coming(people, instant, frame.received_s, tag)
 
     def _waits_s(self, frame: Frame) -> float:
         """Until when the result of an image may wait for its pose, its depth image and its cloud."""
         return max(self.camera.waits_s(frame), -math.inf if self._ranges is None else self._ranges.waits_s(frame))
 
-    def _look_here(self, frame: Frame) -> People:
-        """What the local network finds (in a thread of its own)."""
+    def _infer_locally(self, frame: Frame) -> People:
         assert frame.pixels is not None
         assert self._local is not None
         return self._local.infer(frame.pixels)
 
-    def _adopt(self, frame: Frame, found: People) -> Optional[List[TrackedPerson]]:
-        """Who they are that the local network has found, once anybody is known."""
-        known = self._thread.loop.carrying.carried(frame.instant)
-        if known is None:
+    def _identify_people(self, frame: Frame, detected: People) -> Optional[List[TrackedPerson]]:
+        """Identify the people of the local network, once there are tracks."""
+        carried = self._thread.loop.carrying.carried(frame.instant)
+        if carried is None:
             return None
-        return match_people(found.select(np.flatnonzero(found.scores >= self.params["min_score"])), known)
+        return match_people(detected.select(np.flatnonzero(detected.scores >= self.params["min_score"])), carried)
 
-    def _leave(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
-        """The result of an image, whatever its origin."""
+    def _publish_along(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
         bgr, people = frame.pixels, along.result or []
         assert bgr is not None
         size = (bgr.shape[1], bgr.shape[0])
         model = self._local.name if along.origin == LOCAL and self._local is not None else self.node.model
         report, energy = along.tag or (InferenceReport(Mode.LOCAL, model), float("nan"))
-        locator = self._locator(frame, size)
+        locator = self._make_locator(frame, size)
         if locator is not None:
             people = add_positions(locator, people)
-        placed, target = self._publish(frame, size, people, report, locator, along)
+        placed, target = self._publish_people(frame, size, people, report, locator, along)
         age_s = (frame.instant - along.source) / 1e9 if along.origin == CARRIED else None
-        self._show(frame, bgr, people, placed, target, report, energy, locator, age_s)
+        self._publish_watched(frame, bgr, people, placed, target, report, energy, locator, age_s)

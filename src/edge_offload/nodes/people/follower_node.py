@@ -26,7 +26,7 @@ from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import TF_WAIT, Interval, PoseLookup, Poses, waits_until
 from edge_offload.nodes.common.ticker import Ticker
-from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.common.topic_types import await_topic
 from edge_offload.perception.follower import FollowerConfig, PersonFollower
 from edge_offload.perception.timeline import AHEAD_S
 from edge_offload_msgs.msg import Person, PersonArray
@@ -68,12 +68,12 @@ class FollowerNode(Node):
         self._lookup = PoseLookup(Poses(), "~base_frame")
         self._losses = Losses("sights of the target without a place to drive to")
         remedy = "start kapao_node, or remap the topic; the robot stands"
-        self._people = awaited("kapao/people", PersonArray, "people", remedy, SILENCE_S)
-        self.health.watch("position", self._losses.words)
-        self.health.watch("people", self._people.words)
+        self._people = await_topic("kapao/people", PersonArray, "people", remedy, SILENCE_S)
+        self.health.watch("position", self._losses.describe_losses)
+        self.health.watch("people", self._people.explain_silence)
         self._publisher = rospy.Publisher("cmd_vel", Twist, queue_size=1)
         rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=4)
-        self._ticker = Ticker(1.0 / params["rate"], self._tick, self.fault)
+        self._ticker = Ticker(1.0 / params["rate"], self._publish_command, self.fault)
         self._ticker.start()
 
     def stop(self) -> None:
@@ -85,8 +85,8 @@ class FollowerNode(Node):
     def _on_people(self, message: Any) -> None:
         # the age is taken on the ROS clock, on which the stamp is, and the rest is timed by the monotonic one
         received_s = time.monotonic()
-        self._people.came()
-        until_s = waits_until(received_s, self._interval.arrived(received_s), self.params)
+        self._people.note_arrival()
+        until_s = waits_until(received_s, self._interval.note_arrival(received_s), self.params)
         age_s = self._age_s(message.header.stamp)
         target = next((person for person in message.people if person.target and person.observed), None)
         place = None if target is None else self._in_base(target, message.header.stamp, received_s, until_s)
@@ -94,7 +94,7 @@ class FollowerNode(Node):
             self._follower.add_sighting(place, received_s - age_s)
 
     def _age_s(self, stamp: rospy.Time) -> float:
-        """Seconds since the image was taken; infinity where the stamp does not tell, for whoever drives has to know."""
+        """Return the seconds since the image was taken; infinity where its stamp is not valid."""
         age_s: float = (rospy.Time.now() - stamp).to_sec()
         if not stamp:
             cause = "people have stamp 0, so their age is not known; have the camera's driver write the time of capture"
@@ -111,20 +111,22 @@ class FollowerNode(Node):
     def _in_base(
         self, person: Any, stamp: rospy.Time, received_s: float, until_s: float
     ) -> Optional[Tuple[float, float]]:
-        """Where the target was in the base's frame, m; waits for a pose that comes late."""
+        """Locate the target in the base's frame, m; waits for a pose that comes late."""
         if person.position_source == Person.UNKNOWN:
-            self._losses.note("the target's position is unknown; /diagnostics of the node that finds people says why")
+            self._losses.note_loss(
+                "the target's position is unknown; /diagnostics of the node that finds people says why"
+            )
             return None
-        pose = self._lookup.pose(self.params["base_frame"], person.position_frame, stamp, received_s, until_s)
-        found = pose.settled()
-        self._losses.note(pose.cause)
-        if found is None:
+        pose = self._lookup.look_up(self.params["base_frame"], person.position_frame, stamp, received_s, until_s)
+        transform = pose.settle_transform()
+        self._losses.note_loss(pose.cause)
+        if transform is None:
             return None
         place = person.position
-        x, y, _ = found.map_points(np.array([place.x, place.y, place.z])).tolist()
+        x, y, _ = transform.map_points(np.array([place.x, place.y, place.z])).tolist()
         return x, y
 
-    def _tick(self) -> None:
+    def _publish_command(self) -> None:
         with self._lock:
             command = self._follower.compute_command()
         self.health.value("doing", command.reason)

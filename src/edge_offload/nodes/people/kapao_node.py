@@ -62,7 +62,7 @@ class KapaoNode(ImageNode):
     declared = (
         *Network.declared,
         *OffloadedNode.shared,
-        *ImageNode.looks,
+        *ImageNode.image_params,
         Param("decoder", "", DECODER),
         Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
         Param("keypoint_score", 0.3, "keypoints below this are not relied on for positions", low=0.0, high=1.0),

@@ -28,7 +28,7 @@ _HEIGHT_M = 1.7
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a person is and how they move, in the position's frame; metres and m/s."""
+    """Position and velocity of a person, in the position's frame; metres and m/s."""
 
     position: Position
     velocity: Array
@@ -37,10 +37,10 @@ class Placed:
 class Motion:
     """Velocities of people from their positions, smoothed over ``time_constant_s``."""
 
-    def __init__(self, time_constant_s: float = 0.7, forget_s: float = 2.0) -> None:
+    def __init__(self, time_constant_s: float = 0.7, expiry_s: float = 2.0) -> None:
         self._time_constant_s = time_constant_s
-        self._forget_s = forget_s
-        self._known: Dict[Tuple[int, str], Tuple[float, Position, Array]] = {}
+        self._expiry_s = expiry_s
+        self._states: Dict[Tuple[int, str], Tuple[float, Position, Array]] = {}
 
     def update(self, person_id: int, position: Position, stamp_s: float) -> Array:
         """Take in a position; the velocity [3] in m/s, zero until there are two in one frame, from one source.
@@ -48,22 +48,22 @@ class Motion:
         A position by depth image or LiDAR is on the torso, one on the ground at the feet: from the one to the other
         nobody has moved.
         """
-        self._known = {
-            key: known for key, known in self._known.items() if 0 <= stamp_s - known[0] <= self._forget_s
+        self._states = {
+            key: state for key, state in self._states.items() if 0 <= stamp_s - state[0] <= self._expiry_s
         }  # fmt: skip
         velocity = np.zeros(3)
-        before = self._known.get((person_id, position.frame))
+        before = self._states.get((person_id, position.frame))
         if before is not None:
             velocity = before[2]
             if stamp_s > before[0] and position.source == before[1].source:
                 step = stamp_s - before[0]
                 weight = 1.0 - math.exp(-step / self._time_constant_s)
                 velocity = velocity + weight * ((position.xyz - before[1].xyz) / step - velocity)
-        self._known[(person_id, position.frame)] = (stamp_s, position, velocity)
+        self._states[(person_id, position.frame)] = (stamp_s, position, velocity)
         return velocity
 
 
-def place(
+def place_people(
     people: Sequence[TrackedPerson], locator: Optional[Locator], motion: Motion, stamp_s: float
 ) -> Dict[int, Placed]:
     """Positions by id: in the world frame where the camera's pose is known, else in the camera's own frame."""
@@ -94,11 +94,11 @@ def people_message(
         result=origin_message(header, along),
         image_width=size[0],
         image_height=size[1],
-        people=[_person(person, placed.get(person.id), person.id == target_id) for person in people],
+        people=[_person_message(person, placed.get(person.id), person.id == target_id) for person in people],
     )
 
 
-def _person(person: TrackedPerson, placed: Optional[Placed], target: bool) -> Person:
+def _person_message(person: TrackedPerson, placed: Optional[Placed], target: bool) -> Person:
     x_min, y_min, x_max, y_max = person.box.tolist()
     message = Person(
         id=person.id,

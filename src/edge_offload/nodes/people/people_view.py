@@ -18,7 +18,7 @@ from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.ranges import RangeIntake
 from edge_offload.nodes.inference.vision import DetectionPublisher, places_of
-from edge_offload.nodes.people.people_messages import Motion, Placed, marker_message, people_message, place
+from edge_offload.nodes.people.people_messages import Motion, Placed, marker_message, people_message, place_people
 from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.locator import Locator
 from edge_offload.perception.overlay import draw_people
@@ -36,7 +36,7 @@ def boxes_of(people: Sequence[TrackedPerson]) -> Array:
 
 
 def people_drop(before: Sequence[TrackedPerson], after: Sequence[TrackedPerson]) -> float:
-    """What one result has lost against another one for the same image, 0 to 1; only people who were seen count."""
+    """Return the loss of one result against another one for the same image, 0 to 1; counts people seen."""
     return boxes_drop(*(boxes_of([person for person in people if not person.coasting]) for people in (before, after)))
 
 
@@ -56,7 +56,7 @@ class PeopleView(CameraView):
         self._markers = rospy.Publisher(self.output_topic("kapao/markers"), MarkerArray, queue_size=4)
         topic = self.output_topic("kapao/detections")
         self._detections = DetectionPublisher(topic, ["person"], network.estimator.name, self.health)
-        self._ranges = RangeIntake.of(self, self.camera, self.input_topic("depth/image_raw"))
+        self._ranges = RangeIntake.from_node(self, self.camera, self.input_topic("depth/image_raw"))
 
     def prepare(self, frame: Frame) -> PreparedImage:
         bgr = image_to_bgr(frame.message) if frame.pixels is None else frame.pixels
@@ -68,18 +68,18 @@ class PeopleView(CameraView):
 
     def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
         node, size = self.node, prepared.size
-        locator = self._locator(frame, size)
+        locator = self._make_locator(frame, size)
         self._notice_recording(frame)
         result = self._pipeline.finish(prepared.image, *inferred, frame.instant.seconds, size, locator)
-        energy, measured = node.energy(frame, result.report)
-        placed, target = self._publish(frame, size, result.people, result.report, locator)
-        node.account(frame, prepared.image.inputs, result.report, energy, measured)
+        energy, measured = node.measure_energy(frame, result.report)
+        placed, target = self._publish_people(frame, size, result.people, result.report, locator)
+        node.account_frame(frame, prepared.image.inputs, result.report, energy, measured)
         self.health.clear("frame")
-        node.compare(frame, result.people, people_drop)
-        self._show(frame, prepared.bgr, result.people, placed, target, result.report, energy, locator)
+        node.compare_result(frame, result.people, people_drop)
+        self._publish_watched(frame, prepared.bgr, result.people, placed, target, result.report, energy, locator)
 
     def _notice_recording(self, frame: Frame) -> bool:
-        """Whether the frame is of another recording than those before: everybody is forgotten then."""
+        """Tell whether the frame is of another recording than those before; drop all tracks then."""
         before, self._recording = self._recording, frame.instant.recording
         if before == self._recording:
             return False
@@ -87,12 +87,14 @@ class PeopleView(CameraView):
         self._selector.reset()
         return True
 
-    def _locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
-        """What finds positions in space for a frame; None: nothing does."""
-        make = Locator if self._ranges is None else functools.partial(self._ranges.locator, frame, size)
-        return self.camera.locator(frame, *size, functools.partial(make, keypoint_score=self.params["keypoint_score"]))
+    def _make_locator(self, frame: Frame, size: Tuple[int, int]) -> Optional[Locator]:
+        """Make the locator for a frame; None: there is no source of positions."""
+        make = Locator if self._ranges is None else functools.partial(self._ranges.make_locator, frame, size)
+        return self.camera.make_locator(
+            frame, *size, functools.partial(make, keypoint_score=self.params["keypoint_score"])
+        )
 
-    def _publish(
+    def _publish_people(
         self,
         frame: Frame,
         size: Tuple[int, int],
@@ -107,12 +109,12 @@ class PeopleView(CameraView):
         self._selector.select(people, seconds)
         target = self._selector.target_id
         if self._ranges is not None:
-            self._ranges.account(locator, [person.position for person in people if not person.coasting])
-        placed = place(people, locator, self._motion, seconds)
+            self._ranges.report_sources(locator, [person.position for person in people if not person.coasting])
+        placed = place_people(people, locator, self._motion, seconds)
         self._people.publish(people_message(header, report, size, people, placed, target, along))
         return placed, target
 
-    def _show(
+    def _publish_watched(
         self,
         frame: Frame,
         bgr: Array,
@@ -124,14 +126,13 @@ class PeopleView(CameraView):
         locator: Optional[Locator],
         carried_s: Optional[float] = None,
     ) -> None:
-        """What is published while somebody listens."""
         header = frame.message.header
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._detections.topic is not None and self._detections.watched:
             seen = [person for person in people if not person.coasting]
             scores, classes = np.array([person.score for person in seen]), np.zeros(len(seen), int)
-            self._detections.publish(header, boxes_of(seen), scores, classes)
+            self._detections.publish_detections(header, boxes_of(seen), scores, classes)
             places = places_of(locator, boxes_of(seen), [person.position for person in seen])
             self._detections.publish_places(header, places, scores, classes)
         if self.painter.watched:
@@ -141,5 +142,5 @@ class PeopleView(CameraView):
         self._people.publish(people_message(header, report, size, along=NOTHING))
 
     def draw(self, picture: Picture) -> Array:
-        people, target = picture.found
-        return draw_people(picture.bgr, people, picture.status(), target)
+        people, target = picture.result
+        return draw_people(picture.bgr, people, picture.make_status(), target)

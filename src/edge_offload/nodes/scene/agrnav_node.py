@@ -53,7 +53,7 @@ from edge_offload.nodes.common.convert import cloud_to_points
 from edge_offload.nodes.common.health import Losses
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.poses import TF_WAIT, Pose, PoseLookup
-from edge_offload.nodes.common.topic_types import awaited
+from edge_offload.nodes.common.topic_types import await_topic
 from edge_offload.nodes.inference.cameras import SensorNode, SensorView
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Arrivals, Frame, tf_time
@@ -77,38 +77,38 @@ SILENCE_S = 5.0
 
 
 class SweepView(SensorView):
-    """What the node does with the sweeps of its LiDAR."""
+    """Work of the node on the sweeps of its LiDAR."""
 
     def start(self, network: Network) -> None:
         params = self.params
         self._network = network
         self._arrivals = Arrivals(self.health, "sweeps", params)
         self._recording = 0
-        self._told = 0
+        self._plan_source = 0
         self._completer: SceneCompleter = network.estimator
         self._pipeline = ScenePipeline(self._completer)
         self._grid: VoxelGrid = self._completer.grid
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
         outputs = self._outputs = SceneOutputs(self._grid, params, self._completer.trained)
-        self.painter = Painter(self, "agrnav/overlay", outputs.draw, 1, beside=outputs.publish_voxels)
+        self.painter = Painter(self, "agrnav/overlay", outputs.draw, 1, also_draw=outputs.publish_voxels)
         if params["carry"]:
             self._carrier = SceneCarrier(self._grid)
             self._odometry = PoseLookup(self.node.poses, "~odometry_frame", carried=True)
             self._losses = Losses("sweeps without odometry, scenes are held")
-            self.health.watch("odometry", self._losses.words)
-            task = Task(self._carrier, self._see, self._leave, self.publish_failure, scene_drop,
-                        self._alone if params["local"] else None, waits=self._waits_s)  # fmt: skip
+            self.health.watch("odometry", self._losses.describe_losses)
+            task = Task(self._carrier, self._add_sweep, self._publish_along, self.publish_failure, scene_drop,
+                        self._complete_locally if params["local"] else None, waits=self._waits_s)  # fmt: skip
             self.carry = CarryThread(task, params["slowdown"], self.health, self.fault)
             self.node.poses.add_listener(self.carry.wake)
         self._goal = GoalIntake(self, self.node.poses)
         self.painter.start()
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
+    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
         self._sink = self.carry or slot
         remedy = "check the driver, or name its topic (input:=)"
-        self._topic = awaited("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
-        self.health.watch("sweeps", self._topic.words)
+        self._topic = await_topic("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
+        self.health.watch("sweeps", self._topic.explain_silence)
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES
         )
@@ -121,8 +121,8 @@ class SweepView(SensorView):
         self._arrivals.refresh()
 
     def _on_sweep(self, message: Any) -> None:
-        self._topic.came()
-        self._sink.put(self._arrivals.frame(message, time.monotonic()))
+        self._topic.note_arrival()
+        self._sink.put(self._arrivals.make_frame(message, time.monotonic()))
 
     def prepare(self, frame: Frame) -> PreparedSweep:
         if frame.pixels is None:
@@ -137,19 +137,19 @@ class SweepView(SensorView):
         result = self._pipeline.finish(prepared, *inferred)
         self.health.clear("sweep")
         if self.carry is None:
-            show = self._publish(frame, result.labels, result.occupancy, result.report)
-            self._account(frame, result)
-            self.node.compare(frame, result.labels, scene_drop)
+            show = self._publish_scene(frame, result.labels, result.occupancy, result.report)
+            self._account_sweep(frame, result)
+            self.node.compare_result(frame, result.labels, scene_drop)
             show()
         else:
-            self._account(frame, result)
-            self.carry.came(functools.partial(self._completed, frame, result, self.carry.loop))
+            self._account_sweep(frame, result)
+            self.carry.take_in_result(functools.partial(self._take_in_scene, frame, result, self.carry.loop))
 
-    def _account(self, frame: Frame, result: SceneResult) -> None:
-        energy, measured = self.node.energy(frame, result.report)
-        self.node.account(frame, result.inputs, result.report, energy, measured)
+    def _account_sweep(self, frame: Frame, result: SceneResult) -> None:
+        energy, measured = self.node.measure_energy(frame, result.report)
+        self.node.account_frame(frame, result.inputs, result.report, energy, measured)
 
-    def _see(self, frame: Frame) -> bool:
+    def _add_sweep(self, frame: Frame) -> bool:
         """A sweep has come: the carrier sees it, and the network may (in the thread that carries)."""
         frame.pixels = self._grid.occupancy(cloud_to_points(frame.message))
         same = frame.instant.recording == self._recording
@@ -157,41 +157,38 @@ class SweepView(SensorView):
             self._carrier.clear_frames()
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
-        follows = self._carrier.add_frame(frame.instant, frame.pixels, self._pose(frame).transform) and same
+        follows = self._carrier.add_frame(frame.instant, frame.pixels, self._look_up_pose(frame).transform) and same
         self.node.slot.put(frame)
         return follows
 
-    def _pose(self, frame: Frame) -> Pose:
-        """Where the sensor is in a frame that stands still."""
+    def _look_up_pose(self, frame: Frame) -> Pose:
         if frame.pose is None:
             header, fixed = frame.message.header, self.params["odometry_frame"]
             at = tf_time(header, frame.instant)
-            frame.pose = self._odometry.pose(fixed, header.frame_id, at, frame.received_s, frame.until_s)
+            frame.pose = self._odometry.look_up(fixed, header.frame_id, at, frame.received_s, frame.until_s)
         return frame.pose
 
     def _waits_s(self, frame: Frame) -> float:
         """Until when the result of a sweep may wait for odometry and for the place of the goal."""
-        return max(self._pose(frame).waits_s, self._goal.waits_s(frame))
+        return max(self._look_up_pose(frame).waits_s, self._goal.waits_s(frame))
 
-    def _alone(self, frame: Frame) -> Array:
-        """What can be made of a sweep without a network."""
+    def _complete_locally(self, frame: Frame) -> Array:
         return self._carrier.label_sweep(frame.instant)
 
-    def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> Iterator[None]:
+    def _take_in_scene(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> Iterator[None]:
         """The network's result for an earlier sweep (in the thread that carries)."""
         return loop.coming(result.labels, frame.instant, frame.received_s, result.report)
 
-    def _leave(self, frame: Frame, along: Along[Array]) -> None:
-        """The result of a sweep, whatever its origin."""
+    def _publish_along(self, frame: Frame, along: Along[Array]) -> None:
         assert frame.pixels is not None
-        pose = self._pose(frame)
-        pose.settled(wait=False)
-        self._losses.note(pose.cause)
+        pose = self._look_up_pose(frame)
+        pose.settle_transform(wait=False)
+        self._losses.note_loss(pose.cause)
         report = along.tag or InferenceReport(Mode.LOCAL, self._completer.name)
         labels = label_sweep(frame.pixels) if along.result is None else along.result
-        self._publish(frame, labels, frame.pixels, report, along)()
+        self._publish_scene(frame, labels, frame.pixels, report, along)()
 
-    def _publish(
+    def _publish_scene(
         self,
         frame: Frame,
         labels: Array,
@@ -205,27 +202,31 @@ class SweepView(SensorView):
             self.health.clear("grid")
         else:
             self.health.warn("grid", "no point of the sweep is in the grid: is it in metres, does ~sensor_height fit?")
-        found = occupancy_slice(labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"])
-        place = self._goal.place(frame, wait=self.carry is None)
+        free_slice = occupancy_slice(
+            labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"]
+        )
+        place = self._goal.place_goal(frame, wait=self.carry is None)
         robot, goal, plan = self._grid.cell(0.0, 0.0), None if place is None else self._grid.cell(*place), None
         if goal is not None:
-            plan = find_path(found, self._grid.voxel_size, robot, goal, params["robot_radius"])
-            self._tell(plan)
-        self._outputs.publish(header, labels, found, plan, along)
-        if along is None or along.source != self._told:
+            plan = find_path(free_slice, self._grid.voxel_size, robot, goal, params["robot_radius"])
+            self._report_plan(plan)
+        self._outputs.publish_scene(header, labels, free_slice, plan, along)
+        if along is None or along.source != self._plan_source:
             # what was carried along is no news to them
-            self._told = 0 if along is None else along.source
-            self._tell_server(header, labels, found, plan, report)
-        return lambda: self.painter.paint(ScenePicture(header, labels, occupancy, report, found, plan, robot, goal))
+            self._plan_source = 0 if along is None else along.source
+            self._report_to_server(header, labels, free_slice, plan, report)
+        return lambda: self.painter.paint(
+            ScenePicture(header, labels, occupancy, report, free_slice, plan, robot, goal)
+        )
 
-    def _tell_server(
-        self, header: Any, labels: Array, found: Array, plan: Optional[GridPath], report: InferenceReport
+    def _report_to_server(
+        self, header: Any, labels: Array, free_slice: Array, plan: Optional[GridPath], report: InferenceReport
     ) -> None:
-        told = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, "frame_id": header.frame_id}
-        told.update(scene_report.facts(self._grid, self._outputs.path_height_m))
-        self._network.tell(scene_report.coded(labels, found, plan), report, told)
+        meta = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, "frame_id": header.frame_id}
+        meta.update(scene_report.scene_facts(self._grid, self._outputs.path_height_m))
+        self._network.report_result(scene_report.encode_scene(labels, free_slice, plan), report, meta)
 
-    def _tell(self, plan: Optional[GridPath]) -> None:
+    def _report_plan(self, plan: Optional[GridPath]) -> None:
         if plan is None:
             self.health.warn("path", "no way out of where the robot is")
         elif not plan.reached:

@@ -28,47 +28,47 @@ class GoalIntake:
         self._lookup = PoseLookup(poses, carried=bool(node.params.get("carry")))
         self._losses = Losses("sweeps without a path, as the place of the goal is not known")
         self._goal: Optional[Any] = None
-        node.health.watch("goal", self._losses.words)
+        node.health.watch("goal", self._losses.describe_losses)
         rospy.Subscriber("agrnav/goal", PoseStamped, node.callback(self._on_goal), queue_size=4)
 
     def _on_goal(self, message: Any) -> None:
         message.header.frame_id = frame_name(message.header.frame_id)
         self._goal = message
 
-    def _pose(self, goal: Any, frame: Frame) -> Optional[Pose]:
-        """Of the goal's frame in the sensor's at the time of a sweep; None where they are the same."""
+    def _look_up_pose(self, goal: Any, frame: Frame) -> Optional[Pose]:
+        """Pose of the goal's frame in the sensor's at the time of a sweep; None where they are the same."""
         header = frame.message.header
         if goal is None or goal.header.frame_id in ("", header.frame_id):
             return None
         at = tf_time(header, frame.instant)
-        return self._lookup.pose(header.frame_id, goal.header.frame_id, at, frame.received_s, frame.until_s)
+        return self._lookup.look_up(header.frame_id, goal.header.frame_id, at, frame.received_s, frame.until_s)
 
     def waits_s(self, frame: Frame) -> float:
         """Until when a sweep may wait for the goal's place (monotonic seconds); -infinity: not at all."""
-        pose = self._pose(self._goal, frame)
+        pose = self._look_up_pose(self._goal, frame)
         return -math.inf if pose is None else pose.waits_s
 
-    def place(self, frame: Frame, wait: bool) -> Optional[Tuple[float, float]]:
-        """Where the goal is in the frame of a sweep, m ahead and to the left; None while tf cannot tell.
+    def place_goal(self, frame: Frame, wait: bool) -> Optional[Tuple[float, float]]:
+        """Locate the goal in the frame of a sweep, m ahead and to the left; None while tf lacks the pose.
 
         Args:
             frame: the sweep.
             wait: for a pose that comes late.
         """
         goal = self._goal
-        pose = self._pose(goal, frame)
+        pose = self._look_up_pose(goal, frame)
         if goal is None:
             return self._params["goal_x"], self._params["goal_y"]
         place = np.array([goal.pose.position.x, goal.pose.position.y, goal.pose.position.z])
         if pose is None:
             self._losses.clear()
         else:
-            found = pose.settled(wait)
-            self._losses.note(pose.cause)
-            if found is None:
+            transform = pose.settle_transform(wait)
+            self._losses.note_loss(pose.cause)
+            if transform is None:
                 return None
-            place = found.map_points(place)
+            place = transform.map_points(place)
         if not np.isfinite(place).all():
-            self._losses.note("the goal's place is not finite; publish another one on agrnav/goal")
+            self._losses.note_loss("the goal's place is not finite; publish another one on agrnav/goal")
             return None
         return float(place[0]), float(place[1])

@@ -67,25 +67,25 @@ def labels_of(message: Any) -> Array:
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
-def slice_message(header: Any, found: Array, grid: VoxelGrid) -> OccupancyGrid:
+def slice_message(header: Any, free_slice: Array, grid: VoxelGrid) -> OccupancyGrid:
     """An int8 [x, y] slice as an ``OccupancyGrid`` (rows along y) in the frame of the header."""
     message = OccupancyGrid(header=copy_header(header))
     message.info.map_load_time = header.stamp
     message.info.resolution = grid.voxel_size
-    message.info.width, message.info.height = found.shape
+    message.info.width, message.info.height = free_slice.shape
     x, y, z = grid.origin
     message.info.origin = Pose(Point(x, y, z), Quaternion(0, 0, 0, 1))
-    message.data = np.ascontiguousarray(found.T).reshape(-1).tolist()
+    message.data = np.ascontiguousarray(free_slice.T).reshape(-1).tolist()
     return message
 
 
 def voxels_message(header: Any, labels: Array, grid: VoxelGrid, colours: Array) -> PointCloud2:
     """The centres of the full voxels as a cloud with fields x y z rgb (float32) and label (uint32)."""
-    found = np.argwhere(labels > 0)
-    kinds = labels[tuple(found.T)]
+    occupied = np.argwhere(labels > 0)
+    kinds = labels[tuple(occupied.T)]
     layout = np.dtype([("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("rgb", "<u4"), ("label", "<u4")])
-    cloud = np.zeros(len(found), dtype=layout)
-    centres = grid.centres(found)
+    cloud = np.zeros(len(occupied), dtype=layout)
+    centres = grid.centres(occupied)
     for column, name in enumerate("xyz"):
         cloud[name] = centres[:, column]
     rgb = colours[np.minimum(kinds, len(colours) - 1)].astype(np.uint32)

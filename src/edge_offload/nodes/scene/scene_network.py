@@ -28,7 +28,6 @@ class SceneNetwork(Network):
     )
 
     def build(self) -> SceneCompleter:
-        """The completer that the parameters describe."""
         params = self._params
         options = params["model_options"]
         unknown = sorted(set(options) - {"weights", "seed"})

@@ -23,13 +23,13 @@ from edge_offload_msgs.msg import SemanticGrid
 
 
 class ScenePicture(NamedTuple):
-    """What is drawn: a completed sweep, the slice found free or not, the path through it from robot to goal (cells)."""
+    """Content of a picture: a completed sweep, its slice free or not, the path from robot to goal (cells)."""
 
     header: Any
     labels: Array
     occupancy: Array
     report: InferenceReport
-    found: Any
+    free_slice: Any
     plan: Optional[GridPath]
     robot: Cell
     goal: Optional[Cell]
@@ -54,12 +54,12 @@ class SceneOutputs:
         self._voxels = rospy.Publisher("agrnav/voxels", PointCloud2, queue_size=2)
         self._markers = rospy.Publisher("agrnav/markers", MarkerArray, queue_size=2)
 
-    def publish(
-        self, header: Any, labels: Array, found: Array, plan: Optional[GridPath], along: Optional[Along[Array]]
+    def publish_scene(
+        self, header: Any, labels: Array, free_slice: Array, plan: Optional[GridPath], along: Optional[Along[Array]]
     ) -> None:
         """The one result of a sweep: labels [x, y, z], the slice [x, y] and the path; ``along``: unless it is fresh."""
         self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS, along))
-        self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
+        self._occupancy.publish(scene_messages.slice_message(header, free_slice, self._grid))
         self._path.publish(scene_messages.path_message(header, plan, self._grid, self.path_height_m))
 
     def publish_nothing(self, header: Any) -> None:
@@ -83,11 +83,11 @@ class SceneOutputs:
         plan = picture.plan
         path = None if plan is None else plan.cells
         return draw_scene(
-            picture.labels, COLOURS, picture.occupancy, picture.found, path, picture.robot, picture.goal,
-            self._lines(picture.report, plan), top=self._top,
+            picture.labels, COLOURS, picture.occupancy, picture.free_slice, path, picture.robot, picture.goal,
+            self._status_lines(picture.report, plan), top=self._top,
         )  # fmt: skip
 
-    def _lines(self, report: InferenceReport, plan: Optional[GridPath]) -> List[str]:
+    def _status_lines(self, report: InferenceReport, plan: Optional[GridPath]) -> List[str]:
         way = "no path" if plan is None else f"path {plan.length_m:.1f} m{'' if plan.reached else ' (not to the goal)'}"
         lines = [
             f"{report.model}, mode {report.mode}, {report.total_s * 1e3:.0f} ms, {report.bytes_up / 1e3:.1f} kB up, "

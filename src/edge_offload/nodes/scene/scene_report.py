@@ -25,24 +25,24 @@ MAX_CELLS, MAX_METRES = 65536, 1e5
 
 
 class SceneMessages(NamedTuple):
-    """What is published of a scene."""
+    """Messages of one scene."""
 
     grid: Any
     occupancy: Any
     path: Any
 
 
-def coded(labels: Array, found: Array, plan: Optional[GridPath]) -> List[torch.Tensor]:
+def encode_scene(labels: Array, free_slice: Array, plan: Optional[GridPath]) -> List[torch.Tensor]:
     """Labels uint8 [x, y, z], slice int8 [x, y] and path as the outputs of a report."""
     coder = zstandard.ZstdCompressor(level=9)  # a sweep is coded twice a second at most
-    frames = [coder.compress(np.ascontiguousarray(array).tobytes()) for array in (labels, found)]
+    frames = [coder.compress(np.ascontiguousarray(array).tobytes()) for array in (labels, free_slice)]
     cells = np.zeros((0, 2), dtype=np.int32) if plan is None else np.asarray(plan.cells, dtype=np.int32)
     outputs = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for frame in frames]
     return [*outputs, torch.from_numpy(np.ascontiguousarray(cells))]
 
 
-def facts(grid: VoxelGrid, path_height_m: float) -> Mapping[str, Any]:
-    """What a report's meta says of the grid."""
+def scene_facts(grid: VoxelGrid, path_height_m: float) -> Mapping[str, Any]:
+    """Return the grid's entries of a report's meta."""
     return {
         "shape": [int(side) for side in grid.shape],
         "origin": [float(place) for place in grid.origin],
@@ -51,18 +51,20 @@ def facts(grid: VoxelGrid, path_height_m: float) -> Mapping[str, Any]:
     }
 
 
-def messages(outputs: Sequence[torch.Tensor], meta: Mapping[str, Any], header: Header, names: Sequence[str]) -> Any:
+def rebuild_messages(
+    outputs: Sequence[torch.Tensor], meta: Mapping[str, Any], header: Header, names: Sequence[str]
+) -> Any:
     """The messages that the robot published, made again.
 
     Raises:
         BadInput: the report is none of a scene, or says what cannot be.
     """
-    shape, grid, height_m = _grid(meta)
+    shape, grid, height_m = _parse_grid(meta)
     if len(outputs) != 3:
         raise BadInput(f"a scene's report has 3 outputs, not {len(outputs)}")
-    labels = _decoded(outputs[0], shape, np.uint8)
-    found = _decoded(outputs[1], shape[:2], np.int8)
-    if found.min() < -1 or found.max() > 100:
+    labels = _decode_output(outputs[0], shape, np.uint8)
+    free_slice = _decode_output(outputs[1], shape[:2], np.int8)
+    if free_slice.min() < -1 or free_slice.max() > 100:
         raise BadInput("a slice has values that are none of an occupancy grid")
     cells = outputs[2]
     if cells.dtype is not torch.int32 or cells.dim() != 2 or cells.shape[1] != 2 or len(cells) > MAX_CELLS:
@@ -73,12 +75,12 @@ def messages(outputs: Sequence[torch.Tensor], meta: Mapping[str, Any], header: H
     plan = GridPath(path, math.nan, (0, 0), False) if len(path) else None
     return SceneMessages(
         scene_messages.grid_message(header, labels, grid, names),
-        scene_messages.slice_message(header, found, grid),
+        scene_messages.slice_message(header, free_slice, grid),
         scene_messages.path_message(header, plan, grid, height_m),
     )
 
 
-def _grid(meta: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], VoxelGrid, float]:
+def _parse_grid(meta: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], VoxelGrid, float]:
     shape, origin = meta.get("shape"), meta.get("origin")
     numbers: Tuple[Any, Any] = (meta.get("voxel_size"), meta.get("path_height"))
     if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
@@ -93,7 +95,7 @@ def _grid(meta: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], VoxelGrid, flo
     return sides, VoxelGrid((origin[0], origin[1], origin[2]), numbers[0], sides), numbers[1]
 
 
-def _decoded(output: torch.Tensor, shape: Sequence[int], kind: Any) -> Array:
+def _decode_output(output: torch.Tensor, shape: Sequence[int], kind: Any) -> Array:
     if output.dtype is not torch.uint8 or output.dim() != 1:
         raise BadInput("a scene's report holds no coded grid")
     data, size = output.numpy().tobytes(), math.prod(shape)

@@ -31,10 +31,10 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.models.registry import entries
 from edge_offload.models.scenes.labels import LABELS
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.cores import resolve
+from edge_offload.nodes.common.cores import resolve_cores
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
-from edge_offload.nodes.inference.compose import duration, latency_message
+from edge_offload.nodes.inference.compose import latency_message, ros_duration
 from edge_offload.nodes.people.people_messages import people_message
 from edge_offload.nodes.scene import scene_report
 from edge_offload.nodes.server.server_results import FrameFacts, ResultInterpreter
@@ -89,7 +89,9 @@ class OffloadServerNode(Node):
             pool = make_settings(*of, "", params["threads"] or 1)
         self._server = OffloadServer(
             params["bind"],
-            compute=Compute(params["device"], params["engine"], params["threads"] or None, resolve(params["cores"])),
+            compute=Compute(
+                params["device"], params["engine"], params["threads"] or None, resolve_cores(params["cores"])
+            ),
             models=Models(params["allow"], params["options"]),
             keys=KeyStore(params["keys"]) if params["keys"] else None,
             promises=params["promises"],
@@ -109,7 +111,7 @@ class OffloadServerNode(Node):
         self.health.value("device", self._server.device)
         self._collector = Collector()
         self._collector.start()
-        self._ticker = Ticker(1.0 / params["status_rate"], self._tick, self.fault)
+        self._ticker = Ticker(1.0 / params["status_rate"], self._publish_state, self.fault)
         self._ticker.start()
         rospy.loginfo(f"listening on {self._server.address}, device {self._server.device}")
 
@@ -123,12 +125,12 @@ class OffloadServerNode(Node):
         if hasattr(self, "_gpu"):
             self._gpu.close()
 
-    def _tick(self) -> None:
+    def _publish_state(self) -> None:
         self._collector.collect_new()
         message = self._status_message(ServerStatus.READY)
         states = self._server.pool.engines()
-        for model, (words, _) in states.items():
-            self.health.value(f"engine of {model}", words)
+        for model, (state, _) in states.items():
+            self.health.value(f"engine of {model}", state)
         amber = [f"{model}: {words}" for model, (words, wrong) in states.items() if wrong]
         if amber:
             self.health.warn("engine", "; ".join(amber))
@@ -145,11 +147,11 @@ class OffloadServerNode(Node):
         return ServerStatus(
             header=Header(stamp=rospy.Time.now()),
             address=self._server.address,
-            version=_version(),
+            version=_read_version(),
             device=status.device,
             engine=self._server.engine,
             state=state,
-            uptime=duration(status.uptime_s),
+            uptime=ros_duration(status.uptime_s),
             robots=len(names),
             robot_names=names,
             queue_length=status.queue_length,
@@ -162,7 +164,7 @@ class OffloadServerNode(Node):
             bytes_in=status.bytes_in,
             bytes_out=status.bytes_out,
             models=[
-                ModelStatus(name, facts.count, duration(facts.mean_s), duration(facts.p99_s))
+                ModelStatus(name, facts.count, ros_duration(facts.mean_s), ros_duration(facts.p99_s))
                 for name, facts in sorted(status.models.items())
             ],
             idle=status.idle,
@@ -182,16 +184,16 @@ class OffloadServerNode(Node):
             facts = FrameFacts(result.meta, pictures=not scene)
             header = Header(facts.seq, rospy.Time(*divmod(facts.stamp_ns, 10**9)), facts.frame_id)
             if scene:
-                made = scene_report.messages(result.outputs, result.meta, header, LABELS)
+                made = scene_report.rebuild_messages(result.outputs, result.meta, header, LABELS)
                 self._grid.publish(made.grid)
                 self._occupancy.publish(made.occupancy)
                 self._path.publish(made.path)
             else:
                 report = InferenceReport(result.mode, result.model)
-                people = self._interpreter.people(result, facts)
+                people = self._interpreter.interpret_people(result, facts)
                 self._people.publish(people_message(header, report, facts.size, people))
             if result.cost:
-                self._latency.publish(latency_message(_reported(result), header, facts.camera))
+                self._latency.publish(latency_message(_parse_report(result), header, facts.camera))
         except EdgeOffloadError as error:
             self.health.count("bad reports")
             self.health.warn("reports", f"{result.peer}: {error}")
@@ -202,22 +204,22 @@ class OffloadServerNode(Node):
             self.health.count("results")
 
 
-def promise_message(told: server_status.PromiseStatus) -> PromiseStatus:
-    """How a robot that has a promise is served."""
+def promise_message(status: server_status.PromiseStatus) -> PromiseStatus:
+    """Make the message of how a robot that has a promise is served."""
     return PromiseStatus(
-        robot=told.robot,
-        model=told.model,
-        bound=told.bound,
-        drop=told.drop,
-        interval=told.interval,
-        batch=told.batch,
-        late_share=told.late,
-        turns=told.turns,
-        note=told.note,
+        robot=status.robot,
+        model=status.model,
+        bound=status.bound,
+        drop=status.drop,
+        interval=status.interval,
+        batch=status.batch,
+        late_share=status.late,
+        turns=status.turns,
+        note=status.note,
     )
 
 
-def _reported(result: FrameResult) -> InferenceReport:
+def _parse_report(result: FrameResult) -> InferenceReport:
     """The cost of a frame as its robot states it.
 
     Raises:
@@ -231,9 +233,9 @@ def _reported(result: FrameResult) -> InferenceReport:
             model=result.model,
             total_s=float(cost["total_s"]),
             stages_s=stages,
-            bytes_up=_count(cost, "bytes_up"),
-            bytes_down=_count(cost, "bytes_down"),
-            round_trips=_count(cost, "round_trips"),
+            bytes_up=_parse_count(cost, "bytes_up"),
+            bytes_down=_parse_count(cost, "bytes_down"),
+            round_trips=_parse_count(cost, "round_trips"),
             emulated_slowdown=float(cost.get("emulated_slowdown", 1.0)),
             fallback_reason=str(cost.get("fallback_reason", ""))[:1000],
             overlap_s=float(cost.get("overlap_s", math.nan)),
@@ -242,11 +244,11 @@ def _reported(result: FrameResult) -> InferenceReport:
         raise BadInput(f"a report's cost cannot be read ({error})") from error
 
 
-def _count(cost: Dict[str, Any], key: str) -> int:
+def _parse_count(cost: Dict[str, Any], key: str) -> int:
     return min(max(0, int(cost.get(key, 0))), 2**32 - 1)
 
 
-def _version() -> str:
+def _read_version() -> str:
     from importlib import metadata
 
     try:

@@ -19,7 +19,7 @@ from edge_offload.perception.tracking import TrackedPerson, Tracker
 from edge_offload.server.results import FrameResult
 
 MAX_TEXT = 256
-KEPT = 16
+CACHED_ENTRIES = 16
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,9 +34,9 @@ else:  # Python 3.8 knows no OrderedDict of something
 class Recent(_Ordered):
     """A dictionary of the ``capacity`` entries that were used last."""
 
-    capacity = KEPT
+    capacity = CACHED_ENTRIES
 
-    def of(self, key: K, make: Callable[[], V]) -> V:
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
         """The entry of ``key``, made where there is none."""
         if key not in self:
             self[key] = make()
@@ -48,7 +48,7 @@ class Recent(_Ordered):
 
 
 class FrameFacts:
-    """What a robot says of a frame.
+    """Facts of a frame, as its robot states them.
 
     Attributes:
         stamp_ns: when it was captured.
@@ -62,8 +62,8 @@ class FrameFacts:
     """
 
     def __init__(self, meta: Mapping[str, Any], pictures: bool = True) -> None:
-        self.stamp_ns = _whole(meta, "stamp_ns", 0, 2**32 * 10**9 - 1)
-        self.seq = _whole(meta, "seq", 0, 2**32 - 1)
+        self.stamp_ns = _parse_int(meta, "stamp_ns", 0, 2**32 * 10**9 - 1)
+        self.seq = _parse_int(meta, "seq", 0, 2**32 - 1)
         self.frame_id = str(meta.get("frame_id", ""))[:MAX_TEXT]
         self.camera = str(meta.get("camera", ""))[:MAX_TEXT]
         self.size: Tuple[int, int] = (0, 0)
@@ -82,7 +82,7 @@ class FrameFacts:
         self.options = dict(options)
 
 
-def _whole(meta: Mapping[str, Any], key: str, low: int, high: int) -> int:
+def _parse_int(meta: Mapping[str, Any], key: str, low: int, high: int) -> int:
     value = meta.get(key)
     if type(value) is not int or not low <= value <= high:
         raise BadInput(f"a report has no valid {key}")
@@ -95,12 +95,12 @@ class _Followed:
     def __init__(self) -> None:
         self._tracker, self._timeline, self._recording = Tracker(), Timeline(), 0
 
-    def update(self, found: People, facts: FrameFacts) -> List[TrackedPerson]:
+    def update(self, people: People, facts: FrameFacts) -> List[TrackedPerson]:
         instant = self._timeline.make_instant(facts.stamp_ns, time.monotonic())
         if instant.recording != self._recording:
             self._recording = instant.recording
             self._tracker.reset()
-        return self._tracker.update(found, instant.seconds, facts.size)
+        return self._tracker.update(people, instant.seconds, facts.size)
 
 
 class ResultInterpreter:
@@ -117,22 +117,22 @@ class ResultInterpreter:
         self._estimators: Recent = Recent()
         self._placements: Recent = Recent()
         self._followed: Recent = Recent()
-        self._followed.capacity = KEPT**2  # robots by cameras
+        self._followed.capacity = CACHED_ENTRIES**2  # robots by cameras
 
-    def people(self, result: FrameResult, facts: FrameFacts) -> List[TrackedPerson]:
+    def interpret_people(self, result: FrameResult, facts: FrameFacts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
 
         Raises:
             BadInput: a model that is not allowed, or outputs that are not those of the model.
         """
-        estimator = self._estimator(result.model, facts.options)
+        estimator = self._find_estimator(result.model, facts.options)
         if estimator is None or not estimator.trained:
             return []
-        found = estimator.interpret(result.outputs, self._placement(estimator, facts))
-        followed: _Followed = self._followed.of((result.peer, facts.camera, result.model), _Followed)
-        return followed.update(found, facts)
+        people = estimator.interpret(result.outputs, self._image_placement(estimator, facts))
+        followed: _Followed = self._followed.get_or_make((result.peer, facts.camera, result.model), _Followed)
+        return followed.update(people, facts)
 
-    def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
+    def _find_estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
         entry = registry.entries().get(name)
         if entry is None and name not in self._allow:
             raise BadInput(f"a robot reports results of model {name[:MAX_TEXT]!r}, which is not known here")
@@ -143,18 +143,18 @@ class ResultInterpreter:
             options = {key: value for key, value in options.items() if key not in entry.path_options}
         options = {**options, **self._overrides.get(name, {})}
         key = (name, json.dumps(options, sort_keys=True))
-        return self._estimators.of(key, lambda: self._built(name, options))
+        return self._estimators.get_or_make(key, lambda: self._build_estimator(name, options))
 
-    def _built(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
-        """What finds people; None for another kind of model of the operator's own, which its robot interprets."""
+    def _build_estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
+        """Build the estimator of people; None for the operator's own other models, which their robots interpret."""
         if name in self._allow and registry.is_user_model(name):
             built = None if registry.is_file(name) else registry.build_model(name, options)
             return built if isinstance(built, PersonEstimator) else None
         return registry.build_estimator(name, **options)
 
-    def _placement(self, estimator: PersonEstimator, facts: FrameFacts) -> Letterbox:
+    def _image_placement(self, estimator: PersonEstimator, facts: FrameFacts) -> Letterbox:
         width, height = facts.size
-        return self._placements.of(
+        return self._placements.get_or_make(
             (estimator.size, estimator.stride, facts.size),
             lambda: estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))[1],
         )

@@ -113,7 +113,7 @@ class Gateway:
                 self._report_status()
             wait_s = max(0.0, min(next_s, surveyed_s + SURVEY_S) - time.monotonic())
             poller.poll(math.ceil(wait_s * 1e3))
-            self._wakeup.clear()
+            self._wakeup.clear_wakeups()
             for request, inputs, deadline in self._front.receive():
                 self._dispatcher.add_request(request, inputs, deadline)
             while self._events:

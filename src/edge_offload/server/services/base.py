@@ -35,7 +35,7 @@ class OpenHandles(Generic[Item]):
         """Return a handle for ``item``; 0, and the item is released, if the robot has disconnected meanwhile."""
         handle = next(self._numbers)
         with self._lock:
-            if not request.peer.gone:
+            if not request.peer.disconnected:
                 self._open.setdefault(request.peer, {})[handle] = item
                 return handle
         self._release(item)

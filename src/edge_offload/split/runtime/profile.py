@@ -379,15 +379,15 @@ def codec_speeds(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
     Of several places, because a picture is not as rich everywhere.
     """
     from edge_offload.link import codecs
-    from edge_offload.link.codecs.choice import candidates, content_class, slab
+    from edge_offload.link.codecs.choice import candidate_codecs, content_class, cut_slab
 
     if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < LEAST_CODED_BYTES:
         return ()
     whole = tensor.contiguous().numpy()
-    pieces = [np.ascontiguousarray(slab(whole, SAMPLE_BYTES, place)) for place in PLACES]
+    pieces = [np.ascontiguousarray(cut_slab(whole, SAMPLE_BYTES, place)) for place in PLACES]
     array = pieces[0]
     found: List[CodecSpeed] = []
-    for name in candidates(whole, content_class(whole), temporal=False):
+    for name in candidate_codecs(whole, content_class(whole), temporal=False):
         seconds: List[Tuple[float, float]] = []
         sizes: List[int] = []
         try:

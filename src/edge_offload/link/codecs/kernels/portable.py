@@ -43,7 +43,7 @@ class Frame:
 
 def residual(pixels: Array, frame: Frame) -> Array:
     """Pixels (uint8, flat) -> residual planes (uint8, flat) [images, channels, height, width], modulo 256."""
-    x = _planes(pixels, frame)
+    x = _split_planes(pixels, frame)
     if frame.predictor == NONE:
         r = x.copy()
     elif frame.predictor == LEFT:
@@ -56,7 +56,7 @@ def residual(pixels: Array, frame: Frame) -> Array:
         r[..., 1:, 1:] += x[..., :-1, :-1]
     else:
         padded = np.pad(x, ((0, 0), (0, 0), (1, 0), (1, 0)))
-        r = x - _paeth(padded[..., 1:, :-1], padded[..., :-1, 1:], padded[..., :-1, :-1])
+        r = x - _predict_paeth(padded[..., 1:, :-1], padded[..., :-1, 1:], padded[..., :-1, :-1])
     if frame.colour:
         r[:, 0] -= r[:, 1]
         r[:, 2] -= r[:, 1]
@@ -83,14 +83,14 @@ def pixels(planes: Array, frame: Frame) -> Array:
     return np.ascontiguousarray(x).reshape(-1)
 
 
-def _planes(pixels: Array, frame: Frame) -> Array:
+def _split_planes(pixels: Array, frame: Frame) -> Array:
     if frame.interleaved:
         stack = pixels.reshape(frame.images, frame.height, frame.width, frame.channels).transpose(0, 3, 1, 2)
         return np.ascontiguousarray(stack)
     return pixels.reshape(frame.images, frame.channels, frame.height, frame.width)
 
 
-def _paeth(a: Array, b: Array, c: Array) -> Array:
+def _predict_paeth(a: Array, b: Array, c: Array) -> Array:
     a, b, c = a.astype(np.int16), b.astype(np.int16), c.astype(np.int16)
     da, db, dc = abs(b - c), abs(a - c), abs(a + b - 2 * c)
     nearest: Array = np.where((da <= db) & (da <= dc), a, np.where(db <= dc, b, c)).astype(np.uint8)
@@ -106,7 +106,7 @@ def _restore_paeth(r: Array) -> Array:
         rows = np.arange(max(0, diagonal - width + 1), min(height, diagonal + 1))
         columns = diagonal - rows
         a, b, c = x[:, rows + 1, columns], x[:, rows, columns + 1], x[:, rows, columns]
-        x[:, rows + 1, columns + 1] = r[:, rows, columns] + _paeth(a, b, c)
+        x[:, rows + 1, columns + 1] = r[:, rows, columns] + _predict_paeth(a, b, c)
     return x[:, 1:, 1:].reshape(images, channels, height, width)
 
 
@@ -149,18 +149,18 @@ def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Arr
         r = r.copy()
         r[:, 0] += r[:, 1]
         r[:, 2] += r[:, 1]
-    before, spatial = _planes(reference, frame), _per_pixel(choice, frame)
+    before, spatial = _split_planes(reference, frame), _per_pixel(choice, frame)
     x = np.zeros_like(r)
     up = np.zeros_like(r[:, :, 0])
     column = np.arange(frame.width)
     for y in range(frame.height):
         # with d = x - up, a spatial pixel adds its residual to d of the pixel before; a temporal one sets d anew
         mine = spatial[:, None, y]
-        anew = before[:, :, y] + r[:, :, y] - up
+        restored = before[:, :, y] + r[:, :, y] - up
         sums = np.cumsum(np.where(mine, r[:, :, y], 0), axis=-1, dtype=np.uint8)
         last = np.maximum.accumulate(np.where(mine, -1, column), axis=-1) + np.zeros_like(r[:, :, y], dtype=int)
-        start = np.take_along_axis(anew - sums, np.maximum(last, 0), axis=-1)
-        d = np.where(mine, sums + np.where(last >= 0, start, np.uint8(0)), anew)
+        start = np.take_along_axis(restored - sums, np.maximum(last, 0), axis=-1)
+        d = np.where(mine, sums + np.where(last >= 0, start, np.uint8(0)), restored)
         x[:, :, y] = up = d + up
     if frame.interleaved:
         x = x.transpose(0, 2, 3, 1)
@@ -225,8 +225,8 @@ def bits_of_keys(keys: Array, kind: str) -> Array:
     return bits
 
 
-def _sign_bit(words: Array) -> Any:
-    return words.dtype.type(1 << (8 * words.dtype.itemsize - 1))
+def _sign_bit(values: Array) -> Any:
+    return values.dtype.type(1 << (8 * values.dtype.itemsize - 1))
 
 
 def gather(index: Array, palettes: Array, outer: int, inner: int) -> Array:

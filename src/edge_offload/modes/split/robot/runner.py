@@ -219,7 +219,7 @@ class SplitRunner(Runner):
     def _bandwidth(self) -> float:
         if self.bandwidth is not None:
             return self.bandwidth
-        return self._client.estimator.reading(time.monotonic()).cautious.uplink or UNKNOWN_BANDWIDTH
+        return self._client.estimator.make_reading(time.monotonic()).cautious.uplink or UNKNOWN_BANDWIDTH
 
 
 def ways(plan: Plan) -> str:

@@ -136,7 +136,7 @@ class Register:
         with self.lock:
             found = self._robots.get(name)
             if found is not None:
-                if found.peer is not peer and not found.peer.gone and found.peer.session != peer.session:
+                if found.peer is not peer and not found.peer.disconnected and found.peer.session != peer.session:
                     raise BadInput("this robot has a promise already", remedy="give it back there first")
                 self.end(name)
             now = self.clock()

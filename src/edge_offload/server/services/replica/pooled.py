@@ -164,7 +164,7 @@ class Pooled(Scheduler):
                 socket.send_multipart([self._driver, messages.pack_header(Message("ping"))])
             self._give_up(now)
             poller.poll(100)
-            self._wakeup.clear()
+            self._wakeup.clear_wakeups()
             with self._lock:
                 outbox, self._outbox = self._outbox, []
             for number in outbox:
