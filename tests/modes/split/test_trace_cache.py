@@ -12,9 +12,9 @@ from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.evaluate import make_kernel
 from edge_offload.mode import Mode
-from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.replica.replicas import ReplicaStore
 from edge_offload.server.services.split import models as split_models
-from edge_offload.server.services.split.models import SplitModels
+from edge_offload.server.services.split.models import SplitModelStore
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.runtime import places, tracing
 from edge_offload.split.runtime.profile import Profile
@@ -37,13 +37,13 @@ def quick(network, repeats, tell=None, device=None):
 def started(folder, factory="pictures"):
     """The models of a server that has just been started."""
     name = f"tests.modes.split.split_nets:{factory}"
-    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), TraceCache(folder), places.Place())
+    return SplitModelStore(ReplicaStore(torch.device("cpu"), [name]), TraceCache(folder), places.Place())
 
 
 def opened(models, factory="pictures", sequence=None, seed=1):
-    traced = models.trace(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
+    traced = models.trace_model(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
     if traced.profile is None:
-        models.profile(traced)
+        models.profile_model(traced)
     return traced
 
 
@@ -113,7 +113,7 @@ def test_a_trace_that_was_found_by_the_models_checksum_is_of_that_model_alone(fo
     assert len(traced) == 1, "other weights"
     taller = torch.zeros((3, 64, 64), dtype=torch.uint8)
     models = started(folder)
-    models.trace("tests.modes.split.split_nets:pictures", {"seed": 1}, None, [taller], None)
+    models.trace_model("tests.modes.split.split_nets:pictures", {"seed": 1}, None, [taller], None)
     assert len(traced) == 2, "another shape"
     monkeypatch.setattr(torch, "__version__", "0.0.1")
     opened(started(folder))
@@ -128,11 +128,11 @@ def test_a_robot_whose_own_trace_is_another_gets_a_new_one(folder, monkeypatch):
     """The code has changed since, and the weights have not: both sides trace, and neither is held to the old trace."""
     opened(started(folder))
     models, traced = started(folder), []
-    assert opened(models).found
+    assert opened(models).from_cache
     monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
     again = opened(models, sequence="0" * 32)
     assert len(traced) == 1
-    assert not again.found
+    assert not again.from_cache
     assert opened(models, sequence="0" * 32) is again
     assert opened(models) is again
     assert len(traced) == 1
@@ -159,8 +159,8 @@ def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
     network = trace("shifted", Shifted(), [PICTURE])
     kept = TraceCache(tmp_path)
     profile = quick(network, 1)
-    kept.keep(network.program, profile, Shifted())
-    found = kept.find(profile.sequence, Shifted())
+    kept.save_trace(network.program, profile, Shifted())
+    found = kept.load_trace(profile.sequence, Shifted())
     assert found is not None
     assert torch.equal(results(network.program)[0], results(found.trace.program)[0])
 
@@ -168,13 +168,13 @@ def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
 def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):
     network = trace("pictures", split_nets.pictures(1).eval(), [PICTURE])
     kept, profile = TraceCache(tmp_path), quick(network, 1)
-    kept.keep(network.program, profile, None)
-    assert kept.profile(profile.sequence) == profile
-    assert kept.find(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
+    kept.save_trace(network.program, profile, None)
+    assert kept.load_profile(profile.sequence) == profile
+    assert kept.load_trace(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
     monkeypatch.setattr("edge_offload.server.services.split.trace_cache.PROFILE_S", 0.0)
-    assert kept.profile(profile.sequence) is None
+    assert kept.load_profile(profile.sequence) is None
     for number in range(40):
-        kept.keep(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
+        kept.save_trace(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
     assert len(list(tmp_path.iterdir())) == 32
 
 
@@ -201,6 +201,6 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
 def test_a_file_of_the_wrong_kind_is_not_used(tmp_path):
     kept = TraceCache(tmp_path)
     tmp_path.joinpath(f"{'a' * 32}.split").mkdir()
-    assert kept.profile("a" * 32) is None
+    assert kept.load_profile("a" * 32) is None
     with pytest.raises(EdgeOffloadError):
-        started(tmp_path).trace("no:such", {}, None, [PICTURE], "a" * 32)
+        started(tmp_path).trace_model("no:such", {}, None, [PICTURE], "a" * 32)
