@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.split.model.cost import CodecCost, Link
+from edge_offload.split.model.cost import CodecCost, LinkCosts
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import compile_plan, simulate, union_s
+from edge_offload.split.model.simulate import compile_plan, simulate_plan, union_seconds
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.testbed import graph, loop, profiles
 from edge_offload_research.testbed.replay import replay
 
-QUIET = Link(latency_s=0.002, message_s=0.0)
+QUIET = LinkCosts(latency_s=0.002, message_s=0.0)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_replay_on_a_constant_link_is_the_simulation(workload, planner, rate):
     table, model = table_of(workload, planner, codecs, request_s=0.003)
     plan = table.look_up(rate)
     seen = replay(compile_plan(plan, model), model, Trace.constant(rate), 17.3)
-    assert seen.latency_s == pytest.approx(simulate(plan, model, rate).makespan_s, rel=1e-9, abs=1e-9)
+    assert seen.latency_s == pytest.approx(simulate_plan(plan, model, rate).makespan_s, rel=1e-9, abs=1e-9)
 
 
 def test_a_transfer_feels_the_bandwidth_change_while_it_runs(workload):
@@ -108,7 +108,7 @@ def test_energy_is_the_state_models(workload):
 
 
 def test_union_counts_overlaps_once():
-    assert union_s([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)]) == pytest.approx(3.5)
+    assert union_seconds([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)]) == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize("model", profiles.MODELS)
@@ -133,7 +133,7 @@ def test_uncoded_server_only_is_near_what_the_authors_measured(data):
     """Their runs carry serialisation and hooks, so the simulation is below, but of the same size."""
     workload = graph.build("kapao", profiles.read_operators(data, "kapao"))
     measured = profiles.read_measured(data)["kapao", "all"]
-    model = workload.cost_model({}, Link(), 0.0)
+    model = workload.cost_model({}, LinkCosts(), 0.0)
     table = plan_table(Space(model, [1e7], codecs=False), "server_only")
     from edge_offload_research.emulate.trace import load_trace
 

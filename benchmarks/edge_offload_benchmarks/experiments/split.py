@@ -133,15 +133,15 @@ def measure(
     from edge_offload.modes.split.robot.opening import ModelSource
     from edge_offload.modes.split.robot.runner import SplitRunner, ways
     from edge_offload.runtime.module import OffloadedModule
-    from edge_offload.split.model.simulate import simulate
-    from edge_offload.split.networks import module_and_inputs
+    from edge_offload.split.model.simulate import simulate_plan
+    from edge_offload.split.networks import build_module
     from edge_offload.split.planners.table import Effort
     from edge_offload_research.emulate.control import Control
 
     control = Control(about["control"])
     options = options_of(args)
     frame = read_frames(args.video or sample_video(), [0])[0]
-    network, given = module_and_inputs(args.model, options, frame)
+    network, given = build_module(args.model, options, frame)
     inputs = list(given)
     rows: List[Dict[str, Any]] = []
     with control, patient_client(about["listen"], keys) as client:
@@ -161,11 +161,11 @@ def measure(
                 for bandwidth in args.bandwidth or BANDWIDTHS:
                     control.do("set", mbps=bandwidth * 8)
                     runner.bandwidth = bandwidth * 1e6
-                    plan = planned.plans[planned.place[planned.table.index(bandwidth * 1e6)]].plan
+                    plan = planned.plans[planned.place[planned.table.find_index(bandwidth * 1e6)]].plan
                     what = {"planner": planner, "codecs": codecs, "bytes_per_s": bandwidth * 1e6}
                     key = (plan.robot, plan.server, plan.transfers, bandwidth)
                     if key not in known:
-                        expected = simulate(plan, planned.model, bandwidth * 1e6)
+                        expected = simulate_plan(plan, planned.model, bandwidth * 1e6)
                         known[key] = _repeat(args, module, runner, inputs, {
                             "kind": ways(plan), "steps_robot": len(plan.robot), "steps_server": len(plan.server),
                             "predicted_s": expected.makespan_s,
@@ -197,24 +197,24 @@ def _gathered(
     """The row of tensor parallelism at one bandwidth; it has more transfers than the protocol lets wait at once."""
     from edge_offload import records
     from edge_offload.split.model.plan import Side
-    from edge_offload.split.model.simulate import simulate
-    from edge_offload.split.runtime.tables import ready
+    from edge_offload.split.model.simulate import simulate_plan
+    from edge_offload.split.runtime.tables import compile_ready
     from edge_offload_benchmarks.tensor_parallel import tensor_parallel
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     planned = runner.planned(inputs)
     model, network = planned.model, planned.network
-    robot_s, server_s = (model.whole_s(side) for side in Side)
+    robot_s, server_s = (model.network_s(side) for side in Side)
     plan = tensor_parallel(network.located, server_s / (robot_s + server_s))
-    expected = simulate(plan, model, bytes_per_s)
-    runs = ready(plan, network.located, plan.sequence)
+    expected = simulate_plan(plan, model, bytes_per_s)
+    runs = compile_ready(plan, network.located, plan.sequence)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a core for each half, as otherwise
     try:
         _, seconds = measure_timeline(runs, network, inputs, bytes_per_s, model.link, args.slowdown, args.repeats)
     finally:
         os.sched_setaffinity(0, mine)
-    rows = {side: sum(step.high - step.low for step in plan.steps(side)) for side in Side}
+    rows = {side: sum(step.high - step.low for step in plan.steps_of(side)) for side in Side}
     return {
         "planner": "tensor_parallel", "codecs": False, "bytes_per_s": bytes_per_s, "kind": "split",
         "steps_robot": len(plan.robot), "steps_server": len(plan.server), "predicted_s": expected.makespan_s,
@@ -232,16 +232,16 @@ def _pair(
 ) -> Dict[str, Any]:
     """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
     from edge_offload.modes.split.robot.runner import ways
-    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.model.simulate import simulate_plan
 
     measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
     chosen = {name: planned.plans[planned.in_use(bytes_per_s)] for name, planned in tables.items()}
     model = tables[DEFAULT].model
-    expected = {name: simulate(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
+    expected = {name: simulate_plan(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
     beside = tables[DEFAULT].contest(bytes_per_s)
     if beside is not None:
         chosen[BESIDE] = tables[DEFAULT].plans[beside[1]]
-        expected[BESIDE] = simulate(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
+        expected[BESIDE] = simulate_plan(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
     undivided = [name for name in (BESIDE, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator]
     best = min(undivided, key=lambda name: expected[name])
     mine, other = chosen[DEFAULT].plan, chosen[best].plan

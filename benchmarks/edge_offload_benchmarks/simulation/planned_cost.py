@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.simulate import Compiled, compile_plan
+from edge_offload.split.model.simulate import CompiledPlan, compile_plan
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_benchmarks.simulation.virtual_link import VirtualLink
 from edge_offload_research.testbed.replay import replay
@@ -33,7 +33,7 @@ class PlannedCost:
     model: CostModel
     table: PlanTable
     place: Tuple[int, ...]
-    plans: Tuple[Compiled, ...]
+    plans: Tuple[CompiledPlan, ...]
     names: Tuple[str, ...]
     times: PlanTimes
     ratios: Tuple[float, ...]
@@ -45,7 +45,7 @@ class PlannedCost:
 
         distinct: Dict[Tuple[Any, ...], int] = {}
         place: List[int] = []
-        plans: List[Compiled] = []
+        plans: List[CompiledPlan] = []
         names: List[str] = []
         for bandwidth, plan in zip(table.bandwidths, table.plans):
             key = (plan.robot, plan.server, plan.transfers)
@@ -63,7 +63,7 @@ class PlannedCost:
 
     def choose(self, bandwidth: float) -> int:
         """The plan for a bandwidth."""
-        return self.place[self.table.index(bandwidth)]
+        return self.place[self.table.find_index(bandwidth)]
 
     def is_local(self, number: int) -> bool:
         """Whether a plan makes no use of the link."""
@@ -71,7 +71,7 @@ class PlannedCost:
 
     def is_remote(self, number: int) -> bool:
         """Whether the robot computes no operator of a plan."""
-        return self.plans[number].plan.shape == "server"
+        return self.plans[number].plan.kind == "server"
 
     def predicted_s(self, bandwidth: float) -> float:
         """What the planner expects of the plan for a bandwidth."""

@@ -34,7 +34,7 @@ from edge_offload.protocol.blobs import digest
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.services.split import recorded
 from edge_offload.split.planners.table import Effort
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload_benchmarks.fuzzing.calls import replaced
 
 HERE = pathlib.Path(__file__).parent
@@ -86,7 +86,7 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 7)).double().eval()
     picture = torch.rand(1, 3, 16, 16, dtype=torch.float64)
-    network = trace("recorded", module, [picture])
+    network = trace_module("recorded", module, [picture])
     sent = []
     with Client(server.address, keys=KeyStore(keys)) as client:
         client.wait_ready(60.0)

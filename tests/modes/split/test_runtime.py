@@ -23,14 +23,14 @@ from edge_offload.mode import Mode
 from edge_offload.modes.split.robot.contest import COLD, LOOKS, Contests
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.footprints.registry import EMPTY, Locality
-from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.complete import complete_plan, decide_backward
 from edge_offload.split.model.cost import CostModel, OperatorCost
-from edge_offload.split.model.locality import union
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece
 from edge_offload.split.runtime.profile import Profile
-from edge_offload.split.runtime.tables import ready
+from edge_offload.split.runtime.tables import compile_ready
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.modes.split.waiting import until
 
@@ -47,7 +47,7 @@ def random_plan(located, chooser, identity):
     """Every operator on one side, on either's own needs, or cut anywhere."""
 
     def decide(index, robot, server):
-        low, high = union(robot, server)
+        low, high = unite_rows(robot, server)
         whole = located.operators[index].kind is Locality.GLOBAL
         style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "cut", "cut", "cut"])
         if style == "own":
@@ -58,7 +58,7 @@ def random_plan(located, chooser, identity):
             return parts if chooser.random() < 0.5 else (parts[1], parts[0])
         return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
 
-    return complete(located, *backward(located, decide), identity=identity)
+    return complete_plan(located, *decide_backward(located, decide), identity=identity)
 
 
 def install(robot, picture, plans, undivided=()):
@@ -66,7 +66,7 @@ def install(robot, picture, plans, undivided=()):
 
     def changed(planned):
         located = planned.network.located
-        compiled = tuple(ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
+        compiled = tuple(compile_ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
         table = dataclasses.replace(
             planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))), plans=tuple(plans)
         )
@@ -166,8 +166,8 @@ def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
     chooser = random.Random(11)
     divided = next(plan for plan in (random_plan(located, chooser, identity) for _ in range(200))
                    if plan.splits_an_operator)  # fmt: skip
-    local = complete(located, *backward(located, lambda index, robot, server: (union(robot, server), EMPTY)),
-                     identity=identity)  # fmt: skip
+    local = complete_plan(located, *decide_backward(
+        located, lambda index, robot, server: (unite_rows(robot, server), EMPTY)), identity=identity)  # fmt: skip
     install(bot, picture, [divided, server_only(located), local])
     told = []
     for place in range(3):
@@ -288,7 +288,9 @@ def test_profile_command_measures_the_server_too(server, keys, tmp_path):
 def test_the_local_plan_uses_no_link(bot):
     planned = bot.open(image())
     located = planned.network.located
-    install(bot, image(), [complete(located, *backward(located, lambda i, r, s: (union(r, s), EMPTY)))])
+    install(
+        bot, image(), [complete_plan(located, *decide_backward(located, lambda i, r, s: (unite_rows(r, s), EMPTY)))]
+    )
     got, report = bot.offloaded.run([image()], Mode.SPLIT)
     with torch.no_grad():
         for one, other in zip(got, bot.module(image())):
@@ -297,7 +299,7 @@ def test_the_local_plan_uses_no_link(bot):
 
 
 def server_only(located):
-    return complete(located, *backward(located, lambda i, r, s: (EMPTY, union(r, s))))
+    return complete_plan(located, *decide_backward(located, lambda i, r, s: (EMPTY, unite_rows(r, s))))
 
 
 def test_a_killed_server_ends_in_the_local_result(own_server, robot):

@@ -23,13 +23,13 @@ from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.contest import Contest, Contests
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.table import PlanTable
-from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.progress import Progress
-from edge_offload.split.runtime.spans import both_s, spans_told
+from edge_offload.split.runtime.pieces import cut_transfer, decode_piece, encode_piece
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.progress import SplitProgress
+from edge_offload.split.runtime.spans import overlap_seconds, parse_spans
 from edge_offload.split.runtime.tables import ReadyPlan
 from edge_offload.timing import Expected
 
@@ -57,7 +57,7 @@ class Planned:
         contests: what was measured of plans that divide operators against those.
     """
 
-    network: Network
+    network: TracedNetwork
     model: CostModel
     table: PlanTable
     plans: Tuple[ReadyPlan, ...]
@@ -69,13 +69,13 @@ class Planned:
 
     def choose(self, bandwidth: float) -> int:
         """Return the place of the plan for a bandwidth (bytes per second), by predicted times."""
-        return self.place[self.table.index(bandwidth)]
+        return self.place[self.table.find_index(bandwidth)]
 
     def contest(self, bandwidth: float) -> Optional[Tuple[Contest, int]]:
         """Return the contest of the plan for a bandwidth, if it divides operators, and the place of the other one."""
         if not self.undivided:
             return None
-        index = self.table.index(bandwidth)
+        index = self.table.find_index(bandwidth)
         mine, other = self.place[index], self.undivided[index]
         return None if mine == other else (self.contests.of(mine, other), other)
 
@@ -88,7 +88,7 @@ class Planned:
         """Return the predicted time of the plan for a bandwidth."""
         place = self.in_use(bandwidth)
         plan = self.plans[place].plan
-        return Expected(self.times.seconds(place, bandwidth), plan.is_local, plan.shape == "server")
+        return Expected(self.times.seconds(place, bandwidth), plan.is_local, plan.kind == "server")
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,15 @@ class Frame:
         place: int,
         number: int,
         inputs: Sequence[torch.Tensor],
-        where: Optional[Place] = None,
+        where: Optional[SplitDevice] = None,
     ) -> None:
         self._client, self._threads, self._slowdown = client, threads, slowdown
         self._planned, self._place = planned, place
         self._who = {"handle": handle, "run": number}
-        self.progress = Progress(planned.plans[place], Side.ROBOT, planned.network.located, planned.shared,
+        self.progress = SplitProgress(planned.plans[place], Side.ROBOT, planned.network.located, planned.shared,
                                  slowdown, where)  # fmt: skip
         for value, tensor in zip(planned.network.program.sequence.inputs, inputs):
-            self.progress.give(value, tensor)
+            self.progress.give_input(value, tensor)
         self.bytes_up = self.bytes_down = 0
         self._round_trips = 0
         self._rows_server = 0
@@ -140,23 +140,23 @@ class Frame:
             EdgeOffloadError: something went wrong, or the results were not here by ``until_s`` (monotonic).
         """
         progress = self.progress
-        incoming = progress.mine.receives
+        incoming = progress.side_plan.receives
         self._ask("split_begin", {"plan": self._place}, until_s)
         for index in incoming[:-1]:
             self._ask("split_take", {"transfer": index}, until_s)
         self._flush(until_s)
-        while not progress.finished:
-            if progress.computable():
-                progress.compute()
+        while not progress.has_results:
+            if progress.can_compute():
+                progress.compute_block()
                 self._flush(until_s)
-            elif not progress.wait(until_s, lambda: progress.finished or progress.computable()):
+            elif not progress.wait_until(until_s, lambda: progress.has_results or progress.can_compute()):
                 raise LinkLost("the server's half did not come in time")
             if progress.failure is not None:
                 raise progress.failure
-        outputs = progress.results()
+        outputs = progress.read_results()
         stages = {**self._stages, "compute_robot": progress.compute_s}
-        spans = spans_told(self._server_spans, self._client.clock.offset_s)
-        overlap_s = both_s(progress.spans.pairs, spans) if spans else math.nan
+        spans = parse_spans(self._server_spans, self._client.clock.offset_s)
+        overlap_s = overlap_seconds(progress.spans.pairs, spans) if spans else math.nan
         sizes = self.bytes_up, self.bytes_down, self._round_trips
         return Attempt(outputs, stages, *sizes, self._clock_error_s, overlap_s=overlap_s)
 
@@ -171,19 +171,19 @@ class Frame:
         future.add_done_callback(lambda done: self._threads.receive.put(lambda: self._received(done)))
 
     def _flush(self, until_s: float) -> None:
-        for index in self.progress.sendable():
+        for index in self.progress.take_sendable():
             self._threads.send.put(functools.partial(self._send, index, until_s))
 
     def _send(self, index: int, until_s: float) -> None:
         """Send a transfer on the sending thread, piece by piece, so that coding and sending overlap."""
         progress = self.progress
-        transfer = progress.transfer(index)
+        transfer = progress.transfer_at(index)
         try:
-            for low, high in cut(self._planned.network.located, transfer):
+            for low, high in cut_transfer(self._planned.network.located, transfer):
                 if progress.failure is not None or time.monotonic() > until_s:
                     return
                 began, busy = time.perf_counter(), busy_clock()
-                descriptors, buffers = encode_piece(progress.payload(index, low, high), transfer.codec)
+                descriptors, buffers = encode_piece(progress.read_payload(index, low, high), transfer.codec)
                 if self._slowdown > 1.0 and transfer.codec != "raw":
                     time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
                 self._stages["encode"] += time.perf_counter() - began
@@ -214,7 +214,7 @@ class Frame:
         began, busy = time.monotonic(), busy_clock()
         try:
             index, low, tensor = decode_piece(self.progress, reply.body, reply.buffers)
-            if self._slowdown > 1.0 and self.progress.transfer(index).codec != "raw":
+            if self._slowdown > 1.0 and self.progress.transfer_at(index).codec != "raw":
                 time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
             self.bytes_down += reply.transfer.bytes_down
             self._stages["downlink"] += reply.transfer.downlink_s
@@ -224,7 +224,7 @@ class Frame:
                 self._stages["compute_server"], self._server_spans = compute_s, reply.body.get("spans", ())
             self._rows_server = max(self._rows_server, int(_number(reply.body, "rows_computed")))
             self._stages["decode"] += time.monotonic() - began
-            self.progress.arrive(index, low, tensor)
+            self.progress.add_rows(index, low, tensor)
         except EdgeOffloadError as failure:
             self.progress.fail(failure)
 

@@ -33,13 +33,13 @@ from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.frame import Planned
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.learning.planning import PlanSettings
-from edge_offload.split.learning.process import Learning
-from edge_offload.split.model.cost import CostModel, Link
-from edge_offload.split.model.network import Network
+from edge_offload.split.learning.process import SplitLearning
+from edge_offload.split.model.cost import CostModel, LinkCosts
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.profile import Profile, cost_model
-from edge_offload.split.runtime.tables import ready
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.profile import Profile, make_cost_model
+from edge_offload.split.runtime.tables import compile_ready
 
 BANDWIDTHS = tuple(
     1e6 * rate
@@ -69,10 +69,10 @@ class Source(Protocol):
     name: str
     computes: bool
     """Whether :meth:`run_here` does; otherwise the robot computes such an inference by itself, and it is not asked."""
-    learning: Learning
+    learning: SplitLearning
     """Who traces, measures and plans."""
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
         """Return its operators, for inputs of these shapes."""
 
     def ask_to_open(
@@ -107,16 +107,16 @@ class ModelSource:
     state_hash: Callable[[], str]
     run_here: Callable[[Sequence[torch.Tensor]], Attempt]
     computes: bool = True
-    learning: Learning = field(init=False)
+    learning: SplitLearning = field(init=False)
     _reported: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self.state_hash = functools.lru_cache(maxsize=1)(self.state_hash)
-        self.learning = Learning(self.name, self.options, self.state_hash)
+        self.learning = SplitLearning(self.name, self.options, self.state_hash)
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
         """Implement :class:`Source`."""
-        return self.learning.trace(self.module, examples, progress)
+        return self.learning.trace_model(self.module, examples, progress)
 
     def ask_to_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
@@ -175,11 +175,16 @@ class SplitOpener:
     """
 
     def __init__(
-        self, source: Source, client: Client, slowdown: float, settings: PlanSettings, place: Optional[Place] = None
+        self,
+        source: Source,
+        client: Client,
+        slowdown: float,
+        settings: PlanSettings,
+        place: Optional[SplitDevice] = None,
     ) -> None:
-        self.source, self.settings, self.place = source, settings, place or Place()
+        self.source, self.settings, self.place = source, settings, place or SplitDevice()
         self._client, self._slowdown = client, slowdown
-        self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
+        self._known: Dict[Specs, Tuple[TracedNetwork, Profile, Mapping[int, torch.Tensor]]] = {}
         self._made: Dict[Specs, _Made] = {}
         self._untraceable: Dict[Specs, Unsupported] = {}
         self._learning = threading.Lock()
@@ -190,7 +195,7 @@ class SplitOpener:
         Raises:
             EdgeOffloadError: the server refused, or traces it differently; or there is no plan.
         """
-        with self.source.learning.at_work():
+        with self.source.learning.keep_process():
             return self._open(examples, progress)
 
     def _open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
@@ -223,12 +228,12 @@ class SplitOpener:
             raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
         made = self._made.get(specs)
         rtt_s = self._client.clock.rtt_s
-        link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
+        link = LinkCosts(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else LinkCosts().latency_s)
         objective = self.settings.objective
         known_plans = made is not None and made.theirs == theirs and made.objective == objective
         if made is None or not known_plans or not _similar(made.planned.model.link, link):
             request_s = self._request_s(2 * link.latency_s)
-            model = cost_model(
+            model = make_cost_model(
                 network.located,
                 profile,
                 theirs,
@@ -269,7 +274,7 @@ class SplitOpener:
 
     def learn(
         self, examples: Sequence[torch.Tensor], progress: Progress = lambda doing: None
-    ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
+    ) -> Tuple[TracedNetwork, Profile, Mapping[int, torch.Tensor]]:
         """Trace and profile here, once, whatever the link's state; blocks. Opening a split includes it."""
         specs = specs_of(examples)
         with self._learning:
@@ -281,28 +286,28 @@ class SplitOpener:
                     progress(doing)
 
                 learning = self.source.learning
-                with learning.at_work():
+                with learning.keep_process():
                     try:
                         network = self.source.trace(examples, between)
                     except Unsupported as error:
                         self._untraceable[specs] = error  # it will not be another time either
                         raise
-                    measured = learning.measured(network, self.place, PROFILE_REPEATS, between)
-                    measured = measured or self.place.measure(network, PROFILE_REPEATS, between)
-                self._known[specs] = (network, measured, self.place.shared(network))
+                    measured = learning.measure_profile(network, self.place, PROFILE_REPEATS, between)
+                    measured = measured or self.place.measure_profile(network, PROFILE_REPEATS, between)
+                self._known[specs] = (network, measured, self.place.share_values(network))
             return self._known[specs]
 
     def plan(
-        self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor],
+        self, network: TracedNetwork, model: CostModel, shared: Mapping[int, torch.Tensor],
         progress: Progress = lambda doing: None,
     ) -> Planned:  # fmt: skip
         """Make plans for :data:`BANDWIDTHS`, equal ones once."""
-        made = self.source.learning.plans(model, BANDWIDTHS, self.settings, progress)
+        made = self.source.learning.make_plans(model, BANDWIDTHS, self.settings, progress)
         identity, plans = sequence_hash(network.program.sequence), []
         with background.sliced():
             for plan in made.plans:
                 background.give_way()
-                plans.append(ready(plan, network.located, identity))
+                plans.append(compile_ready(plan, network.located, identity))
             times = PlanTimes.of([item.plan for item in plans], model)
         return Planned(network, model, made.table, tuple(plans), made.place, times, shared, made.undivided)
 
@@ -319,5 +324,5 @@ class SplitOpener:
         return min(max(statistics.median(seconds) - rtt_s, 0.0), MOST_REQUEST_S)
 
 
-def _similar(one: Link, other: Link) -> bool:
+def _similar(one: LinkCosts, other: LinkCosts) -> bool:
     return abs(one.latency_s - other.latency_s) <= SAME_LINK_S

@@ -13,8 +13,8 @@ from typing import Sequence, Tuple
 import numpy as np
 
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.plan import Plan
-from edge_offload.split.model.simulate import Compiled, compile_plan, sweep
+from edge_offload.split.model.plan import SplitPlan
+from edge_offload.split.model.simulate import CompiledPlan, compile_plan, sweep_bandwidths
 
 #: Bytes per second at which plans are simulated.
 GRID = np.geomspace(1e3, 1e8, 101)
@@ -27,16 +27,16 @@ class PlanTimes:
     rows: Tuple[Tuple[float, ...], ...]
 
     @staticmethod
-    def of(plans: Sequence[Plan], model: CostModel) -> PlanTimes:
+    def of(plans: Sequence[SplitPlan], model: CostModel) -> PlanTimes:
         """Simulate every plan."""
         return PlanTimes.of_compiled([compile_plan(plan, model) for plan in plans], model)
 
     @staticmethod
-    def of_compiled(plans: Sequence[Compiled], model: CostModel) -> PlanTimes:
+    def of_compiled(plans: Sequence[CompiledPlan], model: CostModel) -> PlanTimes:
         """Simulate every plan; each is compiled already."""
         found = []
         for plan in plans:
-            seconds = np.broadcast_to(sweep(plan, model, GRID)[0], GRID.shape)
+            seconds = np.broadcast_to(sweep_bandwidths(plan, model, GRID)[0], GRID.shape)
             found.append(tuple(float(item) for item in seconds))
         return PlanTimes(tuple(found))
 

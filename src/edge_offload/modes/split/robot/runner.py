@@ -25,8 +25,8 @@ from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Thread
 from edge_offload.modes.split.robot.opening import OpenSplit, Source, SplitOpener
 from edge_offload.split.learning.planning import PlanSettings
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.plan import Plan
-from edge_offload.split.runtime.places import Place
+from edge_offload.split.model.plan import SplitPlan
+from edge_offload.split.runtime.places import SplitDevice
 
 UNKNOWN_BANDWIDTH = 5e6
 """Taken for granted until the link has shown what it carries."""
@@ -59,7 +59,7 @@ class SplitRunner(Runner):
         client: Client,
         slowdown: float = 1.0,
         bandwidth: Optional[float] = None,
-        place: Optional[Place] = None,
+        place: Optional[SplitDevice] = None,
         **settings: Any,
     ) -> None:
         self.opener = SplitOpener(source, client, slowdown, PlanSettings(**settings), place)
@@ -222,7 +222,7 @@ class SplitRunner(Runner):
         return self._client.estimator.reading(time.monotonic()).cautious.uplink or UNKNOWN_BANDWIDTH
 
 
-def ways(plan: Plan) -> str:
+def ways(plan: SplitPlan) -> str:
     """Name a plan's kind: device-only, server-only, layer cut, or split."""
     if plan.is_local:
         return "device-only"

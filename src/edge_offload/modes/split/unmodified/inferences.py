@@ -21,8 +21,8 @@ from edge_offload.notices import Once
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.flushed import CUT, READ
 from edge_offload.replay.signatures import Definition, SegmentInvocation
-from edge_offload.split.model.network import Network
-from edge_offload.split.runtime.tracing import located_along
+from edge_offload.split.model.network import TracedNetwork
+from edge_offload.split.runtime.tracing import locate_along
 
 FETCH_S = 120.0
 REPEATS = 3
@@ -197,7 +197,7 @@ def record(
     piece: SegmentInvocation,
     expected: Sequence[torch.Tensor],
     fetched: Future[Any],
-) -> Network:
+) -> TracedNetwork:
     """The network of an inference, from one of its steps; blocks, and takes seconds.
 
     Args:
@@ -224,5 +224,5 @@ def record(
         found = capture(recorded, joined.live, held, joined.numbers, piece.payloads, expected)
     inference.made, *later = joined.made(found.made)
     inference.later = tuple(replace(item, made=made) for item, made in zip(inference.later, later))
-    located = located_along(inference.name, found.program.sequence, None)
-    return Network(inference.name, found.program, located, tuple(piece.payloads))
+    located = locate_along(inference.name, found.program.sequence, None)
+    return TracedNetwork(inference.name, found.program, located, tuple(piece.payloads))

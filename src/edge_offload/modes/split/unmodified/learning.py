@@ -27,7 +27,7 @@ from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ
 from edge_offload.replay.signatures import SegmentInvocation
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
 MAX_LATER = 64
 """Reads of one inference behind its first."""
@@ -38,7 +38,7 @@ MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
 
 _log = logging.getLogger(__name__)
-Opener = Callable[[Network], SplitRunner]
+Opener = Callable[[TracedNetwork], SplitRunner]
 
 
 @dataclass
@@ -151,8 +151,8 @@ class Learner:
         """Record the network and open its split, in a separate thread."""
         try:
             made = record(inference, recorded, joined, first, expected, fetched)
-            count, local = len(made.program.sequence), made.located.counts()["local"]
-            rest = ", ".join(f"{times} {name}" for name, times in made.located.undivided().most_common(MAX_NAMED))
+            count, local = len(made.program.sequence), made.located.count_kinds()["local"]
+            rest = ", ".join(f"{times} {name}" for name, times in made.located.count_global().most_common(MAX_NAMED))
             told = f"{inference.name} is recorded: {local} of {count} operators can be divided"
             self._once.notify(f"{told}; in one piece: {rest}" if rest else told)
             runner = self.opener(made)

@@ -19,16 +19,16 @@ from edge_offload.link.transport.client import Client
 from edge_offload.modes.remote import Progress
 from edge_offload.modes.split.robot.opening import ModelSource
 from edge_offload.modes.split.unmodified.recorded import RecordedSource
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
 
 @dataclass
 class AnyTorchSource(ModelSource):
     """A model of the registry; a server with another torch gets the trace, one with the same makes it by itself."""
 
-    _traced: Dict[Specs, Network] = field(init=False, default_factory=dict)
+    _traced: Dict[Specs, TracedNetwork] = field(init=False, default_factory=dict)
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
         """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
         return self._traced.get(specs_of(examples)) or super().trace(examples, progress)
 

@@ -31,7 +31,7 @@ from edge_offload.modes.split.unmodified.strategy import SplitStrategy
 from edge_offload.notices import notify
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.recorder import Recorder
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
 IDLE_S = 1.0
 """Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
@@ -73,7 +73,7 @@ def from_environment() -> installation.Installed:
     remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process(session)
     halves = ExecutorProcess(settings.device, settings.threads) if settings.device != "cpu" else None
 
-    def opener(network: Network, **plans: Any) -> SplitRunner:
+    def opener(network: TracedNetwork, **plans: Any) -> SplitRunner:
         place = None if halves is None else CompanionPlace(halves, recorded=True)
         return SplitRunner(RecordedSource(network), client, settings.slowdown, place=place, **plans)
 

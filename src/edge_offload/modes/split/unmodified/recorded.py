@@ -19,8 +19,8 @@ from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.opening import MOST_REOPEN_S, OPEN_TIMEOUT_S, REOPEN_S
 from edge_offload.notices import Once
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, find_missing
-from edge_offload.split.learning.process import Learning
-from edge_offload.split.model.network import Network
+from edge_offload.split.learning.process import SplitLearning
+from edge_offload.split.model.network import TracedNetwork
 
 PUT_TIMEOUT_S = 300.0
 """For a piece of 8 MiB, on a link of 30 kB/s."""
@@ -38,14 +38,14 @@ class RecordedSource:
 
     computes = False
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TracedNetwork) -> None:
         self.name = network.name
         self.weights_sent = 0
         self._network = network
         self._once = Once(1)
-        self.learning = Learning("", {}, lambda: "")
+        self.learning = SplitLearning("", {}, lambda: "")
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
         """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
         del examples, progress
         return self._network

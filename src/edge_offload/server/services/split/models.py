@@ -18,11 +18,11 @@ from edge_offload.ir.build import TracedProgram
 from edge_offload.models.entry import Scalar
 from edge_offload.server.services.replica.replicas import Replica, ReplicaStore
 from edge_offload.server.services.split.trace_cache import TraceCache
-from edge_offload.split.learning.process import Learning
-from edge_offload.split.model.network import Network
-from edge_offload.split.runtime.places import Place
+from edge_offload.split.learning.process import SplitLearning
+from edge_offload.split.model.network import TracedNetwork
+from edge_offload.split.runtime.places import SplitDevice
 from edge_offload.split.runtime.profile import Profile
-from edge_offload.split.runtime.tracing import located_along
+from edge_offload.split.runtime.tracing import locate_along
 
 MAX_TRACED = 8
 """Traced and profiled models that are kept."""
@@ -31,7 +31,7 @@ MAX_RECORDED_BYTES = 1 << 30
 PROFILE_REPEATS = 3
 
 #: Makes it from a model's name, options, the hash of its weights, and what builds it.
-MakeLearning = Callable[[str, Mapping[str, Scalar], Callable[[], str], str], Learning]
+MakeLearning = Callable[[str, Mapping[str, Scalar], Callable[[], str], str], SplitLearning]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class TracedModel:
     """
 
     replica: Optional[Replica]
-    network: Network
+    network: TracedNetwork
     shared: Mapping[int, torch.Tensor]
     profile: Optional[Profile] = None
     earlier: Optional[Profile] = None
@@ -68,13 +68,15 @@ class SplitModelStore:
         learning: who traces and measures models, by what builds them.
     """
 
-    def __init__(self, pool: ReplicaStore, cache: TraceCache, place: Place, learning: MakeLearning = Learning) -> None:
+    def __init__(
+        self, pool: ReplicaStore, cache: TraceCache, place: SplitDevice, learning: MakeLearning = SplitLearning
+    ) -> None:
         self._learning = learning
         self._pool = pool
         self._place = place
         self._cache = cache
         self._traced: List[TracedModel] = []
-        self._current: Optional[Learning] = None
+        self._current: Optional[SplitLearning] = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -106,7 +108,7 @@ class SplitModelStore:
             cached_hash = self._cache.find_hash(model) if sequence is None else None
             network, earlier = self._load_cached(replica, examples, cached_hash or sequence)
             if network is not None:
-                shared = self._place.shared(network)
+                shared = self._place.share_values(network)
                 return TracedModel(replica, network, shared, None, earlier, model, cached_hash is not None)
             built_from = self._pool.build_name(replica)
             learning = self._learning(replica.name, replica.options, lambda: replica.state_hash, built_from)
@@ -114,19 +116,19 @@ class SplitModelStore:
                 if self._closed:
                     raise Refused("the server is shutting down")
                 self._current = learning
-            with learning.at_work():
-                network = learning.trace(replica.executor.module, examples)
-                measured = learning.measured(network, self._place, PROFILE_REPEATS)
+            with learning.keep_process():
+                network = learning.trace_model(replica.executor.module, examples)
+                measured = learning.measure_profile(network, self._place, PROFILE_REPEATS)
             if measured is not None:
                 self._cache.save_trace(network.program, measured, replica.executor.module, model)
-            return TracedModel(replica, network, self._place.shared(network), None, measured, model)
+            return TracedModel(replica, network, self._place.share_values(network), None, measured, model)
         except BaseException:
             self._pool.release_replica(replica)
             raise
 
     def _load_cached(
         self, replica: Replica, examples: Sequence[torch.Tensor], sequence: Any
-    ) -> Tuple[Optional[Network], Optional[Profile]]:
+    ) -> Tuple[Optional[TracedNetwork], Optional[Profile]]:
         """Load network and profile from before the server's start, if the robot has the same trace."""
         entry = self._cache.load_trace(sequence, replica.executor.module) if isinstance(sequence, str) else None
         if entry is None:
@@ -136,8 +138,8 @@ class SplitModelStore:
         inputs = [(described.values[number].dtype, described.values[number].shape) for number in described.inputs]
         if inputs != [(spec.dtype, spec.shape) for spec in _specs_of(examples)]:
             return None, None
-        located = located_along(replica.name, described, None)
-        return Network(replica.name, program, located, tuple(examples), entry.trace.readout), entry.profile
+        located = locate_along(replica.name, described, None)
+        return TracedNetwork(replica.name, program, located, tuple(examples), entry.trace.readout), entry.profile
 
     def add_recorded(self, program: TracedProgram, examples: Sequence[torch.Tensor]) -> TracedModel:
         """An inference that was recorded on a virtual device, analysed or found.
@@ -150,9 +152,9 @@ class SplitModelStore:
             for traced in self._matching_models(examples):
                 if traced.replica is None and traced.profile is not None and traced.profile.sequence == identity:
                     return traced
-        located = located_along("a recorded inference", program.sequence, None)
-        network = Network(identity, program, located, tuple(examples))
-        return TracedModel(None, network, self._place.shared(network), earlier=self._cache.load_profile(identity))
+        located = locate_along("a recorded inference", program.sequence, None)
+        network = TracedNetwork(identity, program, located, tuple(examples))
+        return TracedModel(None, network, self._place.share_values(network), earlier=self._cache.load_profile(identity))
 
     def close(self) -> None:
         """Stop the current learning; later requests are refused."""
@@ -172,7 +174,7 @@ class SplitModelStore:
             if traced.earlier is not None and traced.earlier.machine == fingerprint_of(self._place.device):
                 traced.profile = traced.earlier
             else:
-                traced.profile = self._place.measure(traced.network, PROFILE_REPEATS, lambda _: give_way())
+                traced.profile = self._place.measure_profile(traced.network, PROFILE_REPEATS, lambda _: give_way())
                 module = None if traced.replica is None else traced.replica.executor.module
                 self._cache.save_trace(traced.network.program, traced.profile, module, traced.model or None)
         except BaseException:

@@ -24,7 +24,7 @@ from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
 from edge_offload.ir.values import DYNAMIC, Value, contiguous_strides
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES
 from edge_offload.server.blobs import BlobStore, check_names
-from edge_offload.split.footprints.registry import bind, find_rule
+from edge_offload.split.footprints.registry import bind_arguments, find_rule
 
 MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30
@@ -145,7 +145,7 @@ def _check_numbers(operator: Operator) -> None:
 
 def _check_modes(operator: Operator) -> None:
     """Require a mode that the operator has code for."""
-    given = bind(operator)
+    given = bind_arguments(operator)
     for name, count in MODE_COUNTS.get(operator.base_name, {}).items():
         mode = given.get(name)
         if not isinstance(mode, int) or not 0 <= mode < count:

@@ -14,8 +14,8 @@ from edge_offload.server.services.split.models import TracedModel
 from edge_offload.server.worker import FairQueue, JobWorker
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.progress import SplitProgress
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
@@ -24,7 +24,7 @@ class _SplitInference:
     """An inference in flight, and the requests that its results answer."""
 
     number: int
-    progress: Progress
+    progress: SplitProgress
     replies: Dict[int, Request] = field(default_factory=dict)
     busy: bool = False
 
@@ -53,7 +53,7 @@ class SplitRunner:
         decoder, encoder: workers that decode what comes and encode what goes.
     """
 
-    def __init__(self, device: JobWorker, place: Place) -> None:
+    def __init__(self, device: JobWorker, place: SplitDevice) -> None:
         self._device, self._place = device, place
         self.decoder = JobWorker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
         self.encoder = JobWorker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
@@ -87,7 +87,7 @@ class SplitRunner:
         if not sends:
             raise BadInput("this plan needs no server")
         located, shared = split.traced.network.located, split.traced.shared
-        inference = _SplitInference(number, Progress(chosen, Side.SERVER, located, shared, place=self._place))
+        inference = _SplitInference(number, SplitProgress(chosen, Side.SERVER, located, shared, place=self._place))
         inference.replies[sends[-1]] = request
         with split.lock:
             earlier, split.current = split.current, inference
@@ -104,7 +104,7 @@ class SplitRunner:
         with split.lock:
             if type(index) is not int or index in inference.replies:
                 raise ProtocolError("no such transfer is to be taken")
-            if index not in inference.progress.mine.sends:
+            if index not in inference.progress.side_plan.sends:
                 raise ProtocolError(f"transfer {index} does not go to the robot")
             inference.replies[index] = request
         self._advance_inference(request.peer, split, inference)
@@ -126,7 +126,7 @@ class SplitRunner:
         """Decode rows on the decoder's thread."""
         try:
             index, low, tensor = decode_piece(inference.progress, request.body, request.buffers)
-            inference.progress.arrive(index, low, tensor)
+            inference.progress.add_rows(index, low, tensor)
         except EdgeOffloadError as error:
             self._fail_inference(split, inference, error)
             return
@@ -136,8 +136,8 @@ class SplitRunner:
         """Start computing if rows are ready, and send finished transfers; on any thread."""
         with split.lock:
             replies = inference.replies
-            awaited = set(inference.progress.mine.sends) - set(replies)
-            start = inference.progress.computable() and not inference.busy and inference is split.current
+            awaited = set(inference.progress.side_plan.sends) - set(replies)
+            start = inference.progress.can_compute() and not inference.busy and inference is split.current
             inference.busy = inference.busy or start
         try:
             if start:
@@ -150,8 +150,8 @@ class SplitRunner:
     def _compute_blocks(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Compute blocks on the device's thread, until the robot's rows are awaited."""
         try:
-            while inference is split.current and inference.progress.computable():
-                inference.progress.compute()
+            while inference is split.current and inference.progress.can_compute():
+                inference.progress.compute_block()
                 self._send_ready(peer, split, inference)
         except Exception as error:
             self._fail_inference(split, inference, error)
@@ -162,26 +162,26 @@ class SplitRunner:
 
     def _advance_again(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Continue with rows that arrived just as the device stopped."""
-        if inference.progress.computable():
+        if inference.progress.can_compute():
             self._advance_inference(peer, split, inference)
 
     def _send_ready(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Submit finished transfers to the encoder, once the robot has requested all of them."""
         with split.lock:
-            if set(inference.progress.mine.sends) - set(inference.replies):
+            if set(inference.progress.side_plan.sends) - set(inference.replies):
                 return
-            ready_now = inference.progress.sendable()
+            ready_now = inference.progress.take_sendable()
         for index in ready_now:
             self.encoder.submit_job(peer, functools.partial(self._encode_transfer, split, inference, index))
 
     def _encode_transfer(self, split: ServerSplit, inference: _SplitInference, index: int) -> None:
         """Encode a transfer on the encoder's thread, and answer its request."""
         progress = inference.progress
-        transfer = progress.transfer(index)
+        transfer = progress.transfer_at(index)
         request = inference.replies[index]
         started = time.monotonic()
         try:
-            tensor = progress.payload(index, transfer.low, transfer.high)
+            tensor = progress.read_payload(index, transfer.low, transfer.high)
             descriptors, buffers = encode_piece(tensor, transfer.codec)
             body = {
                 "transfer": index,
@@ -189,7 +189,7 @@ class SplitRunner:
                 "high": transfer.high,
                 "tensors": descriptors,
                 "compute_s": progress.compute_s,
-                "spans": progress.spans.told(),
+                "spans": progress.spans.to_numbers(),
                 "rows_computed": progress.rows_computed,
                 "encode_s": time.monotonic() - started,
             }

@@ -19,9 +19,9 @@ from edge_offload.server.services.split.runs import ServerSplit, SplitRunner
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.server.status import StatusBook
 from edge_offload.server.worker import FairQueue, JobWorker
-from edge_offload.split.model.plan import Plan
+from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.runtime.places import place_of
-from edge_offload.split.runtime.tables import MAX_PLANS, ready
+from edge_offload.split.runtime.tables import MAX_PLANS, compile_ready
 
 MAX_OPEN = 4
 """Splits that one robot may have open (a shape each)."""
@@ -199,5 +199,5 @@ class SplitService(Service):
         located, profile = split.traced.network.located, split.traced.profile
         assert profile is not None
         with background.yielding(), background.sliced():
-            split.plans = tuple(ready(Plan.from_json(text), located, profile.sequence) for text in texts)
+            split.plans = tuple(compile_ready(SplitPlan.from_json(text), located, profile.sequence) for text in texts)
         request.reply({"plans": len(split.plans)})

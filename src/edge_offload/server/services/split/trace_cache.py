@@ -80,7 +80,7 @@ class TraceCache:
             return None
         try:
             written = WrittenTrace(document["sequence"], document["tensors"], document["buffers"])
-            bound = traces.read(written, sequence, module)
+            bound = traces.read_trace(written, sequence, module)
             profile = _parse_profile(document, sequence)
         except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
             _log.warning("%s cannot be used, the model is traced again: %s", self._path_of(sequence), error)
@@ -102,7 +102,7 @@ class TraceCache:
 
         ``model``: the key under which :meth:`find_hash` is to find it.
         """
-        written = WrittenTrace(b"", [], []) if module is None else traces.write(program, module)
+        written = WrittenTrace(b"", [], []) if module is None else traces.write_trace(program, module)
         if written is None:
             return
         document = {
