@@ -41,7 +41,7 @@ class PlannedCost:
     @staticmethod
     def of(model: CostModel, table: PlanTable, ratios: Sequence[float]) -> PlannedCost:
         """``ratios`` are not empty."""
-        from edge_offload.modes.split.robot.runner import ways
+        from edge_offload.modes.split.robot.runner import describe_plan
 
         distinct: Dict[Tuple[Any, ...], int] = {}
         place: List[int] = []
@@ -52,9 +52,9 @@ class PlannedCost:
             if key not in distinct:
                 distinct[key] = len(plans)
                 plans.append(compile_plan(plan, model))
-                names.append(f"{ways(plan)} from {bandwidth / 1e6:g} MB/s")
+                names.append(f"{describe_plan(plan)} from {bandwidth / 1e6:g} MB/s")
             place.append(distinct[key])
-        times = PlanTimes.of_compiled(plans, model)
+        times = PlanTimes.simulate_compiled(plans, model)
         return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), times, tuple(ratios))
 
     def held(self, number: int) -> PlannedCost:
@@ -75,7 +75,7 @@ class PlannedCost:
 
     def predicted_s(self, bandwidth: float) -> float:
         """What the planner expects of the plan for a bandwidth."""
-        return self.times.seconds(self.choose(bandwidth), bandwidth)
+        return self.times.predict_seconds(self.choose(bandwidth), bandwidth)
 
     def run(self, number: int, link: VirtualLink, sent_s: float, chance: random.Random) -> Tuple[Transfer, float]:
         """One frame: what its transfers look like to the robot, and the seconds that it computes.

@@ -39,7 +39,7 @@ def divide_everything(recorder):
 
     def opener(network):
         runner = usual(network, effort=Effort(0.1, 5), planner="device_only")
-        by_planner = runner.opener.plan
+        by_planner = runner.opener.make_plans
 
         def plan(network, model, shared, *progress):
             planned = by_planner(network, model, shared, *progress)
@@ -50,7 +50,7 @@ def divide_everything(recorder):
             chosen = compile_ready(found, network.located, identity)
             return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place), undivided=())
 
-        runner.opener.plan = plan
+        runner.opener.make_plans = plan
         return runner
 
     learner.opener = opener

@@ -20,7 +20,7 @@ from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir import sequence_hash
 from edge_offload.manager.lateness import Lateness, TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.split.robot.contest import COLD, LOOKS, Contests
+from edge_offload.modes.split.robot.contest import COLD_PAIRS, DECISION_PAIRS, PlanContests
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import complete_plan, decide_backward
@@ -77,8 +77,8 @@ def install(robot, picture, plans, undivided=()):
             plans=compiled,
             place=places,
             undivided=undivided,
-            contests=Contests(),
-            times=PlanTimes.of(plans, planned.model) if undivided else planned.times,
+            contests=PlanContests(),
+            times=PlanTimes.simulate_plans(plans, planned.model) if undivided else planned.times,
         )
 
     return robot.runner.put_in_force([picture], changed)
@@ -111,7 +111,7 @@ def test_random_plans_give_the_references_bits_and_the_networks_results(bot):
             assert torch.equal(one, other)
         with torch.no_grad():
             close_to(got, bot.module(picture))
-        counted = bot.runner.counted
+        counted = bot.runner.counts
         assert counted.plan == place
         for side, rows in ((Side.ROBOT, counted.rows_robot), (Side.SERVER, counted.rows_server)):
             expected = sum(step.high - step.low for step in plan.steps(side))
@@ -136,7 +136,7 @@ def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, rob
     assert report.mode is Mode.SPLIT, report.fallback_reason
     assert all(torch.equal(one, other) for one, other in zip(got, want))
     maps = planned.network.program.sequence.values[located.sequence.operators[-1].input_ids()[-1]].nbytes
-    assert 0 < bot.runner.counted.bytes_down < maps / 2, "results come back, maps do not"
+    assert 0 < bot.runner.counts.bytes_down < maps / 2, "results come back, maps do not"
 
 
 def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, robot):
@@ -214,13 +214,13 @@ def test_a_plan_that_divides_operators_runs_in_turns_with_the_best_undivided_one
         got, report = bot.offloaded.run([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         close_to(got, want)
-        return bot.runner.counted.plan
+        return bot.runner.counts.plan
 
     assert [ran() for _ in range(6)] == [0, 1, 1, 0, 0, 1]
-    contest, other = planned.contest(0.5e6)
-    assert (other, contest.used, planned.in_use(0.5e6)) == (1, None, 0)
-    for _ in range(COLD + LOOKS[0]):
-        contest.pair(1.2, 1.0)
+    contest, other = planned.find_contest(0.5e6)
+    assert (other, contest.in_use, planned.plan_in_use(0.5e6)) == (1, None, 0)
+    for _ in range(COLD_PAIRS + DECISION_PAIRS[0]):
+        contest.add_pair(1.2, 1.0)
     assert [ran() for _ in range(4)] == [1, 1, 1, 1]
     assert planned.expected(0.5e6).remote, "for the manager that is a mode that leaves everything to the server"
     assert "1 measured not faster (1.20)" in bot.runner.state()
@@ -234,7 +234,7 @@ def test_plans_are_made_with_the_best_undivided_ones_beside_them(bot):
     for objective in (Objective(), Objective("energy")):
         runner.opener.settings.objective = objective
         try:
-            made = runner.opener.plan(planned.network, model, planned.shared)
+            made = runner.opener.make_plans(planned.network, model, planned.shared)
         finally:
             runner.opener.settings.objective = None
         divides = [made.plans[place].plan.splits_an_operator for place in made.place]
@@ -268,7 +268,7 @@ def test_intermediates_travel_coded_both_ways_and_exactly(bot):
         assert report.mode is Mode.SPLIT, report.fallback_reason
         want = run_plan(plain, located, program.constants, [picture])
         assert all(torch.equal(one, other) for one, other in zip(got, want))
-        counted.append(bot.runner.counted)
+        counted.append(bot.runner.counts)
     assert counted[1].bytes_up != counted[0].bytes_up or counted[1].bytes_down != counted[0].bytes_down
 
 

@@ -185,8 +185,8 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
     with emulator.start():
         bot = robot(emulator.address)
         before = bot.open(PICTURE)
-        monkeypatch.setattr(bot.runner.opener.source, "trace", never)
-        monkeypatch.setattr(bot.runner.opener, "plan", never)
+        monkeypatch.setattr(bot.runner.opener.source, "trace_operators", never)
+        monkeypatch.setattr(bot.runner.opener, "make_plans", never)
         connections = bot.client.counters["connections"]
         emulator.cut("reset")
         until(lambda: bot.client.counters["connections"] > connections, 60.0)
