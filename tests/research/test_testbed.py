@@ -32,8 +32,8 @@ def table_of(workload, planner, codecs=None, request_s=0.0):
 
 def test_every_profiled_millisecond_is_charged(workload):
     model = workload.cost_model({}, QUIET, 0.0)
-    assert model.whole_s(Side.ROBOT) == pytest.approx(10e-3)
-    assert model.whole_s(Side.SERVER) == pytest.approx(1e-3)
+    assert model.network_s(Side.ROBOT) == pytest.approx(10e-3)
+    assert model.network_s(Side.SERVER) == pytest.approx(1e-3)
 
 
 def test_an_in_place_result_stands_for_what_it_replaced(workload):
@@ -62,7 +62,7 @@ def test_a_file_that_is_no_profile_is_refused(made):
 def test_replay_on_a_constant_link_is_the_simulation(workload, planner, rate):
     codecs = {0: (CodecCost("palette+zstd", 4.0, 1e6, 1e7),)}
     table, model = table_of(workload, planner, codecs, request_s=0.003)
-    plan = table.look_up(rate)
+    plan = table.plan_at(rate)
     seen = replay(compile_plan(plan, model), model, Trace.constant(rate), 17.3)
     assert seen.latency_s == pytest.approx(simulate_plan(plan, model, rate).makespan_s, rel=1e-9, abs=1e-9)
 
@@ -79,8 +79,8 @@ def test_a_transfer_feels_the_bandwidth_change_while_it_runs(workload):
 
 def test_the_planner_learns_the_bandwidth_from_past_transfers_only(workload):
     table, model = table_of(workload, "loss_beam")
-    assert table.look_up(1e3).is_local
-    assert not table.look_up(1e6).is_local
+    assert table.plan_at(1e3).is_local
+    assert not table.plan_at(1e6).is_local
     trace = Trace((0.0, 5.0), (1e6, 1e3), 10.0)
     blind = loop.run_loop(table, model, trace, 0.01)
     oracle = loop.run_loop(table, model, trace, 0.01, oracle=True)
@@ -121,9 +121,9 @@ def test_the_authors_profiles_have_the_local_and_global_operators_that_they_repo
     profile = profiles.read_operators(data, model)
     workload = graph.build(model, profile)
     costs = workload.cost_model({}, QUIET, 0.0)
-    assert costs.whole_s(Side.ROBOT) == pytest.approx(sum(op.robot_s for op in profile))
-    assert costs.whole_s(Side.SERVER) == pytest.approx(sum(op.server_s for op in profile))
-    counts = workload.located.counts()
+    assert costs.network_s(Side.ROBOT) == pytest.approx(sum(op.robot_s for op in profile))
+    assert costs.network_s(Side.SERVER) == pytest.approx(sum(op.server_s for op in profile))
+    counts = workload.located.count_kinds()
     if model in reported:
         assert (counts["local"], counts["global"]) == reported[model]
     assert counts["local"] > counts["global"]

@@ -114,7 +114,7 @@ def test_random_plans_give_the_references_bits_and_the_networks_results(bot):
         counted = bot.runner.counts
         assert counted.plan == place
         for side, rows in ((Side.ROBOT, counted.rows_robot), (Side.SERVER, counted.rows_server)):
-            expected = sum(step.high - step.low for step in plan.steps(side))
+            expected = sum(step.high - step.low for step in plan.steps_of(side))
             assert rows == expected or (side is Side.SERVER and 0 < rows <= expected)
 
 
@@ -183,7 +183,7 @@ def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
 
 
 def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):
-    progress = SimpleNamespace(expect=lambda index, low, high: ("float32", (-1, -1)))
+    progress = SimpleNamespace(expect_rows=lambda index, low, high: ("float32", (-1, -1)))
     head = {"transfer": 0, "low": 0, "high": 1}
     for tensor, bound in ((torch.zeros(3, 5), None), (torch.zeros(3), r"2 dimensions"),
                           (torch.zeros(3, 5, dtype=torch.float64), "float32"),

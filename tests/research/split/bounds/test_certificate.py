@@ -76,7 +76,7 @@ def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
     space = space_of(0)
     place = find_waists(space.located)[-1].after
     twice, once = (
-        space.ranges((Recut(place, 0.5, flipped, handed), Recut(space.last, 0.0))) for handed in (False, True)
+        space.split_ranges((Recut(place, 0.5, flipped, handed), Recut(space.last, 0.0))) for handed in (False, True)
     )
 
     def both(ranges) -> int:
@@ -97,8 +97,8 @@ def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flip
     space = space_of(0)
     place = find_waists(space.located)[-1].after
     end = Recut(space.last, 0.0)
-    own = space.ranges((Recut(place, 0.5, flipped), end))
-    robot, server = space.ranges((Recut(place, 0.5, flipped, kept=True), end))
+    own = space.split_ranges((Recut(place, 0.5, flipped), end))
+    robot, server = space.split_ranges((Recut(place, 0.5, flipped, fixed_share=True), end))
     halos = 0
     for index, (low, high) in server.items():
         length = space.located.operators[index].length
@@ -120,7 +120,7 @@ def test_gap_is_the_distance_from_the_best_of_the_family(seed: int, kind: str, n
     gaps = certify(Space(space.model, space.bandwidths), table, objective)
     best = every_replicated_split(space, objective)
     for index, gap in enumerate(gaps):
-        cost = objective.cost(table.predicted_s[index], table.predicted_j[index])
+        cost = objective.compute_cost(table.predicted_s[index], table.predicted_j[index])
         assert gap is not None
         true = cost / best[index] - 1.0
         assert true - 1e-9 <= gap <= max(true, TOLERANCE / (1 - TOLERANCE)) + 1e-9

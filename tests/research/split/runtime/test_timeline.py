@@ -34,9 +34,9 @@ def test_a_link_of_half_the_rate_takes_twice_as_long_and_both_sides_compute(divi
     for rate in (2e6, 1e6):
         line, seconds = measure_timeline(plan, network, network.inputs, rate, LinkCosts(latency_s=0.0), repeats=1)
         assert seconds == [line.makespan_s]
-        assert {span.lane for span in line.spans} == {"robot", "uplink", "server", "downlink"}
+        assert {span.row for span in line.spans} == {"robot", "uplink", "server", "downlink"}
         assert all(0 <= span.start_s <= span.end_s <= line.makespan_s for span in line.spans)
-        found[rate] = sum(span.end_s - span.start_s for span in line.spans if span.lane == "uplink")
+        found[rate] = sum(span.end_s - span.start_s for span in line.spans if span.row == "uplink")
     assert found[1e6] == pytest.approx(2 * found[2e6], rel=0.2)
 
 
