@@ -172,7 +172,7 @@ def test_the_modes_that_work_are_named(monkeypatch):
         raise Unsupported("this torch traces nothing")
 
     monkeypatch.setattr(libraries, "device_problem", lambda: BuildFailed("no"))
-    monkeypatch.setattr(tracing, "trace", refuse)
+    monkeypatch.setattr(tracing, "trace_module", refuse)
     (finding,) = checkup._modes()
     assert (finding.level, bool(finding.remedy)) == ("warn", True)
     assert "(exec): none" in finding.detail

@@ -31,7 +31,7 @@ from edge_offload.mode import Mode
 from edge_offload.models.registry import build_estimator
 from edge_offload.models.video import read_frames, sample_video
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
-from edge_offload.modes.split.robot.runner import SplitRunner, ways
+from edge_offload.modes.split.robot.runner import SplitRunner, describe_plan
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 from edge_offload_benchmarks.processes import robot_arguments
@@ -183,7 +183,7 @@ class Robot:
         planned = runner.planned([tensor]) if isinstance(runner, SplitRunner) else None
         if planned is None or not isinstance(runner, SplitRunner):
             return ""
-        return ways(planned.plans[planned.in_use(runner._bandwidth())].plan)
+        return describe_plan(planned.plans[planned.plan_in_use(runner._read_bandwidth())].plan)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -23,7 +23,7 @@ from edge_offload.models.video import read_frames, sample_video
 from edge_offload.modes.split.robot.opening import ModelSource
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.split.networks import module_and_inputs
+from edge_offload.split.networks import build_module
 from edge_offload_benchmarks.processes import wait_open
 
 WARM = 12
@@ -72,7 +72,7 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     frame = read_frames(sample_video(), [0])[0]
-    network, inputs = module_and_inputs(model, {}, frame)
+    network, inputs = build_module(model, {}, frame)
 
     def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
         return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))

@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
-from edge_offload.split.model.check import check
-from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.check import check_plan
+from edge_offload.split.model.complete import complete_plan, decide_backward
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Plan, Side, Transfer
+from edge_offload.split.model.plan import RowTransfer, Side, SplitPlan
 
 #: Operators with weights: what is a layer.
 LAYERS = ("conv", "addmm", "linear", "matmul", "bmm", "mm.")
 
 
-def tensor_parallel(located: LocalityMap, share: float) -> Plan:
+def tensor_parallel(located: LocalityMap, share: float) -> SplitPlan:
     """Every operator that can be is divided, the robot's part being ``share`` of its rows; both get all of each layer.
 
     Raises:
@@ -34,18 +34,18 @@ def tensor_parallel(located: LocalityMap, share: float) -> Plan:
         cut = round(share * entry.length)
         return (0, cut), (cut, entry.length)
 
-    robot, server = backward(located, decide)
-    plan = complete(located, robot, server)
-    whole: Dict[Tuple[int, Side], Transfer] = {}
+    robot, server = decide_backward(located, decide)
+    plan = complete_plan(located, robot, server)
+    whole: Dict[Tuple[int, Side], RowTransfer] = {}
     for index, operator in enumerate(located.sequence.operators):
         mine, other = robot.get(index, EMPTY), server.get(index, EMPTY)
         if mine[0] < mine[1] and other[0] < other[1] and operator.name.split(".", 1)[-1].startswith(LAYERS):
             for value in located.made_by[index]:
                 if value in located.axes:
-                    whole[value, Side.ROBOT] = Transfer(value, *mine, Side.ROBOT)
-                    whole[value, Side.SERVER] = Transfer(value, *other, Side.SERVER)
+                    whole[value, Side.ROBOT] = RowTransfer(value, *mine, Side.ROBOT)
+                    whole[value, Side.SERVER] = RowTransfer(value, *other, Side.SERVER)
     kept = [transfer for transfer in plan.transfers if (transfer.value, transfer.sender) not in whole]
-    transfers: List[Transfer] = [*kept, *whole.values()]
+    transfers: List[RowTransfer] = [*kept, *whole.values()]
     # a side has values in the order of the program, and sends in the order of the list
     transfers.sort(key=lambda transfer: (located.producer.get(transfer.value, -1), transfer.value, transfer.low))
-    return check(Plan(plan.sequence, plan.axes, plan.robot, plan.server, tuple(transfers)), located)
+    return check_plan(SplitPlan(plan.sequence, plan.axes, plan.robot, plan.server, tuple(transfers)), located)

@@ -141,7 +141,7 @@ def _modes() -> Iterator[Finding]:
     modules, untraced = ["local", "server", *(["replay"] if device else [])], ""
     try:
         network = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3), torch.nn.ReLU()).eval()
-        tracing.trace("a small network", network, [torch.zeros(1, 1, 8, 8)])
+        tracing.trace_module("a small network", network, [torch.zeros(1, 1, 8, 8)])
         modules.append("split (traced by torch.export)" if can_export() else "split (traced by make_fx)")
     except EdgeOffloadError as error:
         untraced = f"; no split: {error.cause}"

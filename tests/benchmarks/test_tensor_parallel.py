@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edge_offload.split.model.plan import Side
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload_benchmarks.tensor_parallel import tensor_parallel
 from edge_offload_research.split.model.run_plan import run_plan
 
@@ -19,7 +19,7 @@ NET = torch.nn.Sequential(
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_every_layer_is_gathered_and_the_result_is_right(share: float) -> None:
     x = torch.randn(1, 3, 16, 16)
-    network = trace("net", NET, [x])
+    network = trace_module("net", NET, [x])
     plan = tensor_parallel(network.located, share)
     operators = network.located.sequence.operators
     convolutions = [operator.output_ids()[0] for operator in operators if "conv" in operator.name]

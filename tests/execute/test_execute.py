@@ -287,7 +287,7 @@ def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch
     monkeypatch.setattr(devices, "device_facts", lambda device, most_bytes: {})
     device = ComputeDevice(Compute("cpu"))
     device.placed = torch.device("cuda")
-    device.prepare(0)
+    device.prepare_device(0)
     told = dict(device.fingerprint["cudnn_flags"])
     ModuleExecutor(torch.nn.Identity(), "cuda")
     assert told == fingerprint_of("cuda")["cudnn_flags"]

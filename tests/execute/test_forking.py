@@ -12,13 +12,13 @@ import pytest
 from edge_offload.errors import LinkLost
 from edge_offload.execute.session.note import wait_until_ready
 from edge_offload.server.services.device import forking
-from edge_offload.server.services.device.executor import Executor
+from edge_offload.server.services.device.executor import ExecutorProcess
 
 OPTIONS = ("--device", "cpu", "--threads", "1")
 
 
 def started():
-    executor = Executor(OPTIONS)
+    executor = ExecutorProcess(OPTIONS)
     began_s = time.monotonic()
     wait_until_ready(executor.start())
     return executor, time.monotonic() - began_s
@@ -52,20 +52,20 @@ def test_executors_begin_at_once_and_say_how_they_ended(monkeypatch):
     third, _ = started()
     (of_third,) = {child.pid for child in server.children()} - set(pids)
     os.kill(of_third, signal.SIGSEGV)
-    assert third.describe_end() == ", signal 11"
+    assert third.explain_exit() == ", signal 11"
     # without the process that forked them they go on, and can still be ended
     server.kill()
     server.wait(10)
     assert all(running(pid) for pid in pids)
-    first.end()
-    second.end()
+    first.kill_process()
+    second.kill_process()
     ends_s = time.monotonic() + 20
     while any(running(pid) for pid in pids):
         assert time.monotonic() < ends_s, "they were killed"
         time.sleep(0.05)
     again, _ = started()
-    again.end()
-    assert again.describe_end() == ", signal 9"
+    again.kill_process()
+    assert again.explain_exit() == ", signal 9"
 
 
 @pytest.mark.process
@@ -76,15 +76,15 @@ def test_an_executor_has_the_variables_of_its_server(monkeypatch):
     executor, _ = started()
     values = [process.environ().get(other) for process in fork_servers()]
     assert "1" in values, "read while modules are imported: another process forks it"
-    executor.end()
-    kept.end()
+    executor.kill_process()
+    kept.kill_process()
 
 
 @pytest.mark.process
 def test_what_cannot_be_imported_is_no_executor(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('there is no torch')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    executor = Executor(OPTIONS)
+    executor = ExecutorProcess(OPTIONS)
     with pytest.raises(LinkLost):
         wait_until_ready(executor.start())
-    executor.end()
+    executor.kill_process()

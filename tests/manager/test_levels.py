@@ -10,7 +10,7 @@ import pytest
 
 from edge_offload.manager.levels import Levels
 from edge_offload.manager.tuning import CHANGE, STEP
-from edge_offload.modes.split.robot.plan_times import GRID, PlanTimes
+from edge_offload.modes.split.robot.plan_times import BANDWIDTH_GRID, PlanTimes
 
 
 class One:
@@ -150,6 +150,6 @@ def test_what_a_plan_takes_is_told_between_the_bandwidths_that_it_was_simulated_
     def takes(bandwidth):
         return max(0.03, 20_000 / bandwidth) + 100_000 / bandwidth
 
-    times = PlanTimes((tuple(takes(rate) for rate in GRID),))
+    times = PlanTimes((tuple(takes(rate) for rate in BANDWIDTH_GRID),))
     for rate in (3e3, 0.25e6, 0.6e6, 1.37e6, 1.9e6, 9.99e6, 50e6):
-        assert times.seconds(0, rate) == pytest.approx(takes(rate), rel=0.02), rate
+        assert times.predict_seconds(0, rate) == pytest.approx(takes(rate), rel=0.02), rate

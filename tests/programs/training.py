@@ -66,7 +66,11 @@ CASES += [f"norm adamw {way}" for way in WAYS]
 def trips():
     """Round trips so far."""
     module = sys.modules.get("edge_offload.device.installation")
-    recorder = module.current_installation().recorder if module is not None and module.current_installation() is not None else None
+    recorder = (
+        module.current_installation().recorder
+        if module is not None and module.current_installation() is not None
+        else None
+    )
     return recorder.counters.round_trips if recorder is not None else 0
 
 

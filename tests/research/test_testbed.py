@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload.split.model.cost import CodecCost, Link
+from edge_offload.split.model.cost import CodecCost, LinkCosts
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import compile_plan, simulate, union_s
+from edge_offload.split.model.simulate import compile_plan, simulate_plan, union_seconds
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.testbed import graph, loop, profiles
 from edge_offload_research.testbed.replay import replay
 
-QUIET = Link(latency_s=0.002, message_s=0.0)
+QUIET = LinkCosts(latency_s=0.002, message_s=0.0)
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def table_of(workload, planner, codecs=None, request_s=0.0):
 
 def test_every_profiled_millisecond_is_charged(workload):
     model = workload.cost_model({}, QUIET, 0.0)
-    assert model.whole_s(Side.ROBOT) == pytest.approx(10e-3)
-    assert model.whole_s(Side.SERVER) == pytest.approx(1e-3)
+    assert model.network_s(Side.ROBOT) == pytest.approx(10e-3)
+    assert model.network_s(Side.SERVER) == pytest.approx(1e-3)
 
 
 def test_an_in_place_result_stands_for_what_it_replaced(workload):
@@ -62,9 +62,9 @@ def test_a_file_that_is_no_profile_is_refused(made):
 def test_replay_on_a_constant_link_is_the_simulation(workload, planner, rate):
     codecs = {0: (CodecCost("palette+zstd", 4.0, 1e6, 1e7),)}
     table, model = table_of(workload, planner, codecs, request_s=0.003)
-    plan = table.look_up(rate)
+    plan = table.plan_at(rate)
     seen = replay(compile_plan(plan, model), model, Trace.constant(rate), 17.3)
-    assert seen.latency_s == pytest.approx(simulate(plan, model, rate).makespan_s, rel=1e-9, abs=1e-9)
+    assert seen.latency_s == pytest.approx(simulate_plan(plan, model, rate).makespan_s, rel=1e-9, abs=1e-9)
 
 
 def test_a_transfer_feels_the_bandwidth_change_while_it_runs(workload):
@@ -79,8 +79,8 @@ def test_a_transfer_feels_the_bandwidth_change_while_it_runs(workload):
 
 def test_the_planner_learns_the_bandwidth_from_past_transfers_only(workload):
     table, model = table_of(workload, "loss_beam")
-    assert table.look_up(1e3).is_local
-    assert not table.look_up(1e6).is_local
+    assert table.plan_at(1e3).is_local
+    assert not table.plan_at(1e6).is_local
     trace = Trace((0.0, 5.0), (1e6, 1e3), 10.0)
     blind = loop.run_loop(table, model, trace, 0.01)
     oracle = loop.run_loop(table, model, trace, 0.01, oracle=True)
@@ -108,7 +108,7 @@ def test_energy_is_the_state_models(workload):
 
 
 def test_union_counts_overlaps_once():
-    assert union_s([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)]) == pytest.approx(3.5)
+    assert union_seconds([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)]) == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize("model", profiles.MODELS)
@@ -121,9 +121,9 @@ def test_the_authors_profiles_have_the_local_and_global_operators_that_they_repo
     profile = profiles.read_operators(data, model)
     workload = graph.build(model, profile)
     costs = workload.cost_model({}, QUIET, 0.0)
-    assert costs.whole_s(Side.ROBOT) == pytest.approx(sum(op.robot_s for op in profile))
-    assert costs.whole_s(Side.SERVER) == pytest.approx(sum(op.server_s for op in profile))
-    counts = workload.located.counts()
+    assert costs.network_s(Side.ROBOT) == pytest.approx(sum(op.robot_s for op in profile))
+    assert costs.network_s(Side.SERVER) == pytest.approx(sum(op.server_s for op in profile))
+    counts = workload.located.count_kinds()
     if model in reported:
         assert (counts["local"], counts["global"]) == reported[model]
     assert counts["local"] > counts["global"]
@@ -133,7 +133,7 @@ def test_uncoded_server_only_is_near_what_the_authors_measured(data):
     """Their runs carry serialisation and hooks, so the simulation is below, but of the same size."""
     workload = graph.build("kapao", profiles.read_operators(data, "kapao"))
     measured = profiles.read_measured(data)["kapao", "all"]
-    model = workload.cost_model({}, Link(), 0.0)
+    model = workload.cost_model({}, LinkCosts(), 0.0)
     table = plan_table(Space(model, [1e7], codecs=False), "server_only")
     from edge_offload_research.emulate.trace import load_trace
 

@@ -20,7 +20,7 @@ from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.runtime import runners
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.replica.replicas import ReplicaStore
 from tests.models.onnx_files import METADATA, RECORDED, of_yolov8
 
 
@@ -31,14 +31,14 @@ def sides(tmp_path: pathlib.Path) -> Any:
     (tmp_path / "server").mkdir()
     files = [of_yolov8(tmp_path / side / "net.onnx", RECORDED["v11.table"], METADATA["v11"]) for side in
              ("robot", "server")]  # fmt: skip
-    return files[0], ReplicaPool(torch.device("cpu"), allow=[files[1]])
+    return files[0], ReplicaStore(torch.device("cpu"), allow=[files[1]])
 
 
 def test_a_replica_computes_what_the_robot_does(sides: Any) -> None:
     name, pool = sides
     options = registry.options_on_wire(name, {"score": 0.5})
     robot = registry.build_module(name, **options)
-    replica = pool.acquire("net.onnx", options, registry.state_hash(robot))
+    replica = pool.acquire_replica("net.onnx", options, registry.state_hash(robot))
     image = torch.zeros((3, 320, 320), dtype=torch.uint8)
     ours, theirs = ModuleExecutor(robot).run([image]), replica.executor.run([image])
     assert len(ours.outputs[1])
@@ -51,9 +51,9 @@ def test_another_file_and_one_that_is_not_listed_are_refused(sides: Any) -> None
     name, pool = sides
     of_yolov8(pathlib.Path(name), RECORDED["v5u.table"], METADATA["v5u"])
     with pytest.raises(EdgeOffloadError, match=r"another file here.*copy the robot's file to the server"):
-        pool.acquire("net.onnx", registry.options_on_wire(name, {}), None)
+        pool.acquire_replica("net.onnx", registry.options_on_wire(name, {}), None)
     with pytest.raises(Refused, match=r"not allowed on this server; start it with: serve --allow other.onnx"):
-        pool.acquire("other.onnx", {}, None)
+        pool.acquire_replica("other.onnx", {}, None)
 
 
 def test_it_is_computed_whole_and_never_split(sides: Any, tmp_path: pathlib.Path) -> None:

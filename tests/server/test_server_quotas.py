@@ -15,9 +15,9 @@ from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.server import OffloadServer
 from edge_offload.server.services.device import service
 from edge_offload.server.services.device.service import DeviceService
-from edge_offload.server.services.device.session import Session
+from edge_offload.server.services.device.session import DeviceSession
 from edge_offload.server.services.device.staging import ENTRY_BYTES
-from edge_offload.server.services.replica.service import Quota
+from edge_offload.server.services.replica.service import RobotQuota
 from edge_offload.server.settings import Compute, Limits, Models
 from tests.server.server_rig import TIMINGS
 
@@ -30,7 +30,7 @@ def two_robots(tmp_path):
     keys = KeyStore(tmp_path / "server")
     public = keys.new_pair("server").public
     with contextlib.ExitStack() as stack:
-        quota = Quota(max_open=3, max_models=2)
+        quota = RobotQuota(max_open=3, max_models=2)
         server = stack.enter_context(
             OffloadServer(
                 keys=keys, compute=Compute("cpu", threads=1), models=Models([NET]), limits=Limits(robot=quota)
@@ -81,16 +81,16 @@ class Idle:
     """Stands for a session, whose executor process takes seconds to start."""
 
     def __init__(self, peer, *_):
-        self.over, self.detached_s = "", None
+        self.end_reason, self.detached_s = "", None
 
-    def attach(self, peer):
+    def attach_peer(self, peer):
         self.detached_s = None
 
-    def run(self, request):
-        self.over = "it crashed" if request.body.get("crash") else ""
+    def run_message(self, request):
+        self.end_reason = "it crashed" if request.body.get("crash") else ""
 
     def close(self, reason):
-        self.over = reason
+        self.end_reason = reason
 
 
 class Ask:
@@ -101,7 +101,7 @@ class Ask:
 
 
 def test_devices_are_counted_per_robot_and_those_that_ended_make_room(monkeypatch, tmp_path):
-    monkeypatch.setattr(service, "Session", Idle)
+    monkeypatch.setattr(service, "DeviceSession", Idle)
     devices = DeviceService(quota=DeviceQuota(sessions=3, sessions_per_robot=2))
     greedy, other = Peer("greedy", "G"), Peer("other", "O")
     try:
@@ -115,7 +115,7 @@ def test_devices_are_counted_per_robot_and_those_that_ended_make_room(monkeypatc
             run(Ask(other, 2))
         run(Ask(greedy, 2, crash=True))
         run(Ask(greedy, 3))
-        assert devices.sessions() == 3
+        assert devices.count_sessions() == 3
     finally:
         devices.close()
 
@@ -138,8 +138,8 @@ def test_how_many_programs_one_robot_may_have_is_an_option(monkeypatch):
 
 
 def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypatch):
-    monkeypatch.setattr(Session, "_feed", lambda self: None)
-    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(staged_bytes=1 << 20), store=None)
+    monkeypatch.setattr(DeviceSession, "_feed_executor", lambda self: None)
+    session = DeviceSession(Peer("r", "K"), "cpu", 1, (), DeviceQuota(staged_bytes=1 << 20), store=None)
 
     class Stage:
         buffers = ()
@@ -151,12 +151,12 @@ def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypat
             pass
 
     with pytest.raises(ProtocolError, match="too many bytes"):
-        session.stage(Stage(1, 1 << 40))
+        session.stage_piece(Stage(1, 1 << 40))
     room = (1 << 20) // ENTRY_BYTES
     for number in range(1, room + 1):
-        session.stage(Stage(number, 0))
+        session.stage_piece(Stage(number, 0))
     with pytest.raises(ProtocolError, match="too many bytes"):
-        session.stage(Stage(room + 1, 0))
+        session.stage_piece(Stage(room + 1, 0))
 
 
 class Executor:
@@ -172,10 +172,10 @@ class Executor:
 
 
 def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatch):
-    monkeypatch.setattr(Session, "_feed", lambda self: None)
-    monkeypatch.setattr(Session, "_end", lambda self, reason: None)
-    monkeypatch.setattr("edge_offload.server.services.device.answers.MAX_KEPT_BYTES", 1 << 20)
-    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), store=None)
+    monkeypatch.setattr(DeviceSession, "_feed_executor", lambda self: None)
+    monkeypatch.setattr(DeviceSession, "_end_session", lambda self, reason: None)
+    monkeypatch.setattr("edge_offload.server.services.device.answers.MAX_ANSWER_BYTES", 1 << 20)
+    session = DeviceSession(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), store=None)
     told = []
 
     class Run:
@@ -190,18 +190,18 @@ def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatc
 
     sizes = [400_000, 400_000, 400_000, 5_000_000]
     for number in range(1, len(sizes) + 1):
-        session.run(Run(number))
-    session._answer(Executor(sizes[:3]))
-    session.run(Run(3))
-    session.run(Run(2))
+        session.run_message(Run(number))
+    session._send_answers(Executor(sizes[:3]))
+    session.run_message(Run(3))
+    session.run_message(Run(2))
     with pytest.raises(ProtocolError, match="message 1 was answered"):
-        session.run(Run(1))
+        session.run_message(Run(1))
     assert told == [1, 2, 3, 3, 2]
     executor = Executor(sizes)
     for _ in range(3):
         executor.receive()
-    session._answer(executor)
-    session.run(Run(4))  # the latest, however large
+    session._send_answers(executor)
+    session.run_message(Run(4))  # the latest, however large
     assert told[-1] == 4
     with pytest.raises(ProtocolError, match="message 3 was answered"):
-        session.run(Run(3))
+        session.run_message(Run(3))

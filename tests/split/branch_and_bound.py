@@ -13,10 +13,10 @@ from typing import Dict, Iterator, List, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
-from edge_offload.split.model.locality import union
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
-from edge_offload.split.planners.space import Scored, Space
+from edge_offload.split.planners.space import ScoredPlan, Space
 
 MOST_OPERATORS = 12
 Pair = Tuple[Range, Range]
@@ -26,14 +26,14 @@ Pair = Tuple[Range, Range]
 class Search:
     """What a search found: the best plan, and how many plans were simulated and branches left."""
 
-    best: Scored
+    best: ScoredPlan
     simulated: int = 0
     pruned: int = 0
 
 
 def decisions(space: Space, index: int, robot: Range, server: Range) -> Iterator[Pair]:
     """Every placement of one operator's needed rows, without repeats."""
-    low, high = union(robot, server)
+    low, high = unite_rows(robot, server)
     seen = set()
 
     def fresh(pair: Pair) -> bool:
@@ -65,13 +65,13 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
     if len(located.operators) > MOST_OPERATORS:
         raise BadInput(f"{len(located.operators)} operators are too many to search exhaustively",
                        remedy=f"the limit is {MOST_OPERATORS}; use loss_beam")  # fmt: skip
-    found = Search(space.score(space.device_only))
+    found = Search(space.score_recuts(space.device_only))
     ranges: Dict[Side, Dict[int, Range]] = {side: {} for side in Side}
     best = _cost(objective, found.best)
     cheapest = [0.0]
-    needed = located.needed()
+    needed = located.needed_rows()
     for index in range(len(located.operators)):
-        low, high = located.made(index, needed)
+        low, high = located.made_rows(index, needed)
         least = min(model.operator_s(side, index, 1) for side in Side) if low < high else 0.0
         cheapest.append(cheapest[-1] + least)
 
@@ -83,7 +83,7 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
             if _cost(objective, scored) < best - 1e-15:
                 best, found.best = _cost(objective, scored), scored
             return
-        robot, server = located.made(index, need[Side.ROBOT]), located.made(index, need[Side.SERVER])
+        robot, server = located.made_rows(index, need[Side.ROBOT]), located.made_rows(index, need[Side.SERVER])
         free = located.operators[index].kind is Locality.FREE
         if free or (robot[0] >= robot[1] and server[0] >= server[1]):
             descend(index - 1, need, spent)
@@ -100,7 +100,7 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
                 if rows[0] < rows[1]:
                     ranges[side][index] = rows
                     for number, part in located.footprint(index, *rows).items():
-                        wanted[side][number] = union(wanted[side].get(number, EMPTY), part)
+                        wanted[side][number] = unite_rows(wanted[side].get(number, EMPTY), part)
             descend(index - 1, wanted, now)
             for side in Side:
                 ranges[side].pop(index, None)
@@ -108,7 +108,7 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
     start: Dict[Side, Dict[int, Range]] = {side: {} for side in Side}
     for number in located.sequence.retained_ids():
         if number not in located.free:
-            start[Side.ROBOT][number] = (0, located.length(number))
+            start[Side.ROBOT][number] = (0, located.count_rows(number))
     descend(len(located.operators) - 1, start, dict.fromkeys(Side, 0.0))
     return found
 
@@ -119,8 +119,8 @@ def _bound(objective: Objective, space: Space, spent: Dict[Side, float], rest: f
     makespan = max(robot, server, (robot + server + rest) / 2)
     power = space.model.power
     joules = makespan * power.standby + robot * (power.inference - power.standby)
-    return objective.cost(makespan, joules)
+    return objective.compute_cost(makespan, joules)
 
 
-def _cost(objective: Objective, scored: Scored) -> float:
-    return objective.cost(float(scored.makespan_s[0]), float(scored.energy_j[0]))
+def _cost(objective: Objective, scored: ScoredPlan) -> float:
+    return objective.compute_cost(float(scored.makespan_s[0]), float(scored.energy_j[0]))

@@ -10,8 +10,8 @@ import pytest
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.build import from_module
 from edge_offload.models import zoo
-from edge_offload.split.model.check import check
-from edge_offload.split.model.locality import analyse, axis_choices
+from edge_offload.split.model.check import check_plan
+from edge_offload.split.model.locality import analyse_locality, axis_choices
 from edge_offload.split.model.reference import shared_values
 from edge_offload_research.split.model.exactness import as_double, error, random_split
 from edge_offload_research.split.model.run_plan import run_plan
@@ -43,14 +43,14 @@ def check_network(name: str, plans: int) -> None:
     identity = {id(program): sequence_hash(program.sequence) for program in (single, double)}
     for choice in axis_choices(single.sequence)[:2]:
         for program, bound in ((double, 1e-12), (single, 1.5 * plain + 1e-6)):
-            located = analyse(program.sequence, choice)
-            counts = located.counts()
+            located = analyse_locality(program.sequence, choice)
+            counts = located.count_kinds()
             assert (counts["local"], counts["global"]) == COUNTS.get(name, (counts["local"], counts["global"]))
             shared = shared_values(located, program.constants)
-            assert sum(located.undivided().values()) == counts["global"]
+            assert sum(located.count_global().values()) == counts["global"]
             for seed in range(plans if program is double else 1):
                 make = random_plan if seed % 2 else random_split
-                plan = check(make(located, random.Random(seed)), located, identity[id(program)])
+                plan = check_plan(make(located, random.Random(seed)), located, identity[id(program)])
                 given = x.double() if program is double else x
                 got = run_plan(plan, located, program.constants, [given], shared)
                 assert error(got, truth) <= bound, f"{name} along {choice}, seed {seed}"

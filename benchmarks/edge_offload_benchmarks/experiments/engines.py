@@ -99,10 +99,10 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
     """A row for each engine of one model."""
     from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.threads import pin
-    from edge_offload.split.networks import module_and_samples
+    from edge_offload.split.networks import build_samples
 
     pin(threads)
-    module, inputs = module_and_samples(model, {}, frames)
+    module, inputs = build_samples(model, {}, frames)
     with _no_cache():
         eager, *found = measure_engines(module, names, inputs, turns)
     return [

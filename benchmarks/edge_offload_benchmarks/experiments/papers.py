@@ -251,8 +251,8 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
     """One row: a table of plans, and a closed-loop run over the trace."""
     from edge_offload import records
     from edge_offload.power.states import StatePowers
-    from edge_offload.split.model.cost import Link
-    from edge_offload.split.model.simulate import energy
+    from edge_offload.split.model.cost import LinkCosts
+    from edge_offload.split.model.simulate import robot_energy
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import Effort, plan_table
     from edge_offload_research.testbed.loop import run_loop
@@ -260,7 +260,7 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
 
     name = "loss_beam" if planner == ORACLE else planner
     theirs = measured[workload.model, METHODS[name]]
-    model = workload.cost_model(variant.codecs, Link(latency_s=args.one_way_ms / 1e3), variant.overhead_s)
+    model = workload.cost_model(variant.codecs, LinkCosts(latency_s=args.one_way_ms / 1e3), variant.overhead_s)
     space = Space(model, [max(k, 0.5) * 1e6 for k in range(BINS)], codecs=bool(variant.codecs))
     start = time.monotonic()
     table = plan_table(space, name, effort=Effort(seconds=args.seconds))
@@ -285,11 +285,11 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
         "camera": variant.camera,
         "sees": "oracle" if planner == ORACLE else "past transfers",
         "ratio": mean / theirs.mean_s,
-        "device_only_s": model.whole_s(_robot()),
+        "device_only_s": model.network_s(_robot()),
         "authors_latency_s": {"mean": theirs.mean_s, "p50": theirs.p50_s, "p99": theirs.p99_s},
         "authors_method": METHODS[name],
         "authors_energy_j": theirs.energy_j,
-        "energy_at_authors_power_j": float(energy(replace(model, power=own), mean, loop.compute_s, loop.wire_s)),
+        "energy_at_authors_power_j": float(robot_energy(replace(model, power=own), mean, loop.compute_s, loop.wire_s)),
         "inferences": len(loop.latencies_s),
         "local_share": loop.local_share,
         "split_plans": sum(plan.splits_an_operator for plan in table.plans),

@@ -131,17 +131,17 @@ def measure(
     from edge_offload.models import registry
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload.modes.split.robot.opening import ModelSource
-    from edge_offload.modes.split.robot.runner import SplitRunner, ways
+    from edge_offload.modes.split.robot.runner import SplitRunner, describe_plan
     from edge_offload.runtime.module import OffloadedModule
-    from edge_offload.split.model.simulate import simulate
-    from edge_offload.split.networks import module_and_inputs
+    from edge_offload.split.model.simulate import simulate_plan
+    from edge_offload.split.networks import build_module
     from edge_offload.split.planners.table import Effort
     from edge_offload_research.emulate.control import Control
 
     control = Control(about["control"])
     options = options_of(args)
     frame = read_frames(args.video or sample_video(), [0])[0]
-    network, given = module_and_inputs(args.model, options, frame)
+    network, given = build_module(args.model, options, frame)
     inputs = list(given)
     rows: List[Dict[str, Any]] = []
     with control, patient_client(about["listen"], keys) as client:
@@ -152,22 +152,23 @@ def measure(
         source = ModelSource(args.model, options, network, lambda: registry.state_hash(network), run)
         runner = SplitRunner(source, client, args.slowdown, effort=Effort(seconds=args.seconds), measured=False)
         module.add_runner(runner)
-        runner.opener.learn(inputs)  # before the server measures: they share memory and caches here
+        runner.opener.learn_network(inputs)  # before the server measures: they share memory and caches here
         wait_open(module, Mode.SPLIT, inputs, OPEN_S)
         known: Dict[Any, Dict[str, Any]] = {}
         for codecs in (True, False) if args.no_codecs else (True,):
             for planner in planners:
-                planned = runner.replan(inputs, planner, codecs)
+                planned = runner.plan_again(inputs, planner, codecs)
                 for bandwidth in args.bandwidth or BANDWIDTHS:
                     control.do("set", mbps=bandwidth * 8)
                     runner.bandwidth = bandwidth * 1e6
-                    plan = planned.plans[planned.place[planned.table.index(bandwidth * 1e6)]].plan
+                    plan = planned.plans[planned.place[planned.table.find_index(bandwidth * 1e6)]].plan
                     what = {"planner": planner, "codecs": codecs, "bytes_per_s": bandwidth * 1e6}
                     key = (plan.robot, plan.server, plan.transfers, bandwidth)
                     if key not in known:
-                        expected = simulate(plan, planned.model, bandwidth * 1e6)
+                        expected = simulate_plan(plan, planned.model, bandwidth * 1e6)
                         known[key] = _repeat(args, module, runner, inputs, {
-                            "kind": ways(plan), "steps_robot": len(plan.robot), "steps_server": len(plan.server),
+                            "kind": describe_plan(plan), "steps_robot": len(plan.robot),
+                            "steps_server": len(plan.server),
                             "predicted_s": expected.makespan_s,
                             "predicted_stages_s": {"compute_robot": expected.robot_s, "compute_server":
                                                    expected.server_s, "link": expected.communication_s},
@@ -180,9 +181,9 @@ def measure(
             print(_line(rows[-1]), flush=True)
         pairs: List[Dict[str, Any]] = []
         if args.pairs:
-            tables = {name: runner.replan(inputs, name) for name in UNDIVIDED}
+            tables = {name: runner.plan_again(inputs, name) for name in UNDIVIDED}
             runner.opener.settings.measured = True
-            tables[DEFAULT] = runner.replan(inputs, DEFAULT)
+            tables[DEFAULT] = runner.plan_again(inputs, DEFAULT)
             for bandwidth in args.bandwidth or BANDWIDTHS:
                 control.do("set", mbps=bandwidth * 8)
                 pairs.append(_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
@@ -197,24 +198,24 @@ def _gathered(
     """The row of tensor parallelism at one bandwidth; it has more transfers than the protocol lets wait at once."""
     from edge_offload import records
     from edge_offload.split.model.plan import Side
-    from edge_offload.split.model.simulate import simulate
-    from edge_offload.split.runtime.tables import ready
+    from edge_offload.split.model.simulate import simulate_plan
+    from edge_offload.split.runtime.tables import compile_ready
     from edge_offload_benchmarks.tensor_parallel import tensor_parallel
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     planned = runner.planned(inputs)
     model, network = planned.model, planned.network
-    robot_s, server_s = (model.whole_s(side) for side in Side)
+    robot_s, server_s = (model.network_s(side) for side in Side)
     plan = tensor_parallel(network.located, server_s / (robot_s + server_s))
-    expected = simulate(plan, model, bytes_per_s)
-    runs = ready(plan, network.located, plan.sequence)
+    expected = simulate_plan(plan, model, bytes_per_s)
+    runs = compile_ready(plan, network.located, plan.sequence)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a core for each half, as otherwise
     try:
         _, seconds = measure_timeline(runs, network, inputs, bytes_per_s, model.link, args.slowdown, args.repeats)
     finally:
         os.sched_setaffinity(0, mine)
-    rows = {side: sum(step.high - step.low for step in plan.steps(side)) for side in Side}
+    rows = {side: sum(step.high - step.low for step in plan.steps_of(side)) for side in Side}
     return {
         "planner": "tensor_parallel", "codecs": False, "bytes_per_s": bytes_per_s, "kind": "split",
         "steps_robot": len(plan.robot), "steps_server": len(plan.server), "predicted_s": expected.makespan_s,
@@ -231,30 +232,34 @@ def _pair(
     count: int, module: Any, runner: Any, inputs: Sequence[Any], tables: Dict[str, Any], bytes_per_s: float
 ) -> Dict[str, Any]:
     """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
-    from edge_offload.modes.split.robot.runner import ways
-    from edge_offload.split.model.simulate import simulate
+    from edge_offload.modes.split.robot.runner import describe_plan
+    from edge_offload.split.model.simulate import simulate_plan
 
     measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
-    chosen = {name: planned.plans[planned.in_use(bytes_per_s)] for name, planned in tables.items()}
+    chosen = {name: planned.plans[planned.plan_in_use(bytes_per_s)] for name, planned in tables.items()}
     model = tables[DEFAULT].model
-    expected = {name: simulate(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
-    beside = tables[DEFAULT].contest(bytes_per_s)
+    expected = {name: simulate_plan(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
+    beside = tables[DEFAULT].find_contest(bytes_per_s)
     if beside is not None:
         chosen[BESIDE] = tables[DEFAULT].plans[beside[1]]
-        expected[BESIDE] = simulate(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
+        expected[BESIDE] = simulate_plan(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
     undivided = [name for name in (BESIDE, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator]
     best = min(undivided, key=lambda name: expected[name])
     mine, other = chosen[DEFAULT].plan, chosen[best].plan
     row: Dict[str, Any] = {
-        "bytes_per_s": bytes_per_s, "kind": ways(mine), "undivided": ways(other), "expected_s": expected[DEFAULT],
+        "bytes_per_s": bytes_per_s, "kind": describe_plan(mine), "undivided": describe_plan(other),
+        "expected_s": expected[DEFAULT],
         "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None, "measured": measured,
     }  # fmt: skip
     if (mine.robot, mine.server, mine.transfers) != (other.robot, other.server, other.transfers):
         return {**row, **_turns(count, module, runner, inputs, (chosen[DEFAULT], chosen[best]))}
     if measured is not None:
         # what was decided after few pairs is held as often as everything else
-        divided = tables[DEFAULT].plans[tables[DEFAULT].choose(bytes_per_s)]
-        row["divided"] = {"kind": ways(divided.plan), **_turns(count, module, runner, inputs, (divided, chosen[best]))}
+        divided = tables[DEFAULT].plans[tables[DEFAULT].choose_plan(bytes_per_s)]
+        row["divided"] = {
+            "kind": describe_plan(divided.plan),
+            **_turns(count, module, runner, inputs, (divided, chosen[best])),
+        }
     return row
 
 
@@ -291,22 +296,22 @@ def _settled(
 ) -> Optional[Dict[str, Any]]:  # fmt: skip
     """Run mode ``split`` as it runs until it knows which plan to use; what it measured. None: it divides nothing."""
     from edge_offload.mode import Mode
-    from edge_offload.modes.split.robot.contest import COLD, LOOKS
+    from edge_offload.modes.split.robot.contest import COLD_PAIRS, DECISION_PAIRS
 
     runner.put_in_force(inputs, lambda _: planned)
     runner.bandwidth = bytes_per_s
-    found = planned.contest(bytes_per_s)
+    found = planned.find_contest(bytes_per_s)
     if found is None:
         return None
-    for _ in range(3 * (COLD + LOOKS[-1])):
-        if found[0].used is not None:
+    for _ in range(3 * (COLD_PAIRS + DECISION_PAIRS[-1])):
+        if found[0].in_use is not None:
             break
         module.run(inputs, Mode.SPLIT)
-    measured = found[0].measured
+    measured = found[0].ratios
     if measured is None:
         return {"used": False, "pairs": 0, "ratio": None}
     return {
-        "used": bool(found[0].used), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
+        "used": bool(found[0].in_use), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
     }  # fmt: skip
 
 
@@ -340,7 +345,7 @@ def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence
         elif attempt:  # the first one finds cold caches
             seconds.append(report.total_s)
             stages.append(dict(report.stages_s))
-    counted = runner.counted
+    counted = runner.counts
     row["fell_back"] = fell_back
     row["latency_s"] = records.latency_summary(seconds) if seconds else None
     names = sorted({name for item in stages for name in item})

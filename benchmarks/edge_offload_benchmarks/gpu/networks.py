@@ -128,13 +128,13 @@ def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
             found.append([((big + noise).clamp(0, 1) * 255).to(torch.uint8)])
         return found
     from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.split.networks import module_and_samples, synthetic_frame
+    from edge_offload.split.networks import build_samples, synthetic_frame
 
     try:
         frames: Any = list(read_frames(sample_video(), range(count)).values())
     except Exception:
         frames = [synthetic_frame(480, 640, number) for number in range(count)]
-    return [list(one) for one in module_and_samples(name, {}, frames)[1]]
+    return [list(one) for one in build_samples(name, {}, frames)[1]]
 
 
 def outputs_of(found: Any) -> Tuple[torch.Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.simulate import Compiled, compile_plan
+from edge_offload.split.model.simulate import CompiledPlan, compile_plan
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_benchmarks.simulation.virtual_link import VirtualLink
 from edge_offload_research.testbed.replay import replay
@@ -33,7 +33,7 @@ class PlannedCost:
     model: CostModel
     table: PlanTable
     place: Tuple[int, ...]
-    plans: Tuple[Compiled, ...]
+    plans: Tuple[CompiledPlan, ...]
     names: Tuple[str, ...]
     times: PlanTimes
     ratios: Tuple[float, ...]
@@ -41,20 +41,20 @@ class PlannedCost:
     @staticmethod
     def of(model: CostModel, table: PlanTable, ratios: Sequence[float]) -> PlannedCost:
         """``ratios`` are not empty."""
-        from edge_offload.modes.split.robot.runner import ways
+        from edge_offload.modes.split.robot.runner import describe_plan
 
         distinct: Dict[Tuple[Any, ...], int] = {}
         place: List[int] = []
-        plans: List[Compiled] = []
+        plans: List[CompiledPlan] = []
         names: List[str] = []
         for bandwidth, plan in zip(table.bandwidths, table.plans):
             key = (plan.robot, plan.server, plan.transfers)
             if key not in distinct:
                 distinct[key] = len(plans)
                 plans.append(compile_plan(plan, model))
-                names.append(f"{ways(plan)} from {bandwidth / 1e6:g} MB/s")
+                names.append(f"{describe_plan(plan)} from {bandwidth / 1e6:g} MB/s")
             place.append(distinct[key])
-        times = PlanTimes.of_compiled(plans, model)
+        times = PlanTimes.simulate_compiled(plans, model)
         return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), times, tuple(ratios))
 
     def held(self, number: int) -> PlannedCost:
@@ -63,7 +63,7 @@ class PlannedCost:
 
     def choose(self, bandwidth: float) -> int:
         """The plan for a bandwidth."""
-        return self.place[self.table.index(bandwidth)]
+        return self.place[self.table.find_index(bandwidth)]
 
     def is_local(self, number: int) -> bool:
         """Whether a plan makes no use of the link."""
@@ -71,11 +71,11 @@ class PlannedCost:
 
     def is_remote(self, number: int) -> bool:
         """Whether the robot computes no operator of a plan."""
-        return self.plans[number].plan.shape == "server"
+        return self.plans[number].plan.kind == "server"
 
     def predicted_s(self, bandwidth: float) -> float:
         """What the planner expects of the plan for a bandwidth."""
-        return self.times.seconds(self.choose(bandwidth), bandwidth)
+        return self.times.predict_seconds(self.choose(bandwidth), bandwidth)
 
     def run(self, number: int, link: VirtualLink, sent_s: float, chance: random.Random) -> Tuple[Transfer, float]:
         """One frame: what its transfers look like to the robot, and the seconds that it computes.

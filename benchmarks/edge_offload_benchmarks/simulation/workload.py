@@ -159,23 +159,23 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
             much as it is for these.
     """
     from edge_offload.modes.split.robot.opening import BANDWIDTHS, REQUEST_S
-    from edge_offload.split.model.cost import Link
-    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.model.cost import LinkCosts
+    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.planners.space import Space
-    from edge_offload.split.planners.table import DEFAULT, Effort, plan_table
-    from edge_offload.split.runtime.profile import cost_model
-    from edge_offload.split.runtime.profile import measure as profile_of
-    from edge_offload.split.runtime.tracing import trace
+    from edge_offload.split.planners.table import DEFAULT_PLANNER, Effort, plan_table
+    from edge_offload.split.runtime.profile import make_cost_model
+    from edge_offload.split.runtime.profile import measure_profile as profile_of
+    from edge_offload.split.runtime.tracing import trace_module
     from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
 
-    network = trace(model, module, inputs)
+    network = trace_module(model, module, inputs)
     profile = profile_of(network, PROFILE_REPEATS)
-    costs = cost_model(network.located, profile, profile, Link(), request_s=REQUEST_S, slowdown=slowdown)
+    costs = make_cost_model(network.located, profile, profile, LinkCosts(), request_s=REQUEST_S, slowdown=slowdown)
     space = Space(costs, BANDWIDTHS, True)
-    table = plan_table(space, DEFAULT, None, Effort(seconds=PLANNING_S))
+    table = plan_table(space, DEFAULT_PLANNER, None, Effort(seconds=PLANNING_S))
     # as if the link were not there
     (remote,) = plan_table(Space(costs, [FREE], True), "server_only", None, Effort()).plans
-    simulated_s = simulate(remote, costs, FREE).makespan_s - 2 * costs.link.latency_s
+    simulated_s = simulate_plan(remote, costs, FREE).makespan_s - 2 * costs.link.latency_s
     return PlannedCost.of(costs, table, [seconds / simulated_s for seconds in whole_s])
 
 

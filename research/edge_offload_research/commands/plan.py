@@ -30,10 +30,10 @@ from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
     from edge_offload.split.model.cost import CostModel
-    from edge_offload.split.model.network import Network
+    from edge_offload.split.model.network import TracedNetwork
     from edge_offload.split.model.objective import Objective
-    from edge_offload.split.model.plan import Plan
-    from edge_offload.split.model.simulate import Span
+    from edge_offload.split.model.plan import SplitPlan
+    from edge_offload.split.model.simulate import TimelineSpan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import Effort, PlanTable
     from edge_offload.split.runtime.profile import Profile
@@ -124,29 +124,29 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
     if args.plot or args.measure:
         rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
-        measured = _measured(args, network, model, table.look_up(rate), rate) if args.measure else None
+        measured = _measured(args, network, model, table.plan_at(rate), rate) if args.measure else None
         if args.plot:
             from edge_offload_research.split.model.draw import draw
 
-            draw(table.look_up(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
+            draw(table.plan_at(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
     return 0
 
 
 def _measured(
-    args: argparse.Namespace, network: Network, model: CostModel, plan: Plan, rate: float
-) -> Tuple[float, Sequence[Span]]:
+    args: argparse.Namespace, network: TracedNetwork, model: CostModel, plan: SplitPlan, rate: float
+) -> Tuple[float, Sequence[TimelineSpan]]:
     """Makespan and timeline of a plan that is run here; says what both sides did."""
     import statistics
 
     from edge_offload.ir import sequence_hash
     from edge_offload.split.model.plan import Side
-    from edge_offload.split.model.simulate import simulate
-    from edge_offload.split.runtime.tables import ready
+    from edge_offload.split.model.simulate import simulate_plan
+    from edge_offload.split.runtime.tables import compile_ready
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
-    runs = ready(plan, network.located, sequence_hash(network.located.sequence))
+    runs = compile_ready(plan, network.located, sequence_hash(network.located.sequence))
     found, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
-    expected_s = simulate(plan, model, rate).makespan_s
+    expected_s = simulate_plan(plan, model, rate).makespan_s
     print(f"at {rate / 1e6:.1f} MB/s (link emulated), {len(seconds)} times: median "
           f"{statistics.median(seconds) * 1e3:.1f} ms, {expected_s * 1e3:.1f} were expected; robot idle "
           f"{found.idle(Side.ROBOT):.0%}, server idle {found.idle(Side.SERVER):.0%}, "
@@ -155,23 +155,25 @@ def _measured(
 
 
 def _model(
-    args: argparse.Namespace, network: Network, robot: Optional[Profile], server: Optional[Profile]
+    args: argparse.Namespace, network: TracedNetwork, robot: Optional[Profile], server: Optional[Profile]
 ) -> CostModel:
     from edge_offload.execute.heap import retain_freed_memory
-    from edge_offload.split.model.cost import Link
-    from edge_offload.split.runtime.profile import cost_model, measure
+    from edge_offload.split.model.cost import LinkCosts
+    from edge_offload.split.runtime.profile import make_cost_model, measure_profile
 
     retain_freed_memory()  # as the runtime does
-    robot = robot or measure(network, repeats=3)
-    link = Link(latency_s=args.latency)
-    return cost_model(network.located, robot, server or robot, link, request_s=args.request, slowdown=args.slowdown)
+    robot = robot or measure_profile(network, repeats=3)
+    link = LinkCosts(latency_s=args.latency)
+    return make_cost_model(
+        network.located, robot, server or robot, link, request_s=args.request, slowdown=args.slowdown
+    )
 
 
 def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
           bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
-    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import plan_table
 
@@ -181,10 +183,10 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     gaps = _gaps(args, space, table, objective)
     rows = []
     for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
-        outcome = simulate(plan, model, rate)
+        outcome = simulate_plan(plan, model, rate)
         rows.append({
             "bandwidth_bytes_per_s": rate,
-            "shape": plan.shape,
+            "shape": plan.kind,
             "makespan_s": table.predicted_s[k],
             "energy_j": table.predicted_j[k],
             "bytes_up": outcome.bytes_up,
@@ -241,7 +243,7 @@ def _note_bounds(
         table, (gap,) = _bounds(args, model, planned)
         known.append({
             "model": args.model, "bandwidth_bytes_per_s": rate, "slowdown": args.slowdown, "codecs": not args.no_codecs,
-            "labels": args.bound, "shape": table.plans[0].shape, "planned_s": planned.predicted_s[0],
+            "labels": args.bound, "shape": table.plans[0].kind, "planned_s": planned.predicted_s[0],
             "makespan_s": table.predicted_s[0], "bound_s": None if gap is None else table.predicted_s[0] / (1.0 + gap),
             "gap": gap, "seconds": time.perf_counter() - started,
         })  # fmt: skip
@@ -274,7 +276,7 @@ def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:
     return float(max(rows, key=gain)["bandwidth_bytes_per_s"])
 
 
-def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwidths: Sequence[float],
+def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, bandwidths: Sequence[float],
             objective: Objective, effort: Effort) -> int:  # fmt: skip
     import json
     import random
@@ -282,7 +284,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
 
     from edge_offload import records
     from edge_offload.ir import sequence_hash
-    from edge_offload.split.model.check import check
+    from edge_offload.split.model.check import check_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import PLANNERS, plan_table
     from edge_offload_research.split.model.exactness import Verifier, passes, random_split, shortened
@@ -310,7 +312,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
             keep({**verifier.record(args.model, name, plans), "options": options})
     if "random" not in known:
         identity = sequence_hash(network.program.sequence)
-        anywhere = [check(random_split(network.located, random.Random(seed)), network.located, identity)
+        anywhere = [check_plan(random_split(network.located, random.Random(seed)), network.located, identity)
                     for seed in range(args.random)]  # fmt: skip
         mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
         refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)

@@ -13,8 +13,8 @@ import numpy as np
 
 from edge_offload.errors import BadInput
 from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
-from edge_offload.split.footprints.registry import Footprint, Local, Locality, Range, Rows, window
-from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, uniform_costs
+from edge_offload.split.footprints.registry import Footprint, Local, Locality, Range, RowReader, window_rows
+from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost, uniform_costs
 from edge_offload.split.model.locality import LocalityMap, OperatorLocality
 from edge_offload_research.testbed.profiles import ProfiledOperator
 from edge_offload_research.testbed.windows import SLIDING, Window, windows_of
@@ -48,7 +48,7 @@ class Workload:
     input_value: int
     output_values: Tuple[int, ...]
 
-    def cost_model(self, codecs: Mapping[int, Tuple[CodecCost, ...]], link: Link, request_s: float) -> CostModel:
+    def cost_model(self, codecs: Mapping[int, Tuple[CodecCost, ...]], link: LinkCosts, request_s: float) -> CostModel:
         """The cost model with these codecs, link and overhead."""
         return CostModel(self.located, self.robot, self.server, codecs, link, request_s=request_s)
 
@@ -201,7 +201,7 @@ def _same(low: int, high: int) -> Range:
 
 
 def _window(size: int, sized: Window) -> Footprint:
-    return lambda low, high: window(low, high, size, sized.kernel, sized.stride, sized.padding, sized.dilation)
+    return lambda low, high: window_rows(low, high, size, sized.kernel, sized.stride, sized.padding, sized.dilation)
 
 
 def _transposed(size: int, sized: Window) -> Footprint:
@@ -218,6 +218,6 @@ def _upsampled(factor: int) -> Footprint:
     return lambda low, high: (low // factor, (high - 1) // factor + 1)
 
 
-def _no_kernel(low: int, high: int, reader: Rows) -> List[object]:
+def _no_kernel(low: int, high: int, reader: RowReader) -> List[object]:
     del low, high, reader
     raise BadInput("a profile can be planned for, not run", remedy="run a sequence built from the network itself")

@@ -14,7 +14,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.simulate import Compiled, compile_plan, energy
+from edge_offload.split.model.simulate import CompiledPlan, compile_plan, robot_energy
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.testbed.replay import Inference, replay
@@ -60,7 +60,7 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
     Raises:
         BadInput: no inference fits.
     """
-    compiled: Dict[int, Compiled] = {}
+    compiled: Dict[int, CompiledPlan] = {}
     distinct: Dict[int, int] = {}
     for index, plan in enumerate(table.plans):
         same = next((i for i in distinct if (table.plans[i].robot, table.plans[i].server, table.plans[i].transfers)
@@ -74,7 +74,7 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
     found: List[Tuple[Inference, float]] = []
     while now < until:
         bandwidth = trace.rate_at(now) if oracle else seen
-        chosen = compiled[distinct[table.index(bandwidth)]]
+        chosen = compiled[distinct[table.find_index(bandwidth)]]
         inference = replay(chosen, model, trace, now)
         wire_s = inference.wire_s
         following = now + inference.latency_s + gap_s
@@ -100,7 +100,7 @@ def _summary(found: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop
     latencies = np.array([item.latency_s for item, _ in found])
     return Loop(
         latencies,
-        float(energy(model, float(latencies.mean()), compute, wire)),
+        float(robot_energy(model, float(latencies.mean()), compute, wire)),
         float(np.mean([item.bytes_up + item.bytes_down for item, _ in found])),
         float(np.mean([item.bytes_up == 0 for item, _ in found])),
         compute,

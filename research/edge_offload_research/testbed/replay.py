@@ -12,7 +12,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import Compiled, schedule, union_s
+from edge_offload.split.model.simulate import CompiledPlan, schedule_plan, union_seconds
 from edge_offload_research.emulate.trace import Trace
 
 
@@ -36,7 +36,7 @@ class Inference:
     seen_bytes_per_s: float
 
 
-def replay(compiled: Compiled, model: CostModel, trace: Trace, start_s: float) -> Inference:
+def replay(compiled: CompiledPlan, model: CostModel, trace: Trace, start_s: float) -> Inference:
     """Run a compiled plan from ``start_s`` on the trace; both directions of the link have its bandwidth.
 
     Raises:
@@ -50,13 +50,13 @@ def replay(compiled: Compiled, model: CostModel, trace: Trace, start_s: float) -
         seconds[side] += spent
         return np.array([spent])
 
-    finish, _, wire = schedule(compiled, model, wire_s, np.array([start_s]))
+    finish, _, wire = schedule_plan(compiled, model, wire_s, np.array([start_s]))
     pairs = list(zip(compiled.plan.transfers, compiled.payloads))
     coding_s = sum(payload.encode_s if one.sender is Side.ROBOT else payload.decode_s for one, payload in pairs)
     return Inference(
         float(finish[0]) - start_s,
         sum(block.seconds for block in compiled.blocks[Side.ROBOT]) + coding_s,
-        union_s([(float(begin[0]), float(end[0])) for begin, end in wire]),
+        union_seconds([(float(begin[0]), float(end[0])) for begin, end in wire]),
         sizes[Side.ROBOT],
         sizes[Side.SERVER],
         sizes[Side.ROBOT] / seconds[Side.ROBOT] if seconds[Side.ROBOT] > 0 else 0.0,

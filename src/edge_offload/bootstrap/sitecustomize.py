@@ -48,7 +48,7 @@ class _TorchLoader(importlib.abc.Loader):
             if os.environ["EDGE_OFFLOAD_EXEC_MODE"] == "split":
                 from edge_offload.modes.split.unmodified import program as split_program
 
-                split_program.from_environment()
+                split_program.install_from_environment()
             else:
                 from edge_offload.device import installation
 

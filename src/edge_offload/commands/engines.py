@@ -80,14 +80,14 @@ def samples(model: str, options: Mapping[str, Any], count: int) -> Any:
     """A model of the registry and inputs for it: frames of the sample video, or made-up ones where there is none."""
     from edge_offload.errors import BadInput
     from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.split.networks import module_and_samples, synthetic_frame
+    from edge_offload.split.networks import build_samples, synthetic_frame
 
     try:
         frames = list(read_frames(sample_video(), range(count)).values())
     except BadInput as error:
         print(f"{error}; made-up frames are used instead", flush=True)
         frames = [synthetic_frame(480, 640, number) for number in range(count)]
-    return module_and_samples(model, options, frames)
+    return build_samples(model, options, frames)
 
 
 def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict[str, Any]:

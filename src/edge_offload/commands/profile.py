@@ -51,7 +51,7 @@ def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
     """The traced network that the arguments name; ``dense``: only up to its last maps."""
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
-    from edge_offload.split.networks import load
+    from edge_offload.split.networks import load_network
 
     pin(args.threads)
     picture = None
@@ -61,7 +61,7 @@ def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
         picture = cv2.imread(args.image) if os.path.isfile(args.image) else None
         if picture is None:
             raise BadInput(f"cannot read picture {args.image}", remedy="give a .png or .jpg")
-    return load(args.model, options_of(args), picture, args.axis, dense)
+    return load_network(args.model, options_of(args), picture, args.axis, dense)
 
 
 def options_of(args: argparse.Namespace) -> Dict[str, Any]:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.execute import devices
     from edge_offload.execute.heap import retain_freed_memory
-    from edge_offload.split.runtime.profile import measure
+    from edge_offload.split.runtime.profile import measure_profile
 
     if args.engines:
         return _engines(args)
@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> int:
     theirs = _server_profile(args, network) if args.server else None
     load_average = os.getloadavg()[0]
     retain_freed_memory()  # as the runtime does
-    profile = measure(network, args.repeats, device=devices.pick_device(args.device))
-    counts = network.located.counts()
+    profile = measure_profile(network, args.repeats, device=devices.pick_device(args.device))
+    counts = network.located.count_kinds()
     lines: List[str] = [
         f"{args.model}: {counts['local']} local and {counts['global']} global operators",
         f"unsplit {profile.alone_s * 1e3:.1f} ms; operator by operator {profile.whole_s * 1e3:.1f} ms, of which "
-        f"{sum(cost.launch_s for cost in profile.costs()) * 1e3:.1f} ms are launches",
+        f"{sum(cost.launch_s for cost in profile.fit_costs()) * 1e3:.1f} ms are launches",
         f"load average {load_average:.2f}, threads {args.threads}",
     ]
     if theirs is not None:

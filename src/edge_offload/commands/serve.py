@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.server.blobs import BlobStore
     from edge_offload.server.quota import DeviceQuota
     from edge_offload.server.server import OffloadServer
-    from edge_offload.server.services.replica.service import Quota
+    from edge_offload.server.services.replica.service import RobotQuota
     from edge_offload.server.settings import Compute, Limits, Models
 
     overrides = parse_overrides(args.option)
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         models=Models(args.allow, overrides, args.max_models),
         limits=Limits(
             queue_per_peer=args.queue,
-            robot=Quota(max_models=args.models_per_robot, max_input_bytes=args.max_input_mb << 20),
+            robot=RobotQuota(max_models=args.models_per_robot, max_input_bytes=args.max_input_mb << 20),
             devices=DeviceQuota(
                 sessions=args.max_devices,
                 sessions_per_robot=args.devices_per_robot,

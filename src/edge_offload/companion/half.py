@@ -11,15 +11,15 @@ import torch
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.ir import sequence_hash, wire
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.half import PieceHalf
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.profile import Profile, timed_copies
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.profile import Profile, time_copies
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
-class CompanionPlace(Place):
+class CompanionPlace(SplitDevice):
     """Place whose halves are computed by the executor process.
 
     Args:
@@ -31,14 +31,16 @@ class CompanionPlace(Place):
         super().__init__(process.device)
         self._process, self._recorded = process, recorded
         self._numbers: Dict[int, Tuple[ReadyPlan, int, str]] = {}
-        self._networks: Dict[str, Network] = {}
+        self._networks: Dict[str, TracedNetwork] = {}
         self._counter = itertools.count(1)
 
-    def shared(self, network: Network) -> Mapping[int, torch.Tensor]:
+    def share_values(self, network: TracedNetwork) -> Mapping[int, torch.Tensor]:
         """Return nothing: the process has shared tensors of its own."""
         return {}
 
-    def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
+    def measure_profile(
+        self, network: TracedNetwork, repeats: int, tell: Callable[[str], None] = lambda what: None
+    ) -> Profile:
         tell("it is being timed in the executor process")
         identity = sequence_hash(network.program.sequence)
         self._networks[identity] = network
@@ -51,9 +53,11 @@ class CompanionPlace(Place):
         def copy_from_device(nbytes: int) -> None:
             self._process.request("fetch", "copy", nbytes=nbytes)
 
-        return replace(Profile.from_record(facts["profile"]), copies=timed_copies(copy_to_device, copy_from_device))
+        return replace(Profile.from_record(facts["profile"]), copies=time_copies(copy_to_device, copy_from_device))
 
-    def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
+    def make_half(
+        self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]
+    ) -> PieceHalf:
         """Start an inference with ``ready`` in the process, which receives the plan on first use."""
         assert side is Side.ROBOT
         _, number, identity = self._numbers.get(id(ready)) or self._assign_number(ready, located)
@@ -92,24 +96,24 @@ class CompanionHalf(PieceHalf):
         self._process, self._run = process, run
         self._seconds: Optional[float] = None
 
-    def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
+    def take_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         self._process.request("take", "take", [tensor], run=self._run, number=number, low=low)
 
-    def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
+    def run_block(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
         """Compute the next block; the process reads ``steps`` and ``unused`` from its copy of the plan."""
         self._process.request("advance", "advance", run=self._run)
 
-    def catch_up(self) -> None:
+    def wait_blocks(self) -> None:
         facts, _ = self._process.request("advance", "catch_up", run=self._run)
         self._seconds = facts["seconds"]
 
-    def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
+    def fetch_rows(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
         facts, (rows,) = self._process.request(
             "fetch", "fetch", run=self._run, number=number, low=low, high=high, blocks=blocks
         )
         self._seconds = facts["seconds"]
         return rows
 
-    def seconds(self) -> Optional[float]:
-        """Return the seconds computed, as of the last :meth:`fetch` or :meth:`catch_up`."""
+    def device_seconds(self) -> Optional[float]:
+        """Return the seconds computed, as of the last :meth:`fetch_rows` or :meth:`wait_blocks`."""
         return self._seconds

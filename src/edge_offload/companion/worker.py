@@ -25,12 +25,12 @@ from edge_offload.ir import sequence_hash, wire
 from edge_offload.ir.build import TracedProgram
 from edge_offload.models import registry
 from edge_offload.protocol.channel import Channel
-from edge_offload.split.model.network import Network
-from edge_offload.split.model.plan import Plan, Side
+from edge_offload.split.model.network import TracedNetwork
+from edge_offload.split.model.plan import Side, SplitPlan
 from edge_offload.split.runtime.half import PieceHalf
-from edge_offload.split.runtime.places import GpuPlace, place_of
-from edge_offload.split.runtime.tables import MAX_PLANS, ReadyPlan, ready
-from edge_offload.split.runtime.tracing import located_along, trace
+from edge_offload.split.runtime.places import GpuSplitDevice, place_of
+from edge_offload.split.runtime.tables import MAX_PLANS, ReadyPlan, compile_ready
+from edge_offload.split.runtime.tracing import locate_along, trace_module
 
 
 class ModelHandler:
@@ -91,7 +91,7 @@ class PlanHandler:
     def __init__(self, models: ModelHandler) -> None:
         self._models = models
         self._place = place_of(models.device)
-        self._traced: Dict[str, Network] = {}
+        self._traced: Dict[str, TracedNetwork] = {}
         self._shared: Dict[str, Any] = {}
         self._plans: Dict[int, ReadyPlan] = {}
         self._half: Optional[PieceHalf] = None
@@ -100,27 +100,29 @@ class PlanHandler:
 
     def profile_network(self, _: Tensors, sequence: str, repeats: int) -> Answer:
         """``{sequence, repeats}`` → ``{profile}``: time a network traced in this process."""
-        return {"profile": self._place.measure(self._traced[sequence], repeats).to_record()}, ()
+        return {"profile": self._place.measure_profile(self._traced[sequence], repeats).to_record()}, ()
 
     def copy_to_device(self, tensors: Tensors) -> Answer:
         """Copy rows to the device and drop them, for timing."""
-        if isinstance(self._place, GpuPlace):
-            self._place.take(tensors[0])
+        if isinstance(self._place, GpuSplitDevice):
+            self._place.copy_in(tensors[0])
         return {}, ()
 
     def copy_from_device(self, _: Tensors, nbytes: int) -> Answer:
         """``{nbytes}`` → that many bytes copied from the device, for timing."""
         return {}, [
-            self._place.give(nbytes) if isinstance(self._place, GpuPlace) else torch.zeros(nbytes, dtype=torch.uint8)
+            self._place.copy_out(nbytes)
+            if isinstance(self._place, GpuSplitDevice)
+            else torch.zeros(nbytes, dtype=torch.uint8)
         ]
 
     def trace_model(self, examples: Tensors, sequence: str) -> Answer:
         """``{sequence}`` and inputs: trace the model, with the same result as the program."""
         examples = [tensor.clone() for tensor in examples]
-        network = trace(self._models.name, self._models.executor.module, examples)
+        network = trace_module(self._models.name, self._models.executor.module, examples)
         if sequence_hash(network.program.sequence) != sequence:
             raise Refused("the model is traced differently in the executor process")
-        self._traced[sequence], self._shared[sequence] = network, self._place.shared(network)
+        self._traced[sequence], self._shared[sequence] = network, self._place.share_values(network)
         return {}, ()
 
     def add_record(self, tensors: Tensors, sequence: str, name: str, digests: List[str]) -> Answer:
@@ -128,8 +130,8 @@ class PlanHandler:
         encoded, *rest = [tensor.clone() for tensor in tensors]
         inputs, constants = rest[: len(rest) - len(digests)], rest[len(rest) - len(digests) :]
         program = TracedProgram(wire.decode(encoded.numpy().tobytes()), dict(zip(digests, constants)))
-        network = Network(name, program, located_along(name, program.sequence, None), tuple(inputs))
-        self._traced[sequence], self._shared[sequence] = network, self._place.shared(network)
+        network = TracedNetwork(name, program, locate_along(name, program.sequence, None), tuple(inputs))
+        self._traced[sequence], self._shared[sequence] = network, self._place.share_values(network)
         return {}, ()
 
     def add_plan(self, _: Tensors, number: int, sequence: str, text: str) -> Answer:
@@ -138,7 +140,7 @@ class PlanHandler:
             return {"known": False}, ()
         if len(self._plans) >= 4 * MAX_PLANS:
             self._plans.clear()
-        self._plans[number] = ready(Plan.from_json(text), self._traced[sequence].located, sequence)
+        self._plans[number] = compile_ready(SplitPlan.from_json(text), self._traced[sequence].located, sequence)
         return {"known": True}, ()
 
     def begin_inference(self, _: Tensors, number: int, sequence: str, run: int) -> Answer:
@@ -147,7 +149,7 @@ class PlanHandler:
         if self._ready is None:
             return {"known": False}, ()
         located, shared = self._traced[sequence].located, self._shared[sequence]
-        self._half, self._blocks = self._place.half(self._ready, Side.ROBOT, located, shared), 0
+        self._half, self._blocks = self._place.make_half(self._ready, Side.ROBOT, located, shared), 0
         self._run = run
         return {"known": True}, ()
 
@@ -164,7 +166,7 @@ class PlanHandler:
 
     def take_rows(self, tensors: Tensors, run: int, number: int, low: int) -> Answer:
         """``{run, number, low}`` and rows: take them in."""
-        self.current_half(run).take(number, low, tensors[0])
+        self.current_half(run).take_rows(number, low, tensors[0])
         return {}, ()
 
     def advance_block(self, _: Tensors, run: int) -> Answer:
@@ -175,22 +177,22 @@ class PlanHandler:
         block = mine.blocks[self._blocks]
         places = slice(block.first, block.last + 1)
         with torch.no_grad():
-            half.advance(self._ready.plan.steps(Side.ROBOT)[places], mine.dead[places])
+            half.run_block(self._ready.plan.steps_of(Side.ROBOT)[places], mine.dead[places])
         self._blocks += 1
         return {}, ()
 
     def catch_up(self, _: Tensors, run: int) -> Answer:
         """``{run}`` → ``{seconds}``: wait for the device."""
         half = self.current_half(run)
-        half.catch_up()
-        return {"seconds": half.seconds()}, ()
+        half.wait_blocks()
+        return {"seconds": half.device_seconds()}, ()
 
     def fetch_rows(self, _: Tensors, run: int, number: int, low: int, high: int, blocks: int) -> Answer:
         """``{run, number, low, high, blocks}`` → ``{seconds}`` and rows."""
         half = self.current_half(run)
         with torch.no_grad():
-            rows = half.fetch(number, low, high, blocks)
-        return {"seconds": half.seconds()}, [rows]
+            rows = half.fetch_rows(number, low, high, blocks)
+        return {"seconds": half.device_seconds()}, [rows]
 
 
 def serve_channels(channels: Dict[str, TensorChannel], device: str) -> None:

@@ -16,7 +16,7 @@ from edge_offload.ir.values import DYNAMIC, Value
 class Values:
     """Values of one inference by number, and the loop that runs operators on them.
 
-    Here a value has all its rows; :class:`~edge_offload.split.model.reference.Half` has, and computes, rows.
+    Here a value has all its rows; :class:`~edge_offload.split.model.reference.SideValues` has, and computes, rows.
 
     Args:
         kernels: the operators.

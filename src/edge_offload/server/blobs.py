@@ -39,7 +39,7 @@ class BlobStore:
         self._lock = threading.Lock()
         self._stored: Optional[int] = None
 
-    def get(self, name: bytes) -> Optional[bytes]:
+    def get_blob(self, name: bytes) -> Optional[bytes]:
         """Return the blob, or None if it is not here (any more), or damaged."""
         path = self._path(name)
         try:
@@ -54,7 +54,7 @@ class BlobStore:
             return None
         return data
 
-    def put(self, name: bytes, data: Data) -> None:
+    def put_blob(self, name: bytes, data: Data) -> None:
         """Keep a blob.
 
         Raises:
@@ -85,12 +85,12 @@ class BlobStore:
     def _make_room(self, size: int) -> None:
         if self._stored is None or self._stored + size > self.max_bytes:
             # counted anew: other servers of this user share the directory
-            found = sorted(
+            files = sorted(
                 ((stat.st_mtime, stat.st_size, path) for path in self.directory.glob("??/*") for stat in [path.stat()]),
                 key=lambda item: item[0],
             )
-            self._stored = sum(nbytes for _, nbytes, _ in found)
-            for _, nbytes, path in found:
+            self._stored = sum(nbytes for _, nbytes, _ in files)
+            for _, nbytes, path in files:
                 if self._stored + size <= self.max_bytes:
                     break
                 path.unlink()
@@ -98,7 +98,7 @@ class BlobStore:
         self._stored += size
 
 
-def checksums(names: Any, most: int = MAX_NAMES) -> List[bytes]:
+def check_names(names: Any, most: int = MAX_NAMES) -> List[bytes]:
     """A list of checksums off the wire.
 
     Raises:
@@ -111,22 +111,22 @@ def checksums(names: Any, most: int = MAX_NAMES) -> List[bytes]:
     return names
 
 
-def look_up(store: BlobStore, request: Request) -> Tuple[List[int], Dict[bytes, bytes]]:
+def find_blobs(store: BlobStore, request: Request) -> Tuple[List[int], Dict[bytes, bytes]]:
     """Return positions of the missing blobs of ``{names}``, and the present ones; reads files."""
-    names = checksums(request.body.get("names"))
-    found = {name: data for name in names for data in [store.get(name)] if data is not None}
-    return [position for position, name in enumerate(names) if name not in found], found
+    names = check_names(request.body.get("names"))
+    blobs = {name: data for name in names for data in [store.get_blob(name)] if data is not None}
+    return [position for position, name in enumerate(names) if name not in blobs], blobs
 
 
-def keep(store: BlobStore, request: Request) -> Tuple[bytes, bytes]:
+def store_blob(store: BlobStore, request: Request) -> Tuple[bytes, bytes]:
     """``{name}`` and a blob, which is written to disk: name and blob.
 
     Raises:
         ProtocolError: the blob is too large, or ``name`` is not its checksum.
     """
-    (name,) = checksums([request.body.get("name")])
+    (name,) = check_names([request.body.get("name")])
     data = b"".join(request.buffers)
     if len(data) > MAX_BLOB_BYTES:
         raise ProtocolError(f"a piece of {len(data)} bytes, the limit is {MAX_BLOB_BYTES}")
-    store.put(name, data)
+    store.put_blob(name, data)
     return name, data

@@ -30,7 +30,7 @@ class ComputeDevice:
         emulated: the device that is emulated on it; None: it is the real one.
         name: ``cpu`` or ``cuda``, or the emulated one by name.
         engine: what computes models that are not named, for people.
-        fingerprint, facts: what robots are told; empty before :meth:`prepare`.
+        fingerprint, facts: what robots are told; empty before :meth:`prepare_device`.
     """
 
     def __init__(self, compute: Compute) -> None:
@@ -51,7 +51,7 @@ class ComputeDevice:
                 fingerprint_entry(backend),
             )
 
-    def prepare(self, storage_bytes: int) -> None:
+    def prepare_device(self, storage_bytes: int) -> None:
         """Pin this thread and read the device's facts; ``storage_bytes``: limit of one virtual device."""
         pin(self._compute.threads, self._compute.cores)
         self.fingerprint = fingerprint_of(devices.fix_kernel_choice(self.placed))

@@ -15,13 +15,13 @@ from edge_offload.execute.tensors import MAX_REPORT_BYTES, check_descriptors, un
 from edge_offload.mode import Mode, parse_mode
 
 #: Results that wait for slow watchers; older ones are dropped.
-BACKLOG = 16
+MAX_WAITING = 16
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FrameResult:
+class ServerFrameResult:
     """What the network found in one frame, wherever it was computed.
 
     Attributes:
@@ -42,7 +42,7 @@ class FrameResult:
     cost: Mapping[str, Any] = field(default_factory=dict)
 
 
-Watcher = Callable[[FrameResult], None]
+Watcher = Callable[[ServerFrameResult], None]
 
 
 class ResultFeed:
@@ -50,12 +50,12 @@ class ResultFeed:
 
     def __init__(self) -> None:
         self._watchers: List[Watcher] = []
-        self._waiting: Deque[Callable[[], FrameResult]] = deque(maxlen=BACKLOG)
+        self._waiting: Deque[Callable[[], ServerFrameResult]] = deque(maxlen=MAX_WAITING)
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="edge-offload-results", daemon=True)
+        self._thread = threading.Thread(target=self._call_watchers, name="edge-offload-results", daemon=True)
 
-    def watch(self, watcher: Watcher) -> None:
+    def add_watcher(self, watcher: Watcher) -> None:
         """Call ``watcher`` with every result from now on (not in the caller's thread)."""
         with self._changed:
             self._watchers.append(watcher)
@@ -72,11 +72,11 @@ class ResultFeed:
         if self._thread.ident is not None:
             self._thread.join(5.0)
 
-    def computed(self, result: FrameResult) -> None:
+    def add_computed(self, result: ServerFrameResult) -> None:
         """Add a result that was computed here."""
-        self._offer(lambda: result)
+        self._queue_result(lambda: result)
 
-    def reported(self, peer: str, body: Mapping[str, Any], buffers: Sequence[Any]) -> None:
+    def add_reported(self, peer: str, body: Mapping[str, Any], buffers: Sequence[Any]) -> None:
         """Add a result that a robot reports; decoded later, in the feed's thread.
 
         Raises:
@@ -90,19 +90,19 @@ class ResultFeed:
         if sum(memoryview(part).nbytes for part in buffers) > 2 * MAX_REPORT_BYTES:
             raise ProtocolError(f"a report carries at most {MAX_REPORT_BYTES} bytes")
 
-        def decoded() -> FrameResult:
+        def decode_result() -> ServerFrameResult:
             outputs = unpack_tensors(body["outputs"], buffers, max_bytes=MAX_REPORT_BYTES)
-            return FrameResult(peer, model, mode, meta, outputs, cost)
+            return ServerFrameResult(peer, model, mode, meta, outputs, cost)
 
-        self._offer(decoded)
+        self._queue_result(decode_result)
 
-    def _offer(self, make: Callable[[], FrameResult]) -> None:
+    def _queue_result(self, make: Callable[[], ServerFrameResult]) -> None:
         with self._changed:
             if self._watchers and not self._closed:
                 self._waiting.append(make)
                 self._changed.notify()
 
-    def _work(self) -> None:
+    def _call_watchers(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)

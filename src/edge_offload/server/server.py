@@ -20,15 +20,15 @@ from edge_offload.server.device import ComputeDevice
 from edge_offload.server.results import ResultFeed, Watcher
 from edge_offload.server.services.base import Service
 from edge_offload.server.services.device.service import DeviceService
-from edge_offload.server.services.promise.register import Register
-from edge_offload.server.services.promise.scheduler import Promises
+from edge_offload.server.services.promise.register import PromiseRegister
+from edge_offload.server.services.promise.scheduler import PromiseScheduler
 from edge_offload.server.services.promise.service import PromiseService
-from edge_offload.server.services.replica.replicas import ReplicaPool
-from edge_offload.server.services.replica.service import OneByOne, ReplicaService, Scheduler
+from edge_offload.server.services.replica.replicas import ReplicaStore
+from edge_offload.server.services.replica.service import FairScheduler, ReplicaService, Scheduler
 from edge_offload.server.services.split.service import SplitService
 from edge_offload.server.settings import Compute, Limits, Models
 from edge_offload.server.status import ServerStatus, StatusBook
-from edge_offload.server.worker import FairQueue, Job, Worker
+from edge_offload.server.worker import FairQueue, Job, JobWorker
 
 if TYPE_CHECKING:
     from edge_offload.server.pool.settings import PoolSettings
@@ -79,22 +79,23 @@ class OffloadServer:
         self._draining = False
         self._book = book = StatusBook(device.name)
         self._feed = ResultFeed()
-        self.pool = ReplicaPool(
+        self.pool = ReplicaStore(
             device.placed, models.allow, models.overrides, models.most, compute.engine, device.emulated
         )
         queue: FairQueue[Job] = FairQueue(limits.queue_per_peer, limits.queue_total, _robot_of)
         background.first(queue)  # what is traced meanwhile gives way to it
         self._answers = Service(book)
-        self._scheduler: Scheduler = OneByOne(queue, book, self._answers)
+        self._scheduler: Scheduler = FairScheduler(queue, book, self._answers)
         if promises:
-            self._scheduler = Promises(self._scheduler, Register(), queue, self._answers.failed, self._notify)
+            fail, notify = self._answers.fail_request, self._notify_peer
+            self._scheduler = PromiseScheduler(self._scheduler, PromiseRegister(), queue, fail, notify)
         elif gpus is not None:
-            from edge_offload.server.services.replica.pooled import Pooled
+            from edge_offload.server.services.replica.pooled import PoolScheduler
 
-            self._scheduler = Pooled(gpus, self._scheduler, self._answers.failed)
-        prepare = functools.partial(device.prepare, limits.devices.storage_bytes)
-        self._device = Worker("edge-offload-device", queue, prepare, self._scheduler)
-        self._loader = Worker("edge-offload-loader", FairQueue(limits.queue_per_peer, limits.queue_total, _robot_of))
+            self._scheduler = PoolScheduler(gpus, self._scheduler, self._answers.fail_request)
+        prepare = functools.partial(device.prepare_device, limits.devices.storage_bytes)
+        self._device = JobWorker("edge-offload-device", queue, prepare, self._scheduler)
+        self._loader = JobWorker("edge-offload-loader", FairQueue(limits.queue_per_peer, limits.queue_total, _robot_of))
         self._replicas = ReplicaService(
             self.pool, self._scheduler, self._device, self._loader, book, self._feed, limits.robot
         )
@@ -107,11 +108,12 @@ class OffloadServer:
             **self._replicas.handlers,
             **self._devices.handlers,
             "status": self._answer_status,
-            "report": self._take_report,
+            "report": self._add_report,
         }
-        if isinstance(self._scheduler, Promises):
+        if isinstance(self._scheduler, PromiseScheduler):
             self._handlers.update(PromiseService(self._scheduler, self._replicas, self._device, book).handlers)
-        self._listener = Listener(bind, welcome=self._welcome, handle=self._handle, on_gone=self._gone, keys=keys)
+        welcome, handle, gone = self._welcome_peer, self._handle_request, self._remove_peer
+        self._listener = Listener(bind, welcome=welcome, handle=handle, on_gone=gone, keys=keys)
 
     @property
     def address(self) -> str:
@@ -176,15 +178,15 @@ class OffloadServer:
         Raises:
             Refused, BadInput, RemoteError: as a robot that opens it would be told.
         """
-        self.pool.acquire(name, options, None)
+        self.pool.acquire_replica(name, options, None)
 
     def on_result(self, watcher: Watcher) -> None:
         """Call ``watcher`` with every frame's result, computed here or reported by a robot, in a thread of its own."""
-        self._feed.watch(watcher)
+        self._feed.add_watcher(watcher)
 
     def status(self) -> ServerStatus:
         """Return load, queue, sessions and latencies now."""
-        status = self._book.snapshot(len(self._device.queue), len(self._listener.peers()))
+        status = self._book.make_status(len(self._device.queue), len(self._listener.peers()))
         batches, promises = self._scheduler.status()
         return replace(status, batches=batches, promises=promises)
 
@@ -198,39 +200,39 @@ class OffloadServer:
 
         Engines of models that are loaded come first; why one of these is with torch all the same follows in words.
         """
-        amber = [f"{model}: {words}" for model, (words, wrong) in self.pool.engines().items() if wrong]
-        pooled, _ = self._scheduler.pool()
-        return "; ".join([*filter(None, [pooled]), *(self.pool.engines_meant() or [self._compute.engine]), *amber])
+        warnings = [f"{model}: {state}" for model, (state, degraded) in self.pool.engine_states().items() if degraded]
+        pooled, _ = self._scheduler.describe_pool()
+        return "; ".join([*filter(None, [pooled]), *(self.pool.list_engines() or [self._compute.engine]), *warnings])
 
     @property
     def gpus(self) -> Dict[str, Any]:
         """Status of the pool of GPUs; empty if there is none."""
-        return self._scheduler.pool()[1]
+        return self._scheduler.describe_pool()[1]
 
-    def _notify(self, peer: Peer, kind: str, body: Dict[str, Any]) -> None:
+    def _notify_peer(self, peer: Peer, kind: str, body: Dict[str, Any]) -> None:
         self._listener.notify(peer, kind, body)
 
-    def _welcome(self, peer: Peer, hello: Mapping[str, Any]) -> Dict[str, Any]:
+    def _welcome_peer(self, peer: Peer, hello: Mapping[str, Any]) -> Dict[str, Any]:
         if self._draining:
             raise Refused(
                 "full: this server is being taken away", remedy="name another one, too: --server a:5700,b:5700"
             )
         _log.info("robot %s connected", peer.name)
         if hello.get("device") is True:
-            self._devices.prepare()
+            self._devices.prepare_executor()
         return {
             "fingerprint": self._compute.fingerprint, "device": self.device, "python": platform.python_version(),
             "gpu": self._compute.facts, "promises": "promise" in self._handlers,
         }  # fmt: skip
 
-    def _gone(self, peer: Peer, reason: str) -> None:
+    def _remove_peer(self, peer: Peer, reason: str) -> None:
         _log.info("robot %s left: %s", peer.name, reason)
-        self._replicas.forget(peer)
-        self._splits.forget(peer)
-        self._devices.forget(peer)
+        self._replicas.remove_peer(peer)
+        self._splits.remove_peer(peer)
+        self._devices.detach_peer(peer)
 
-    def _handle(self, request: Request) -> None:
-        self._book.add(bytes_in=request.bytes_up)
+    def _handle_request(self, request: Request) -> None:
+        self._book.add_totals(bytes_in=request.bytes_up)
         handler = self._handlers.get(request.kind)
         try:
             if handler is None and request.kind == "promise":
@@ -239,10 +241,10 @@ class OffloadServer:
                 raise ProtocolError(f"this server answers no {request.kind!r}", "use the same release on both sides")
             handler(request)
         except EdgeOffloadError as error:
-            self._answers.failed(request, error)
+            self._answers.fail_request(request, error)
 
     def _answer_status(self, request: Request) -> None:
         request.reply(self.status().to_dict())
 
-    def _take_report(self, request: Request) -> None:
-        self._feed.reported(request.peer.name, request.body, request.buffers)
+    def _add_report(self, request: Request) -> None:
+        self._feed.add_reported(request.peer.name, request.body, request.buffers)

@@ -9,7 +9,7 @@ from edge_offload.execute import devices
 from edge_offload.execute.engines.base import FASTEST_EXACT
 from edge_offload.models.entry import Scalar
 from edge_offload.server.quota import DeviceQuota
-from edge_offload.server.services.replica.service import Quota
+from edge_offload.server.services.replica.service import RobotQuota
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,5 @@ class Limits:
 
     queue_per_peer: int = 4
     queue_total: int = 64
-    robot: Quota = field(default_factory=Quota)
+    robot: RobotQuota = field(default_factory=RobotQuota)
     devices: DeviceQuota = field(default_factory=DeviceQuota)

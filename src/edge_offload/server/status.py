@@ -95,10 +95,10 @@ class ServerStatus:
             ProtocolError: it is something else.
         """
         try:
-            known = {item.name: raw[item.name] for item in fields(cls)}
-            known["models"] = {str(name): ModelLatency(**facts) for name, facts in raw["models"].items()}
-            known["promises"] = [PromiseStatus(**facts) for facts in raw["promises"]]
-            return cls(**known)
+            values = {item.name: raw[item.name] for item in fields(cls)}
+            values["models"] = {str(name): ModelLatency(**facts) for name, facts in raw["models"].items()}
+            values["promises"] = [PromiseStatus(**facts) for facts in raw["promises"]]
+            return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(f"this is no server status: {error}") from error
 
@@ -116,13 +116,13 @@ class StatusBook:
         self._counts: Dict[str, int] = {}
         self._totals = {"inferences": 0, "refused": 0, "failed": 0, "bytes_in": 0, "bytes_out": 0}
 
-    def add(self, **amounts: int) -> None:
+    def add_totals(self, **amounts: int) -> None:
         """Add to the totals: ``refused=1``, ``bytes_in=…``."""
         with self._lock:
             for name, amount in amounts.items():
                 self._totals[name] += amount
 
-    def computed(self, model: str, compute_s: float) -> None:
+    def record_inference(self, model: str, compute_s: float) -> None:
         """Record one inference that ended now."""
         with self._lock:
             now = self._clock()
@@ -130,7 +130,7 @@ class StatusBook:
             self._counts[model] = self._counts.get(model, 0) + 1
             self._latency.setdefault(model, deque(maxlen=SAMPLES)).append(compute_s)
             self._busy.append((now - compute_s, now))
-            self._forget(now)
+            self._remove_old(now)
 
     def expected_s(self, model: str) -> float:
         """Mean compute time of ``model`` so far, 0 if it has not run (seconds)."""
@@ -138,11 +138,11 @@ class StatusBook:
             samples = self._latency.get(model)
             return sum(samples) / len(samples) if samples else 0.0
 
-    def snapshot(self, queue_length: int, sessions: int) -> ServerStatus:
+    def make_status(self, queue_length: int, sessions: int) -> ServerStatus:
         """Return the status now."""
         with self._lock:
             now = self._clock()
-            self._forget(now)
+            self._remove_old(now)
             window = max(min(WINDOW_S, now - self._started), 1e-9)
             busy = sum(end - max(begin, now - window) for begin, end in self._busy)
             load = min(1.0, max(0.0, busy / window))
@@ -151,7 +151,7 @@ class StatusBook:
                 idle=1.0 - load,
                 queue_length=queue_length,
                 sessions=sessions,
-                models={name: self._summary(name) for name in self._latency},
+                models={name: self._summarise_latency(name) for name in self._latency},
                 uptime_s=now - self._started,
                 device=self._device,
                 inferences=self._totals["inferences"],
@@ -161,7 +161,7 @@ class StatusBook:
                 bytes_out=self._totals["bytes_out"],
             )
 
-    def _summary(self, model: str) -> ModelLatency:
+    def _summarise_latency(self, model: str) -> ModelLatency:
         ordered = sorted(self._latency[model])
         return ModelLatency(
             count=self._counts[model],
@@ -169,6 +169,6 @@ class StatusBook:
             p99_s=ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
         )
 
-    def _forget(self, now: float) -> None:
+    def _remove_old(self, now: float) -> None:
         while self._busy and self._busy[0][1] < now - WINDOW_S:
             self._busy.popleft()

@@ -46,12 +46,12 @@ class FairQueue(Generic[Item]):
         return self._closed
 
     def nudge(self) -> None:
-        """Let the reader in :meth:`get` return without an item, to check its other work."""
+        """Let the reader in :meth:`get_item` return without an item, to check its other work."""
         with self._changed:
             self._nudged = True
             self._changed.notify_all()
 
-    def put(self, peer: Hashable, item: Item, cost_s: float = 0.0) -> None:
+    def put_item(self, peer: Hashable, item: Item, cost_s: float = 0.0) -> None:
         """Queue ``item``, which will take ``cost_s`` seconds, for ``peer``.
 
         Raises:
@@ -59,26 +59,26 @@ class FairQueue(Generic[Item]):
         """
         with self._changed:
             robot = self._robot_of(peer)
-            mine = self._waiting.get(robot)
+            queue = self._waiting.get(robot)
             if self._closed:
                 raise Refused("the server is shutting down")
-            if mine is not None and len(mine) >= self._per_peer:
+            if queue is not None and len(queue) >= self._per_peer:
                 raise Refused(
-                    f"full: {len(mine)} requests of this robot wait already", remedy="send the next one after a reply"
+                    f"full: {len(queue)} requests of this robot wait already", remedy="send the next one after a reply"
                 )
             if self._count >= self._total:
                 raise Refused(
                     f"full: {self._count} requests of {len(self._waiting)} robots wait",
                     remedy="compute locally, lower the frame rate, or use another server",
                 )
-            if mine is None:
-                mine = self._waiting[robot] = deque()
-            mine.append((item, cost_s, peer, time.monotonic()))
+            if queue is None:
+                queue = self._waiting[robot] = deque()
+            queue.append((item, cost_s, peer, time.monotonic()))
             self._count += 1
             self._changed.notify()
 
-    def get(
-        self, timeout_s: Optional[float] = None, room_s: float = math.inf, patience_s: float = math.inf
+    def get_item(
+        self, timeout_s: Optional[float] = None, room_s: float = math.inf, max_deferral_s: float = math.inf
     ) -> Optional[Tuple[Item, float]]:
         """Return the next item and its cost, each robot in turn.
 
@@ -86,10 +86,10 @@ class FairQueue(Generic[Item]):
 
         Args:
             timeout_s: seconds to wait for one; None: as long as it takes.
-            room_s: one that costs more stays, unless it has waited for ``patience_s``, and so has what is planned.
-            patience_s: see ``room_s``: of all items there is one in so many seconds for which there is no room.
+            room_s: one that costs more stays, unless it has waited for ``max_deferral_s``, and so has what is planned.
+            max_deferral_s: see ``room_s``: of all items there is one in so many seconds for which there is no room.
 
-        It counts as being served until :meth:`served`, so that there is no moment at which it is neither waiting nor
+        It counts as being served until :meth:`end_item`, so that there is no moment at which it is neither waiting nor
         under way and an impossible request would be admitted.
         """
         with self._changed:
@@ -100,17 +100,17 @@ class FairQueue(Generic[Item]):
                 _, cost_s, _, since_s = next(iter(self._waiting.values()))[0]
                 if self._forced:
                     since_s = max(since_s, self._forced[-1][0])
-                return cost_s <= room_s or time.monotonic() - since_s >= patience_s
+                return cost_s <= room_s or time.monotonic() - since_s >= max_deferral_s
 
             self._changed.wait_for(lambda: fits() or self._closed or self._nudged, timeout_s)
             self._nudged = False
             if not fits():
                 return None
-            robot, mine = self._waiting.popitem(last=False)
-            item, cost_s, _, _ = mine.popleft()
+            robot, queue = self._waiting.popitem(last=False)
+            item, cost_s, _, _ = queue.popleft()
             self._count -= 1
-            if mine:
-                self._waiting[robot] = mine
+            if queue:
+                self._waiting[robot] = queue
             self._serving = (time.monotonic(), cost_s)
             if cost_s > room_s:
                 self._forced.append(self._serving)
@@ -120,27 +120,27 @@ class FairQueue(Generic[Item]):
         """Return the share of the last seconds that went to items that did not fit."""
         with self._changed:
             begin = time.monotonic() - FORCED_S
-            return min(0.5, sum(cost_s for when, cost_s in self._forced if when >= begin) / FORCED_S)
+            return min(0.5, sum(cost_s for at_s, cost_s in self._forced if at_s >= begin) / FORCED_S)
 
     @property
     def busy(self) -> bool:
         """True if an item waits, or is being served."""
         return self._count > 0 or self._serving is not None
 
-    def served(self) -> None:
-        """Record the end of the item that :meth:`get` returned last."""
+    def end_item(self) -> None:
+        """Record the end of the item that :meth:`get_item` returned last."""
         with self._changed:
             self._serving = None
 
-    def drop(self, peer: Hashable) -> List[Item]:
+    def remove_peer(self, peer: Hashable) -> List[Item]:
         """Remove all items of ``peer``, which has disconnected, and return them."""
         with self._changed:
             robot = self._robot_of(peer)
-            mine = self._waiting.get(robot, deque())
-            items = [item for item, _, owner, _ in mine if owner == peer]
-            kept = deque(entry for entry in mine if entry[2] != peer)
-            if kept:
-                self._waiting[robot] = kept
+            queue = self._waiting.get(robot, deque())
+            items = [item for item, _, owner, _ in queue if owner == peer]
+            remaining = deque(entry for entry in queue if entry[2] != peer)
+            if remaining:
+                self._waiting[robot] = remaining
             else:
                 self._waiting.pop(robot, None)
             self._count -= len(items)
@@ -149,7 +149,7 @@ class FairQueue(Generic[Item]):
     def close(self) -> List[Item]:
         """Refuse further items, wake the readers, and return the waiting items."""
         with self._changed:
-            items = [item for mine in self._waiting.values() for item, _, _, _ in mine]
+            items = [item for queue in self._waiting.values() for item, _, _, _ in queue]
             self._waiting.clear()
             self._count = 0
             self._closed = True
@@ -170,7 +170,7 @@ class FairQueue(Generic[Item]):
                 total += sum(cost for _, cost, _, _ in list(items)[: turn if other == robot else turn + 1])
             return total
 
-    def by_peer(self) -> Dict[Hashable, int]:
+    def count_by_robot(self) -> Dict[Hashable, int]:
         """Return the number of waiting items per robot."""
         with self._changed:
             return {robot: len(items) for robot, items in self._waiting.items()}
@@ -179,7 +179,7 @@ class FairQueue(Generic[Item]):
 Job = Callable[[], None]
 _log = logging.getLogger(__name__)
 #: A job that costs more than the time to what is planned next waits, but no longer than this; one goes in this time.
-PATIENCE_S = 0.5
+MAX_DEFERRAL_S = 0.5
 
 
 class Timetable(Protocol):
@@ -195,7 +195,7 @@ class Timetable(Protocol):
         """Do it, if it still is due."""
 
 
-class Worker:
+class JobWorker:
     """Runs jobs one after the other in its own thread. A job that fails is logged and never ends the thread.
 
     Args:
@@ -217,7 +217,7 @@ class Worker:
         self._prepare = prepare
         self._ready = threading.Event()
         self._failure: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
 
     def start(self) -> None:
         """Start, and return once ``prepare`` is done.
@@ -230,17 +230,17 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
-    def submit(self, peer: Hashable, job: Job, cost_s: float = 0.0) -> None:
+    def submit_job(self, peer: Hashable, job: Job, cost_s: float = 0.0) -> None:
         """Queue a job that will take about ``cost_s`` seconds.
 
         Raises:
             Refused: the queue is full or closed.
         """
-        self.queue.put(peer, job, cost_s)
+        self.queue.put_item(peer, job, cost_s)
 
     def give_way(self) -> None:
         """In a long job, on this thread: do due and waiting work, and return."""
-        self._keep_time()
+        self._run_due()
         for _ in range(len(self.queue)):
             self._do_next(0.0)
 
@@ -252,7 +252,7 @@ class Worker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         try:
             if self._prepare is not None:
                 self._prepare()
@@ -262,32 +262,32 @@ class Worker:
         finally:
             self._ready.set()
         while not self.queue.closed:
-            due_s = self._keep_time()
+            due_s = self._run_due()
             self._do_next(due_s, math.inf if due_s is None else due_s)
 
-    def _keep_time(self) -> Optional[float]:
+    def _run_due(self) -> Optional[float]:
         """Do what is due by the timetable; seconds to what is due next."""
         while self._timetable is not None and not self.queue.closed:
             due_s = self._timetable.due_s()
             if due_s is None:
                 return None
-            left_s = due_s - time.monotonic()
-            if left_s > 0:
-                return left_s
-            self._guarded(self._timetable.run)
+            remaining_s = due_s - time.monotonic()
+            if remaining_s > 0:
+                return remaining_s
+            self._run_guarded(self._timetable.run)
         return None
 
     def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:
         """Do the next job if it arrives within ``timeout_s`` and takes no longer than ``room_s``."""
-        taken = self.queue.get(timeout_s, room_s, PATIENCE_S)
-        if taken is None:
+        entry = self.queue.get_item(timeout_s, room_s, MAX_DEFERRAL_S)
+        if entry is None:
             return
         try:
-            self._guarded(taken[0])
+            self._run_guarded(entry[0])
         finally:
-            self.queue.served()
+            self.queue.end_item()
 
-    def _guarded(self, job: Job) -> None:
+    def _run_guarded(self, job: Job) -> None:
         try:
             job()
         except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from edge_offload.arrays import Array
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CHANNEL_MEANS, CHANNEL_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel, of the images that classifiers are trained on."""
 
 
-def load(
+def load_network(
     name: str,
     options: Optional[Mapping[str, Any]] = None,
     bgr: Optional[Array] = None,
     axis: Optional[int] = None,
     dense: bool = False,
-) -> Network:
+) -> TracedNetwork:
     """Build, trace and analyse a model of the registry.
 
     Args:
@@ -36,19 +36,19 @@ def load(
         BadInput: no such model, or an axis along which nothing is local.
         Unsupported: the model cannot be traced.
     """
-    from edge_offload.split.runtime.tracing import trace
+    from edge_offload.split.runtime.tracing import trace_module
 
-    module, inputs = module_and_inputs(name, dict(options or {}), synthetic_frame() if bgr is None else bgr)
-    return trace(name, _Dense(module) if dense else module, inputs, axis)
+    module, inputs = build_module(name, dict(options or {}), synthetic_frame() if bgr is None else bgr)
+    return trace_module(name, _Dense(module) if dense else module, inputs, axis)
 
 
-def module_and_inputs(name: str, options: Mapping[str, Any], bgr: Array) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
+def build_module(name: str, options: Mapping[str, Any], bgr: Array) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
     """A model of the registry with a sample input; arguments and errors as `load`."""
-    module, inputs = module_and_samples(name, options, [bgr])
+    module, inputs = build_samples(name, options, [bgr])
     return module, inputs[0]
 
 
-def module_and_samples(
+def build_samples(
     name: str, options: Mapping[str, Any], frames: Sequence[Array]
 ) -> Tuple[nn.Module, List[Tuple[torch.Tensor, ...]]]:
     """A model of the registry with an input for each of ``frames``; arguments and errors as `load`."""
@@ -98,7 +98,9 @@ def classifier_input(bgr: Array, size: int) -> torch.Tensor:
 
     rgb = cv2.cvtColor(cv2.resize(bgr, (size, size), interpolation=cv2.INTER_AREA), cv2.COLOR_BGR2RGB)
     unit = torch.from_numpy(rgb).permute(2, 0, 1).float() / 255.0
-    return ((unit - torch.tensor(MEAN)[:, None, None]) / torch.tensor(DEVIATION)[:, None, None])[None].contiguous()
+    return ((unit - torch.tensor(CHANNEL_MEANS)[:, None, None]) / torch.tensor(CHANNEL_DEVIATIONS)[:, None, None])[
+        None
+    ].contiguous()
 
 
 def synthetic_frame(height: int = 480, width: int = 640, seed: int = 0) -> Array:

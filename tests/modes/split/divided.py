@@ -8,10 +8,10 @@ import random
 from edge_offload.ir import sequence_hash
 from edge_offload.manager.lateness import Lateness, TimeoutLimits
 from edge_offload.split.footprints.registry import EMPTY
-from edge_offload.split.model.complete import backward, complete
-from edge_offload.split.model.locality import Locality, union
+from edge_offload.split.model.complete import complete_plan, decide_backward
+from edge_offload.split.model.locality import Locality, unite_rows
 from edge_offload.split.planners.table import Effort
-from edge_offload.split.runtime.tables import ready
+from edge_offload.split.runtime.tables import compile_ready
 
 made = []
 """(network, plan) of each split."""
@@ -22,13 +22,13 @@ def divided(located, identity):
     chooser = random.Random(3)
 
     def decide(index, robot, server):
-        low, high = union(robot, server)
+        low, high = unite_rows(robot, server)
         if located.operators[index].kind is Locality.GLOBAL:
             return EMPTY, (low, high)
         cut = (low + high) // 2 + chooser.randint(-1, 1)
         return (low, max(low, cut)), (max(low, cut), high)
 
-    return complete(located, *backward(located, decide), identity=identity)
+    return complete_plan(located, *decide_backward(located, decide), identity=identity)
 
 
 def divide_everything(recorder):
@@ -39,7 +39,7 @@ def divide_everything(recorder):
 
     def opener(network):
         runner = usual(network, effort=Effort(0.1, 5), planner="device_only")
-        by_planner = runner.opener.plan
+        by_planner = runner.opener.make_plans
 
         def plan(network, model, shared, *progress):
             planned = by_planner(network, model, shared, *progress)
@@ -47,10 +47,10 @@ def divide_everything(recorder):
             found = divided(network.located, identity)
             assert found.splits_an_operator
             made.append((network, found))
-            chosen = ready(found, network.located, identity)
+            chosen = compile_ready(found, network.located, identity)
             return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place), undivided=())
 
-        runner.opener.plan = plan
+        runner.opener.make_plans = plan
         return runner
 
     learner.opener = opener

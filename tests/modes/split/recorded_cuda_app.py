@@ -38,5 +38,5 @@ with torch.no_grad():
         time.sleep(0.02)
 print(json.dumps({
     "distance": worst, "split": strategy.splits.operators_split, "state": strategy.state(),
-    "halves": [str(item.runner.opener.place.device) for item in strategy.inferences.all() if item.runner],
+    "halves": [str(item.runner.opener.place.device) for item in strategy.inferences.list_inferences() if item.runner],
 }), flush=True)  # fmt: skip

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edge_offload.modes.split.robot import contest
-from edge_offload.modes.split.robot.contest import Contest, Contests, compared
+from edge_offload.modes.split.robot.contest import PlanContest, PlanContests, compare_ratios
 
 UNDIVIDED_S = 0.2
 
@@ -18,16 +18,16 @@ class Robot:
     def __init__(self, ratio, noise=0.03, seed=0, idle_s=0.0):
         self.now, self.ratio, self.noise, self.idle_s = 0.0, ratio, noise, idle_s
         self.random = random.Random(seed)
-        self.contest = Contest(lambda: self.now)
+        self.contest = PlanContest(lambda: self.now)
         self.ran = []
 
     def run(self, count):
         for _ in range(count):
-            divided = self.contest.divides()
+            divided = self.contest.next_divides()
             slow = 1.0 + 0.5 * abs(self.random.gauss(0, 1)) if self.random.random() < 0.02 else 1.0
             seconds = UNDIVIDED_S * (self.ratio if divided else 1.0) * slow * self.random.lognormvariate(0, self.noise)
             self.now += seconds
-            self.contest.note(divided, seconds)
+            self.contest.record_inference(divided, seconds)
             self.now += self.idle_s
             self.ran.append(divided)
         return self
@@ -39,22 +39,22 @@ class Robot:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_divided_plan_that_is_faster_is_used(seed):
     robot = Robot(0.93, seed=seed).run(200)
-    assert robot.contest.used is True
-    assert robot.contest.measured.ratio == pytest.approx(0.93, abs=0.04)
-    assert robot.contest.measured.high < 1.0
+    assert robot.contest.in_use is True
+    assert robot.contest.ratios.ratio == pytest.approx(0.93, abs=0.04)
+    assert robot.contest.ratios.high < 1.0
     assert robot.run(400).share(400) >= 0.9, "and compared now and then"
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_one_that_is_slower_is_not(seed):
     robot = Robot(1.099, seed=seed).run(200)
-    assert robot.contest.used is False
-    assert robot.contest.measured.low > 1.0
+    assert robot.contest.in_use is False
+    assert robot.contest.ratios.low > 1.0
     assert robot.run(400).share(400) == 0.0
 
 
 def test_what_cannot_be_told_apart_is_the_undivided_plan():
-    used = [Robot(1.0, seed=seed).run(150).contest.used for seed in range(400)]
+    used = [Robot(1.0, seed=seed).run(150).contest.in_use for seed in range(400)]
     assert used.count(True) <= 0.08 * len(used), "the error that is put up with is 5 %"
     assert used.count(False) >= 0.9 * len(used)
 
@@ -66,61 +66,61 @@ def test_the_two_run_in_turns_and_who_begins_changes():
 
 def test_one_that_becomes_slower_is_left():
     robot = Robot(0.9).run(100)
-    assert robot.contest.used is True
+    assert robot.contest.in_use is True
     robot.ratio = 1.1
     robot.run(1200)
-    assert robot.contest.used is False
+    assert robot.contest.in_use is False
     assert robot.share(200) == 0.0
 
 
 def test_it_is_tried_again_after_a_while_more_and_more_seldom():
     robot = Robot(1.1).run(100)
-    assert robot.contest.used is False
+    assert robot.contest.in_use is False
     waits = []
     for _ in range(3):
         since = robot.now
-        while robot.contest.used is False:
+        while robot.contest.in_use is False:
             robot.now += 1.0
         waits.append(robot.now - since)
         robot.run(100)
-        assert robot.contest.used is False
+        assert robot.contest.in_use is False
     assert waits == pytest.approx([300, 600, 1200], rel=0.1)
     robot.ratio = 0.9
     robot.now += contest.MOST_RETRY_S
-    assert robot.run(100).contest.used is True
+    assert robot.run(100).contest.in_use is True
 
 
 def test_inferences_that_are_far_apart_are_no_pair():
-    robot = Robot(0.8, idle_s=2 * contest.NEAR_S).run(200)
-    assert robot.contest.used is None
-    assert robot.contest.measured is None
+    robot = Robot(0.8, idle_s=2 * contest.NEIGHBOUR_S).run(200)
+    assert robot.contest.in_use is None
+    assert robot.contest.ratios is None
 
 
 def test_a_failure_between_two_ends_their_pair():
-    made = Contest(lambda: 0.0)
+    made = PlanContest(lambda: 0.0)
     for _ in range(100):
-        made.note(made.divides(), 0.1)
-        made.drop()
-    assert made.measured is None
+        made.record_inference(made.next_divides(), 0.1)
+        made.drop_inference()
+    assert made.ratios is None
 
 
 def test_the_interval_is_of_the_median_and_asks_for_enough_pairs():
-    few = compared([0.9] * 6)
+    few = compare_ratios([0.9] * 6)
     assert few.high == float("inf"), "six of six is what a coin does once in 64"
-    assert compared([0.9] * 8).high == 0.9
-    assert compared([0.9] * 7 + [1.1]).high == 1.1
-    many = compared([0.9] * 23 + [1.1] * 9)
+    assert compare_ratios([0.9] * 8).high == 0.9
+    assert compare_ratios([0.9] * 7 + [1.1]).high == 1.1
+    many = compare_ratios([0.9] * 23 + [1.1] * 9)
     assert (many.low, many.high) == (0.9, 1.1) or many.high == 0.9
 
 
 def test_what_is_told():
-    found = Contests()
-    assert found.words() == ""
-    assert found.of(3, 4) is found.of(3, 4)
+    found = PlanContests()
+    assert found.describe_state() == ""
+    assert found.contest_of(3, 4) is found.contest_of(3, 4)
     for place, ratio in ((0, 0.9), (1, 1.2), (2, 1.0)):
-        made = found.of(place, 9)
-        for _ in range(contest.COLD + (8 if place < 2 else 3)):
-            made.pair(ratio, 1.0)
-    assert found.words() == (
+        made = found.contest_of(place, 9)
+        for _ in range(contest.COLD_PAIRS + (8 if place < 2 else 3)):
+            made.add_pair(ratio, 1.0)
+    assert found.describe_state() == (
         "1 measured faster than undivided ones (0.90), 1 measured not faster (1.20), 2 being measured"
     )

@@ -12,7 +12,7 @@ import torch
 
 from edge_offload.mode import Mode
 from edge_offload.split.learning import process
-from edge_offload.split.learning.worker import NICE
+from edge_offload.split.learning.worker import NICE_LEVEL
 from tests.modes.split.waiting import until
 
 pytestmark = pytest.mark.process
@@ -88,7 +88,7 @@ def test_both_learn_beside_and_nobody_is_left(watched, beside, robot):
     runs(robot(beside.address, seed=71))  # weights that nobody has learnt
     sides = {os.getpid(), beside.process.pid}
     assert set(watched.niceness) >= sides
-    assert all(max(watched.niceness[side]) >= NICE for side in sides)
+    assert all(max(watched.niceness[side]) >= NICE_LEVEL for side in sides)
     until(lambda: not set(watched.now().values()) & sides, 60.0)
 
 

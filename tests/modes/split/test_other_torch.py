@@ -85,13 +85,13 @@ def test_another_torch_gets_the_robots_trace_and_the_same_torch_the_models_name(
     source = source_of(Net().eval())
     for there, recorded in ((torch.__version__, False), ("9.9.0", True)):
         asked: List[Any] = []
-        source.ask_to_open(client_with(there, asked), [PICTURE], None, lambda doing: None)
+        source.request_open(client_with(there, asked), [PICTURE], None, lambda doing: None)
         kind, body, buffers = asked[-1]
         assert kind == "split_open"
         assert ("constants" in body) == recorded
         if recorded:
             sent = wire.decode(buffers[0])
-            assert sent == source.trace([PICTURE], lambda doing: None).program.sequence
+            assert sent == source.trace_operators([PICTURE], lambda doing: None).program.sequence
             assert [item[0] for item in asked[:-1]] == ["split_have", "split_put"]
 
 
@@ -99,7 +99,7 @@ def test_an_operator_that_the_server_has_otherwise_is_refused_by_name(monkeypatc
     monkeypatch.setattr(other_torch, "other_operators", lambda client: {"aten::silu": "operator 'aten::silu' differs"})
     asked: List[Any] = []
     with pytest.raises(Unsupported, match="aten::silu"):
-        source_of(Net().eval()).ask_to_open(client_with("9.9.0", asked), [PICTURE], None, lambda doing: None)
+        source_of(Net().eval()).request_open(client_with("9.9.0", asked), [PICTURE], None, lambda doing: None)
     assert asked == []
 
 
@@ -111,11 +111,11 @@ def test_what_cannot_be_traced_is_tried_once_and_no_server_is_asked_again(monkey
         raise Unsupported("it cannot be traced")
 
     source, asked = source_of(Branching()), []  # type: ignore[var-annotated]
-    monkeypatch.setattr(source, "trace", trace)
+    monkeypatch.setattr(source, "trace_operators", trace)
     opener = SplitOpener(source, client_with(torch.__version__, asked), 1.0, PlanSettings())
     for _ in range(3):
         with pytest.raises(Unsupported, match="cannot be traced"):
-            opener.open([PICTURE], lambda doing: None)
+            opener.open_split([PICTURE], lambda doing: None)
     assert len(tried) == 1
     assert [kind for kind, *_ in asked].count("split_open") == 1
     assert [source.retry_s(count) for count in (1, 2, 3, 30)] == [5.0, 10.0, 20.0, MOST_REOPEN_S]

@@ -34,7 +34,7 @@ from edge_offload.protocol.blobs import digest
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.services.split import recorded
 from edge_offload.split.planners.table import Effort
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload_benchmarks.fuzzing.calls import replaced
 
 HERE = pathlib.Path(__file__).parent
@@ -86,7 +86,7 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 7)).double().eval()
     picture = torch.rand(1, 3, 16, 16, dtype=torch.float64)
-    network = trace("recorded", module, [picture])
+    network = trace_module("recorded", module, [picture])
     sent = []
     with Client(server.address, keys=KeyStore(keys)) as client:
         client.wait_ready(60.0)
@@ -145,20 +145,20 @@ def bytes_of(program):
 def test_a_sequence_is_read_and_gets_its_constants(recording, tmp_path, monkeypatch):
     monkeypatch.setattr(recorded, "MAX_BLOB_BYTES", 4000)
     program, inputs = recording
-    sequence = recorded.read(wire.encode(program.sequence), inputs)
+    sequence = recorded.read_sequence(wire.encode(program.sequence), inputs)
     data = bytes_of(program)
     names = [digest(data[:4000]), digest(data[4000:])]
     store = BlobStore(tmp_path)
     with pytest.raises(Refused, match="not here"):
-        recorded.with_constants(sequence, names, store)
-    store.put(names[0], data[:4000])
-    store.put(names[1], data[4000:])
-    found = recorded.with_constants(sequence, names, store)
+        recorded.add_constants(sequence, names, store)
+    store.put_blob(names[0], data[:4000])
+    store.put_blob(names[1], data[4000:])
+    found = recorded.add_constants(sequence, names, store)
     assert set(found.constants) == set(program.constants)
     assert all(torch.equal(tensor, program.constants[name]) for name, tensor in found.constants.items())
     for wrong in (names[:1], names[::-1], [*names, names[0]], ["text"], None):
         with pytest.raises(ProtocolError):
-            recorded.with_constants(sequence, wrong, store)
+            recorded.add_constants(sequence, wrong, store)
 
 
 def changed(sequence, which, **what):
@@ -175,7 +175,7 @@ def test_what_a_sequence_may_not_contain_is_refused_by_name(recording):
                  "aten.resize_.default", "aten.empty.memory_format", "aten.empty_like.default",
                  "aten.new_empty.default"):  # fmt: skip
         with pytest.raises((Unsupported, ProtocolError)) as caught:
-            recorded.read(wire.encode(changed(program.sequence, "aten.relu.default", name=name)), inputs)
+            recorded.read_sequence(wire.encode(changed(program.sequence, "aten.relu.default", name=name)), inputs)
         assert name.split(".")[1] in str(caught.value)
 
 
@@ -187,7 +187,7 @@ def test_a_dtype_comes_by_name(recording, number):
     for call in ({"args": (*relu.args, number)}, {"kwargs": (("dtype", number),)}):
         wrong = changed(program.sequence, relu.name, name="aten.sum.default", **call)
         with pytest.raises(ProtocolError, match=r"aten\.sum\.default': dtype is a number"):
-            recorded.read(wire.encode(wrong), inputs)
+            recorded.read_sequence(wire.encode(wrong), inputs)
 
 
 class InOnePiece(nn.Module):
@@ -205,7 +205,7 @@ def test_what_runs_in_one_piece_does_not_keep_an_inference_from_being_divided():
     torch.manual_seed(0)
     module, tensors = InOnePiece(), (torch.rand(6, 4), torch.randint(0, 6, (6,)))
     program, inputs = from_module(module, tensors), [TensorSpec.of(tensor) for tensor in tensors]
-    assert recorded.read(wire.encode(program.sequence), inputs).operators == program.sequence.operators
+    assert recorded.read_sequence(wire.encode(program.sequence), inputs).operators == program.sequence.operators
 
 
 @pytest.mark.parametrize("place", [-7, 6, 1 << 40])
@@ -232,13 +232,13 @@ def test_a_mode_that_the_operator_does_not_have_is_refused():
     """torch checks none of these in three dimensions: what comes back is what lay in the server's memory."""
     tensors = torch.rand(1, 2, 4, 4, 4), torch.rand(1, 3, 3, 3, 3)
     program, inputs = from_module(Sampled(), tensors), [TensorSpec.of(tensor) for tensor in tensors]
-    recorded.read(wire.encode(program.sequence), inputs)
+    recorded.read_sequence(wire.encode(program.sequence), inputs)
     (call,) = program.sequence.operators
     for name in ("aten.grid_sampler.default", "aten.grid_sampler_3d.default"):
         for modes in ((7, 0), (-1, 0), (0, 3), (0, None)):
             wrong = changed(program.sequence, call.name, name=name, args=(*call.args[:2], *modes, False), kwargs=())
             with pytest.raises(ProtocolError, match=r"there is no (interpolation|padding)_mode"):
-                recorded.read(wire.encode(wrong), inputs)
+                recorded.read_sequence(wire.encode(wrong), inputs)
 
 
 def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_says(recording, monkeypatch):
@@ -251,7 +251,7 @@ def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_s
     for _ in range(800):
         field = draw.choice(["operators", "operators", "values", *sorted(facts)])
         try:
-            recorded.read(msgpack.packb({**facts, field: replaced(facts[field], draw)}), inputs)
+            recorded.read_sequence(msgpack.packb({**facts, field: replaced(facts[field], draw)}), inputs)
         except EdgeOffloadError:
             refused += 1
     assert 400 < refused < 800
@@ -268,13 +268,17 @@ def test_a_sequence_that_does_not_do_what_it_says_is_refused(recording):
     ]
     for lie in lies:
         with pytest.raises(ProtocolError, match="relu"):
-            recorded.read(wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: lie})), inputs)
+            recorded.read_sequence(
+                wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: lie})), inputs
+            )
     with pytest.raises(ProtocolError, match="samples"):
-        recorded.read(wire.encode(sequence), [TensorSpec("float32", (1, 3, 8, 9))])
+        recorded.read_sequence(wire.encode(sequence), [TensorSpec("float32", (1, 3, 8, 9))])
     huge = dataclasses.replace(made, shape=(1 << 20, 1 << 14))
     with pytest.raises(Refused, match="larger values"):
-        recorded.read(wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: huge})), inputs)
+        recorded.read_sequence(
+            wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: huge})), inputs
+        )
     with pytest.raises(ProtocolError):
-        recorded.read(wire.encode(changed(sequence, "aten.relu.default", args=(1.0,))), inputs)
+        recorded.read_sequence(wire.encode(changed(sequence, "aten.relu.default", args=(1.0,))), inputs)
     with pytest.raises(ProtocolError):
-        recorded.read(wire.encode(sequence)[:-1], inputs)
+        recorded.read_sequence(wire.encode(sequence)[:-1], inputs)

@@ -20,17 +20,17 @@ from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir import sequence_hash
 from edge_offload.manager.lateness import Lateness, TimeoutLimits
 from edge_offload.mode import Mode
-from edge_offload.modes.split.robot.contest import COLD, LOOKS, Contests
+from edge_offload.modes.split.robot.contest import COLD_PAIRS, DECISION_PAIRS, PlanContests
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.footprints.registry import EMPTY, Locality
-from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.complete import complete_plan, decide_backward
 from edge_offload.split.model.cost import CostModel, OperatorCost
-from edge_offload.split.model.locality import union
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece
 from edge_offload.split.runtime.profile import Profile
-from edge_offload.split.runtime.tables import ready
+from edge_offload.split.runtime.tables import compile_ready
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.modes.split.waiting import until
 
@@ -47,7 +47,7 @@ def random_plan(located, chooser, identity):
     """Every operator on one side, on either's own needs, or cut anywhere."""
 
     def decide(index, robot, server):
-        low, high = union(robot, server)
+        low, high = unite_rows(robot, server)
         whole = located.operators[index].kind is Locality.GLOBAL
         style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "cut", "cut", "cut"])
         if style == "own":
@@ -58,7 +58,7 @@ def random_plan(located, chooser, identity):
             return parts if chooser.random() < 0.5 else (parts[1], parts[0])
         return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
 
-    return complete(located, *backward(located, decide), identity=identity)
+    return complete_plan(located, *decide_backward(located, decide), identity=identity)
 
 
 def install(robot, picture, plans, undivided=()):
@@ -66,7 +66,7 @@ def install(robot, picture, plans, undivided=()):
 
     def changed(planned):
         located = planned.network.located
-        compiled = tuple(ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
+        compiled = tuple(compile_ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
         table = dataclasses.replace(
             planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))), plans=tuple(plans)
         )
@@ -77,8 +77,8 @@ def install(robot, picture, plans, undivided=()):
             plans=compiled,
             place=places,
             undivided=undivided,
-            contests=Contests(),
-            times=PlanTimes.of(plans, planned.model) if undivided else planned.times,
+            contests=PlanContests(),
+            times=PlanTimes.simulate_plans(plans, planned.model) if undivided else planned.times,
         )
 
     return robot.runner.put_in_force([picture], changed)
@@ -111,10 +111,10 @@ def test_random_plans_give_the_references_bits_and_the_networks_results(bot):
             assert torch.equal(one, other)
         with torch.no_grad():
             close_to(got, bot.module(picture))
-        counted = bot.runner.counted
+        counted = bot.runner.counts
         assert counted.plan == place
         for side, rows in ((Side.ROBOT, counted.rows_robot), (Side.SERVER, counted.rows_server)):
-            expected = sum(step.high - step.low for step in plan.steps(side))
+            expected = sum(step.high - step.low for step in plan.steps_of(side))
             assert rows == expected or (side is Side.SERVER and 0 < rows <= expected)
 
 
@@ -136,7 +136,7 @@ def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, rob
     assert report.mode is Mode.SPLIT, report.fallback_reason
     assert all(torch.equal(one, other) for one, other in zip(got, want))
     maps = planned.network.program.sequence.values[located.sequence.operators[-1].input_ids()[-1]].nbytes
-    assert 0 < bot.runner.counted.bytes_down < maps / 2, "results come back, maps do not"
+    assert 0 < bot.runner.counts.bytes_down < maps / 2, "results come back, maps do not"
 
 
 def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, robot):
@@ -166,8 +166,8 @@ def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
     chooser = random.Random(11)
     divided = next(plan for plan in (random_plan(located, chooser, identity) for _ in range(200))
                    if plan.splits_an_operator)  # fmt: skip
-    local = complete(located, *backward(located, lambda index, robot, server: (union(robot, server), EMPTY)),
-                     identity=identity)  # fmt: skip
+    local = complete_plan(located, *decide_backward(
+        located, lambda index, robot, server: (unite_rows(robot, server), EMPTY)), identity=identity)  # fmt: skip
     install(bot, picture, [divided, server_only(located), local])
     told = []
     for place in range(3):
@@ -183,7 +183,7 @@ def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
 
 
 def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):
-    progress = SimpleNamespace(expect=lambda index, low, high: ("float32", (-1, -1)))
+    progress = SimpleNamespace(expect_rows=lambda index, low, high: ("float32", (-1, -1)))
     head = {"transfer": 0, "low": 0, "high": 1}
     for tensor, bound in ((torch.zeros(3, 5), None), (torch.zeros(3), r"2 dimensions"),
                           (torch.zeros(3, 5, dtype=torch.float64), "float32"),
@@ -214,13 +214,13 @@ def test_a_plan_that_divides_operators_runs_in_turns_with_the_best_undivided_one
         got, report = bot.offloaded.run([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         close_to(got, want)
-        return bot.runner.counted.plan
+        return bot.runner.counts.plan
 
     assert [ran() for _ in range(6)] == [0, 1, 1, 0, 0, 1]
-    contest, other = planned.contest(0.5e6)
-    assert (other, contest.used, planned.in_use(0.5e6)) == (1, None, 0)
-    for _ in range(COLD + LOOKS[0]):
-        contest.pair(1.2, 1.0)
+    contest, other = planned.find_contest(0.5e6)
+    assert (other, contest.in_use, planned.plan_in_use(0.5e6)) == (1, None, 0)
+    for _ in range(COLD_PAIRS + DECISION_PAIRS[0]):
+        contest.add_pair(1.2, 1.0)
     assert [ran() for _ in range(4)] == [1, 1, 1, 1]
     assert planned.expected(0.5e6).remote, "for the manager that is a mode that leaves everything to the server"
     assert "1 measured not faster (1.20)" in bot.runner.state()
@@ -234,7 +234,7 @@ def test_plans_are_made_with_the_best_undivided_ones_beside_them(bot):
     for objective in (Objective(), Objective("energy")):
         runner.opener.settings.objective = objective
         try:
-            made = runner.opener.plan(planned.network, model, planned.shared)
+            made = runner.opener.make_plans(planned.network, model, planned.shared)
         finally:
             runner.opener.settings.objective = None
         divides = [made.plans[place].plan.splits_an_operator for place in made.place]
@@ -268,7 +268,7 @@ def test_intermediates_travel_coded_both_ways_and_exactly(bot):
         assert report.mode is Mode.SPLIT, report.fallback_reason
         want = run_plan(plain, located, program.constants, [picture])
         assert all(torch.equal(one, other) for one, other in zip(got, want))
-        counted.append(bot.runner.counted)
+        counted.append(bot.runner.counts)
     assert counted[1].bytes_up != counted[0].bytes_up or counted[1].bytes_down != counted[0].bytes_down
 
 
@@ -288,7 +288,9 @@ def test_profile_command_measures_the_server_too(server, keys, tmp_path):
 def test_the_local_plan_uses_no_link(bot):
     planned = bot.open(image())
     located = planned.network.located
-    install(bot, image(), [complete(located, *backward(located, lambda i, r, s: (union(r, s), EMPTY)))])
+    install(
+        bot, image(), [complete_plan(located, *decide_backward(located, lambda i, r, s: (unite_rows(r, s), EMPTY)))]
+    )
     got, report = bot.offloaded.run([image()], Mode.SPLIT)
     with torch.no_grad():
         for one, other in zip(got, bot.module(image())):
@@ -297,7 +299,7 @@ def test_the_local_plan_uses_no_link(bot):
 
 
 def server_only(located):
-    return complete(located, *backward(located, lambda i, r, s: (EMPTY, union(r, s))))
+    return complete_plan(located, *decide_backward(located, lambda i, r, s: (EMPTY, unite_rows(r, s))))
 
 
 def test_a_killed_server_ends_in_the_local_result(own_server, robot):

@@ -12,13 +12,13 @@ from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.evaluate import make_kernel
 from edge_offload.mode import Mode
-from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.replica.replicas import ReplicaStore
 from edge_offload.server.services.split import models as split_models
-from edge_offload.server.services.split.models import SplitModels
+from edge_offload.server.services.split.models import SplitModelStore
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.runtime import places, tracing
 from edge_offload.split.runtime.profile import Profile
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload_research.emulate.emulator import Emulator
 from edge_offload_research.emulate.trace import Link, Trace
 from tests.modes.split import split_nets
@@ -27,7 +27,7 @@ from tests.modes.split.waiting import until
 PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def quick(network, repeats, tell=None, device=None):
+def quick(network, repeats, report=None, device=None):
     """Stands for the measurement, which is another test's."""
     count = len(network.located.operators)
     points = (((1, 1e-3), (2, 2e-3)),) * count
@@ -37,13 +37,13 @@ def quick(network, repeats, tell=None, device=None):
 def started(folder, factory="pictures"):
     """The models of a server that has just been started."""
     name = f"tests.modes.split.split_nets:{factory}"
-    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), TraceCache(folder), places.Place())
+    return SplitModelStore(ReplicaStore(torch.device("cpu"), [name]), TraceCache(folder), places.SplitDevice())
 
 
 def opened(models, factory="pictures", sequence=None, seed=1):
-    traced = models.trace(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
+    traced = models.trace_model(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
     if traced.profile is None:
-        models.profile(traced)
+        models.profile_model(traced)
     return traced
 
 
@@ -59,7 +59,7 @@ def results(program):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "measure", quick)
+    monkeypatch.setattr(places, "measure_profile", quick)
     return tmp_path / "splits"
 
 
@@ -72,8 +72,8 @@ def never(*_args, **_others):
 def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, monkeypatch, factory, names):
     """Whether the robot names its own trace, or has not traced yet."""
     before = opened(started(folder, factory), factory)
-    monkeypatch.setattr(tracing, "trace", never)
-    monkeypatch.setattr(places, "measure", never)
+    monkeypatch.setattr(tracing, "trace_module", never)
+    monkeypatch.setattr(places, "measure_profile", never)
     after = opened(started(folder, factory), factory, before.profile.sequence if names else None)
     assert after.profile == before.profile
     assert after.network.located.axes == before.network.located.axes
@@ -87,7 +87,7 @@ def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
         split_models, "fingerprint_of", lambda device: {**fingerprint_of(device), "device_name": "another"}
     )
     found = []
-    monkeypatch.setattr(places, "measure", lambda *args, **named: found.append(args) or quick(*args))
+    monkeypatch.setattr(places, "measure_profile", lambda *args, **named: found.append(args) or quick(*args))
     opened(started(folder), sequence=before.profile.sequence)
     assert len(found) == 1
 
@@ -95,7 +95,7 @@ def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
 def test_what_is_not_the_robots_own_trace_is_traced(folder, monkeypatch):
     before = opened(started(folder)).profile.sequence
     traced = []
-    monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
+    monkeypatch.setattr(tracing, "trace_module", lambda *args: traced.append(args) or trace_module(*args))
     opened(started(folder), sequence="0" * 32)  # whose code is another one
     opened(started(folder), sequence=before, seed=2)  # whose weights are
     opened(started(folder), sequence="../" + before)
@@ -108,12 +108,12 @@ def test_what_is_not_the_robots_own_trace_is_traced(folder, monkeypatch):
 def test_a_trace_that_was_found_by_the_models_checksum_is_of_that_model_alone(folder, monkeypatch):
     before = opened(started(folder))
     traced = []
-    monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
+    monkeypatch.setattr(tracing, "trace_module", lambda *args: traced.append(args) or trace_module(*args))
     opened(started(folder), seed=2)
     assert len(traced) == 1, "other weights"
     taller = torch.zeros((3, 64, 64), dtype=torch.uint8)
     models = started(folder)
-    models.trace("tests.modes.split.split_nets:pictures", {"seed": 1}, None, [taller], None)
+    models.trace_model("tests.modes.split.split_nets:pictures", {"seed": 1}, None, [taller], None)
     assert len(traced) == 2, "another shape"
     monkeypatch.setattr(torch, "__version__", "0.0.1")
     opened(started(folder))
@@ -128,11 +128,11 @@ def test_a_robot_whose_own_trace_is_another_gets_a_new_one(folder, monkeypatch):
     """The code has changed since, and the weights have not: both sides trace, and neither is held to the old trace."""
     opened(started(folder))
     models, traced = started(folder), []
-    assert opened(models).found
-    monkeypatch.setattr(tracing, "trace", lambda *args: traced.append(args) or trace(*args))
+    assert opened(models).from_cache
+    monkeypatch.setattr(tracing, "trace_module", lambda *args: traced.append(args) or trace_module(*args))
     again = opened(models, sequence="0" * 32)
     assert len(traced) == 1
-    assert not again.found
+    assert not again.from_cache
     assert opened(models, sequence="0" * 32) is again
     assert opened(models) is again
     assert len(traced) == 1
@@ -156,25 +156,25 @@ def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
         def forward(self, image):
             return image.float() + torch.tensor([[1.0], [2.0], [4.0]])[:, :, None]
 
-    network = trace("shifted", Shifted(), [PICTURE])
+    network = trace_module("shifted", Shifted(), [PICTURE])
     kept = TraceCache(tmp_path)
     profile = quick(network, 1)
-    kept.keep(network.program, profile, Shifted())
-    found = kept.find(profile.sequence, Shifted())
+    kept.save_trace(network.program, profile, Shifted())
+    found = kept.load_trace(profile.sequence, Shifted())
     assert found is not None
     assert torch.equal(results(network.program)[0], results(found.trace.program)[0])
 
 
 def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):
-    network = trace("pictures", split_nets.pictures(1).eval(), [PICTURE])
+    network = trace_module("pictures", split_nets.pictures(1).eval(), [PICTURE])
     kept, profile = TraceCache(tmp_path), quick(network, 1)
-    kept.keep(network.program, profile, None)
-    assert kept.profile(profile.sequence) == profile
-    assert kept.find(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
+    kept.save_trace(network.program, profile, None)
+    assert kept.load_profile(profile.sequence) == profile
+    assert kept.load_trace(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
     monkeypatch.setattr("edge_offload.server.services.split.trace_cache.PROFILE_S", 0.0)
-    assert kept.profile(profile.sequence) is None
+    assert kept.load_profile(profile.sequence) is None
     for number in range(40):
-        kept.keep(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
+        kept.save_trace(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
     assert len(list(tmp_path.iterdir())) == 32
 
 
@@ -185,8 +185,8 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
     with emulator.start():
         bot = robot(emulator.address)
         before = bot.open(PICTURE)
-        monkeypatch.setattr(bot.runner.opener.source, "trace", never)
-        monkeypatch.setattr(bot.runner.opener, "plan", never)
+        monkeypatch.setattr(bot.runner.opener.source, "trace_operators", never)
+        monkeypatch.setattr(bot.runner.opener, "make_plans", never)
         connections = bot.client.counters["connections"]
         emulator.cut("reset")
         until(lambda: bot.client.counters["connections"] > connections, 60.0)
@@ -201,6 +201,6 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
 def test_a_file_of_the_wrong_kind_is_not_used(tmp_path):
     kept = TraceCache(tmp_path)
     tmp_path.joinpath(f"{'a' * 32}.split").mkdir()
-    assert kept.profile("a" * 32) is None
+    assert kept.load_profile("a" * 32) is None
     with pytest.raises(EdgeOffloadError):
-        started(tmp_path).trace("no:such", {}, None, [PICTURE], "a" * 32)
+        started(tmp_path).trace_model("no:such", {}, None, [PICTURE], "a" * 32)

@@ -10,18 +10,26 @@ import pytest
 import torch
 
 from edge_offload.server.promises.settings import Wish
-from edge_offload.server.services.promise.evidence import ENOUGH, LEAST, LOOKED_AT, MOST, NOISE, Evidence, difference
+from edge_offload.server.services.promise.evidence import (
+    LEAST_FACTOR,
+    LEAST_RESULTS,
+    MOST_FACTOR,
+    ROUNDING,
+    SAMPLED_NUMBERS,
+    LossEvidence,
+    result_difference,
+)
 
 
 def a_wish(slope: float, flicker: float = 0.0, noise: float = 0.0) -> Wish:
     return Wish(0.05, slope, 0.1, flicker=flicker, settle=0.8, noise=noise)
 
 
-def seen(share: float, results: int = 3 * ENOUGH, stride: int = 2) -> Evidence:
+def seen(share: float, results: int = 3 * LEAST_RESULTS, stride: int = 2) -> LossEvidence:
     """Of a robot whose results differ by ``share`` from one to the next."""
-    evidence, value = Evidence(), torch.ones(4)
+    evidence, value = LossEvidence(), torch.ones(4)
     for number in range(results):
-        evidence.result(number * stride, [value])
+        evidence.add_result(number * stride, [value])
         value = value * (1 + share) / (1 - share)
     return evidence
 
@@ -33,37 +41,37 @@ def said(wish: Wish, frames: int = 2) -> float:
 def test_what_results_bear_out_is_believed() -> None:
     evidence = seen(0.2)
     wish = a_wish(0.02, flicker=0.1, noise=0.1)
-    assert evidence.believed(wish) == wish
+    assert evidence.limit_wish(wish) == wish
     assert evidence.note == ""
 
 
 def test_a_robot_whose_results_hardly_differ_is_not_believed_to_lose_much() -> None:
     evidence = seen(0.005)
-    believed = evidence.believed(a_wish(0.5, flicker=0.5, noise=1.0))
-    assert said(believed) == pytest.approx(MOST * 0.005, rel=0.01)
-    assert believed.noise <= MOST * 0.005 * 1.01
+    believed = evidence.limit_wish(a_wish(0.5, flicker=0.5, noise=1.0))
+    assert said(believed) == pytest.approx(MOST_FACTOR * 0.005, rel=0.01)
+    assert believed.noise <= MOST_FACTOR * 0.005 * 1.01
     assert "says it loses 1.5 in 2.0 frames, while its results differ by 0.005: 0.05 is believed" in evidence.note
-    assert evidence.believed(a_wish(0.001)).slope == 0.001
+    assert evidence.limit_wish(a_wish(0.001)).slope == 0.001
     assert evidence.note == "", "it says otherwise now"
 
 
 def test_a_robot_whose_results_differ_much_does_lose_something() -> None:
     evidence = seen(0.6)
-    believed = evidence.believed(a_wish(0.0))
-    assert said(believed) == pytest.approx(LEAST * (0.6 - NOISE), rel=0.01)
+    believed = evidence.limit_wish(a_wish(0.0))
+    assert said(believed) == pytest.approx(LEAST_FACTOR * (0.6 - ROUNDING), rel=0.01)
     assert "0.006 is believed" in evidence.note
 
 
 def test_few_results_say_nothing_and_those_of_another_time_are_not_compared() -> None:
     wild = a_wish(1.0)
-    assert seen(0.0, results=ENOUGH).believed(wild) == wild
-    far = Evidence()
-    for number in range(5 * ENOUGH):
-        far.result(number * 1000, [torch.ones(4)])
-    back = Evidence()
-    for number in range(5 * ENOUGH):
-        back.result(-number, [torch.ones(4)])
-    assert far.believed(wild) == back.believed(wild) == wild
+    assert seen(0.0, results=LEAST_RESULTS).limit_wish(wild) == wild
+    far = LossEvidence()
+    for number in range(5 * LEAST_RESULTS):
+        far.add_result(number * 1000, [torch.ones(4)])
+    back = LossEvidence()
+    for number in range(5 * LEAST_RESULTS):
+        back.add_result(-number, [torch.ones(4)])
+    assert far.limit_wish(wild) == back.limit_wish(wild) == wild
 
 
 @pytest.mark.parametrize(
@@ -81,24 +89,24 @@ def test_few_results_say_nothing_and_those_of_another_time_are_not_compared() ->
     ],
 )
 def test_differences(before: list, after: list, share: float) -> None:
-    assert difference([np.array(before)], [np.array(after)]) == pytest.approx(share)
+    assert result_difference([np.array(before)], [np.array(after)]) == pytest.approx(share)
 
 
 def test_results_of_any_kind_and_size_are_compared() -> None:
     source = random.Random(1)
     kinds = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64)
-    evidence = Evidence()
+    evidence = LossEvidence()
     for number in range(200):
         shape = [source.randrange(4) for _ in range(source.randrange(4))]
         value = torch.full(shape, source.choice([0.0, 1.0, math.inf]) if number % 3 else 1.0).nan_to_num(posinf=3.0)
-        evidence.result(number, [value.to(source.choice(kinds)) for _ in range(source.randrange(3))])
-    assert math.isfinite(evidence.believed(a_wish(0.5)).slope)
-    large = Evidence()
-    for number in range(3 * ENOUGH):
-        large.result(number, [torch.zeros(LOOKED_AT, 5)])
-    assert large.believed(a_wish(1.0)).slope == pytest.approx(MOST * NOISE)
-    buffer, same = torch.ones(4), Evidence()
-    for number in range(3 * ENOUGH):
+        evidence.add_result(number, [value.to(source.choice(kinds)) for _ in range(source.randrange(3))])
+    assert math.isfinite(evidence.limit_wish(a_wish(0.5)).slope)
+    large = LossEvidence()
+    for number in range(3 * LEAST_RESULTS):
+        large.add_result(number, [torch.zeros(SAMPLED_NUMBERS, 5)])
+    assert large.limit_wish(a_wish(1.0)).slope == pytest.approx(MOST_FACTOR * ROUNDING)
+    buffer, same = torch.ones(4), LossEvidence()
+    for number in range(3 * LEAST_RESULTS):
         buffer.fill_(number % 2 + 1.0)  # an engine may write its next outputs where the last ones were
-        same.result(number, [buffer])
-    assert same.believed(a_wish(0.1)).slope == 0.1
+        same.add_result(number, [buffer])
+    assert same.limit_wish(a_wish(0.1)).slope == 0.1

@@ -18,10 +18,10 @@ from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, PromiseR
 from edge_offload.server.promises.board import FAILED_PLANS, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
-from edge_offload.server.services.promise.register import SILENT_S, SILENT_TURNS, Register, Subject
-from edge_offload.server.services.promise.scheduler import Promises
+from edge_offload.server.services.promise.register import SILENT_S, SILENT_SLOTS, PromiseRegister, PromiseSubject
+from edge_offload.server.services.promise.scheduler import PromiseScheduler
 from edge_offload.server.services.replica.replicas import Replica
-from edge_offload.server.services.replica.service import Inference, Opened
+from edge_offload.server.services.replica.service import OpenedModel, ServerInference
 from edge_offload.server.status import StatusBook
 
 GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031, 0.0375, 0.044, 0.051, 0.058))
@@ -33,15 +33,15 @@ class Others:
     """Best effort."""
 
     def __init__(self) -> None:
-        self.taken: List[Inference] = []
+        self.taken: List[ServerInference] = []
         self.full = False
 
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: ServerInference) -> None:
         if self.full:
             raise Refused("full")
         self.taken.append(inference)
 
-    def drop(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         self.taken = [one for one in self.taken if one.request.peer is not peer]
 
 
@@ -70,13 +70,13 @@ class Rig:
         self.broken = False
         self.queue = Queue()
         book = StatusBook(clock=lambda: self.now)
-        self.register = Register(lambda: self.now)
-        self.promises = Promises(
+        self.register = PromiseRegister(lambda: self.now)
+        self.promises = PromiseScheduler(
             self.others, self.register, self.queue, self._fail, lambda *told: self.told.append(told)
         )
         module = torch.nn.Identity()
-        self.opened = Opened(Replica("net", {}, ModuleExecutor(module), "hash"), (TensorSpec("float32", (4,)),))
-        self.subject = Subject(self.opened, self._run, GPU)
+        self.opened = OpenedModel(Replica("net", {}, ModuleExecutor(module), "hash"), (TensorSpec("float32", (4,)),))
+        self.subject = PromiseSubject(self.opened, self._run, GPU)
         self.feed = ResultFeed()
         self.book = book
 
@@ -101,7 +101,7 @@ class Robot:
     def __init__(self, rig: Rig, number: int, bound: float, session: str, slope: float = 0.006) -> None:
         self.rig, self.phase, self.slope = rig, 99.0 + 0.004 * (number % 8), slope
         self.peer = Peer(f"robot{number}", f"key{number}", session, ready=True)
-        self.sent: Dict[int, Inference] = {}
+        self.sent: Dict[int, ServerInference] = {}
         self.still = False
         self.ask = PromiseRequest(1, bound, FRAME_S, True, self.frame(), 0.0, slope, 0.0, 0.012, 0.006)
 
@@ -110,7 +110,7 @@ class Robot:
 
     def join(self) -> None:
         arrived = self.phase + self.ask.frame * FRAME_S + 0.012
-        self.rig.register.join(self.peer, self.ask, self.rig.subject, 8, arrived)
+        self.rig.register.admit_robot(self.peer, self.ask, self.rig.subject, 8, arrived)
 
     def turns(self) -> List[Tuple[int, float]]:
         for peer, kind, body in reversed(self.rig.told):
@@ -121,14 +121,14 @@ class Robot:
     def arrives(self, frame: int) -> float:
         return self.phase + frame * FRAME_S + 0.012
 
-    def send(self, frame: int, turn: Any = None, late: float = 0.0) -> Inference:
+    def send(self, frame: int, turn: Any = None, late: float = 0.0) -> ServerInference:
         descriptors, buffers = pack_tensors([INPUT if self.still else INPUT + frame % 7], "raw")
         body: Dict[str, Any] = {"handle": 1, "inputs": descriptors, "codec": "raw"}
         body["turn"] = PromiseReport(frame, self.slope, 0.0, 0.012, 0.006).to_wire() if turn is None else turn
         message = Message("request", 0, frame, "infer", body, (), [memoryview(one).cast("B") for one in buffers])
         received = self.arrives(frame) + late
         request = Request(self.peer, message, received, 10, lambda *answer: self.rig.answers.append(answer))
-        inference = Inference(request, self.rig.opened, None, 1 << 20, self.rig.book, self.rig.feed)
+        inference = ServerInference(request, self.rig.opened, None, 1 << 20, self.rig.book, self.rig.feed)
         self.sent[frame] = inference
         self.rig.promises.submit(inference)
         return inference
@@ -161,7 +161,7 @@ def drive(rig: Rig, robots: List[Robot], seconds: float, source: random.Random, 
         at = min(tick, arrival[0] if arrival else end, max(rig.now, due) if due is not None else end)
         rig.now = max(rig.now, at)
         if at == tick:
-            rig.promises.tick()
+            rig.promises.update_plan()
             tick = max(tick + PERIOD_S, rig.now)
         elif arrival is not None and at == arrival[0]:
             late = source.uniform(0.03, 0.3) if source.random() < lost else 0.0
@@ -188,7 +188,7 @@ def test_robots_that_follow_their_turns_are_computed_together_and_promises_hold(
     answered = [message for _, message in rig.answers]
     assert all(message.type == "reply" for message in answered)
     assert len(answered) == sum(rig.sizes), "one answer for each frame"
-    assert rig.book.snapshot(0, 0).load > 0.5
+    assert rig.book.make_status(0, 0).load > 0.5
 
 
 def test_a_robot_that_is_refused_is_told_what_could_be_promised() -> None:
@@ -211,7 +211,7 @@ def test_frames_that_do_not_come_are_left_out_and_counted() -> None:
 def test_a_frame_that_is_late_or_has_no_turn_is_computed_with_all_others() -> None:
     rig = Rig()
     (robot,) = joined(rig, 1)
-    rig.promises.tick()
+    rig.promises.update_plan()
     (frame, begin), *_ = robot.turns()
     rig.now += begin + 0.1
     assert rig.promises.due_s() is not None
@@ -226,7 +226,7 @@ def test_a_frame_that_is_late_or_has_no_turn_is_computed_with_all_others() -> No
 def test_a_robot_without_a_promise_gains_nothing_by_a_turn() -> None:
     rig = Rig()
     (robot,) = joined(rig, 1)
-    rig.promises.tick()
+    rig.promises.update_plan()
     stranger = rig.robot(7)
     assert rig.others.taken == [stranger.send(robot.turns()[0][0])]
     other = rig.robot(0, session="another connection of the same robot")
@@ -236,24 +236,24 @@ def test_a_robot_without_a_promise_gains_nothing_by_a_turn() -> None:
 def test_frames_wait_for_no_batch_that_there_is_not_any_more() -> None:
     rig = Rig()
     robot, other = joined(rig, 2)
-    rig.promises.tick()
+    rig.promises.update_plan()
     waiting = robot.send(robot.turns()[0][0])
     assert not rig.others.taken
-    assert rig.promises.leave(robot.peer)
+    assert rig.promises.end_promise(robot.peer)
     assert rig.others.taken == [waiting]
-    assert not rig.promises.leave(robot.peer)
+    assert not rig.promises.end_promise(robot.peer)
     rig.others.full = True
     refused = other.send(other.turns()[0][0])
-    assert rig.promises.leave(other.peer)
+    assert rig.promises.end_promise(other.peer)
     assert [request for request, _ in rig.failed] == [refused.request], "it is told at once"
 
 
 def test_who_has_gone_waits_for_nothing_and_has_no_promise() -> None:
     rig = Rig()
     robot, _ = joined(rig, 2)
-    rig.promises.tick()
+    rig.promises.update_plan()
     robot.send(robot.turns()[0][0])
-    rig.promises.drop(robot.peer)
+    rig.promises.remove_peer(robot.peer)
     assert len(rig.promises.status()[1]) == 1
     rig.now += 5
     while (due := rig.promises.due_s()) is not None and due < rig.now:
@@ -276,16 +276,16 @@ def test_a_silent_robot_loses_its_promise_and_is_told_why() -> None:
 def test_a_robot_whose_turns_are_rare_is_not_silent_when_one_was_missed() -> None:
     rig = Rig()
     robots = joined(rig, 1)
-    rig.promises.tick()
-    for missed in range(SILENT_TURNS):
+    rig.promises.update_plan()
+    for missed in range(SILENT_SLOTS):
         rig.now += SILENT_S / 2  # so far apart are its turns
-        rig.promises.tick()
+        rig.promises.update_plan()
         assert len(rig.promises.status()[1]) == 1, f"{missed} missed"
         due = rig.promises.due_s()
         assert due is not None
         rig.now = max(rig.now, due)
         rig.promises.run()
-    rig.promises.tick()
+    rig.promises.update_plan()
     assert [(peer, kind) for peer, kind, _ in rig.told if kind == ENDED] == [(robots[0].peer, ENDED)]
 
 
@@ -297,22 +297,22 @@ def test_one_promise_for_each_robot_and_a_new_connection_takes_it_over() -> None
     back = rig.robot(0)  # the same session: its connection broke
     back.join()
     assert len(rig.promises.status()[1]) == 1
-    assert not rig.promises.leave(robot.peer)
-    assert rig.promises.leave(back.peer)
+    assert not rig.promises.end_promise(robot.peer)
+    assert rig.promises.end_promise(back.peer)
 
 
 def test_promises_are_made_for_one_model_and_shape_at_a_time() -> None:
     rig = Rig()
     (robot,) = joined(rig, 1)
-    other = Subject(Opened(rig.opened.replica, (TensorSpec("float32", (5,)),)), rig._run, GPU)
+    other = PromiseSubject(OpenedModel(rig.opened.replica, (TensorSpec("float32", (5,)),)), rig._run, GPU)
     newcomer = rig.robot(1)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
-        rig.register.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
+        rig.register.admit_robot(newcomer.peer, newcomer.ask, other, 8, rig.now)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
-        rig.register.check(other.opened)
-    rig.promises.leave(robot.peer)
-    rig.register.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
-    rig.register.check(other.opened)
+        rig.register.check_subject(other.opened)
+    rig.promises.end_promise(robot.peer)
+    rig.register.admit_robot(newcomer.peer, newcomer.ask, other, 8, rig.now)
+    rig.register.check_subject(other.opened)
 
 
 @pytest.mark.parametrize(
@@ -388,10 +388,10 @@ def _joined(robot: Robot) -> bool:
 def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None:
     rig = Rig()
     robots = joined(rig, 64)
-    rig.promises.tick()
+    rig.promises.update_plan()
     rig.queue.forced = 0.3
     for _ in range(FAILED_PLANS + 1):
-        rig.promises.tick()
+        rig.promises.update_plan()
     gone = [body["reason"] for _, kind, body in rig.told if kind == ENDED]
     assert 0 < len(gone) < len(robots), "promises that cannot be kept beside it are taken back, and no other"
     assert all("cannot be kept beside" in why for why in gone)

@@ -14,14 +14,14 @@ from edge_offload.execute.emulated import EmulatedExecutor, Emulation
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.server.promises.tables import load_csv
-from edge_offload.server.services.promise.batches import Batches, Table
+from edge_offload.server.services.promise.batches import BatchRunner, BatchTable
 from edge_offload.server.services.replica.replicas import Replica
 
 SPECS = (TensorSpec("float32", (3, 4)),)
 
 
-def batches(module: torch.nn.Module, executor: ModuleExecutor) -> Batches:
-    return Batches(Replica("net", {}, executor, "hash"), SPECS)
+def batches(module: torch.nn.Module, executor: ModuleExecutor) -> BatchRunner:
+    return BatchRunner(Replica("net", {}, executor, "hash"), SPECS)
 
 
 def test_a_csv_is_a_table(tmp_path: pathlib.Path) -> None:
@@ -56,17 +56,17 @@ def test_what_is_no_table_is_told(tmp_path: pathlib.Path, text: str, words: str)
 
 def test_measured_once_and_kept(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     module = torch.nn.Linear(4, 4)
-    found = batches(module, ModuleExecutor(module)).table(lambda: None, tmp_path)
+    found = batches(module, ModuleExecutor(module)).load_or_measure(lambda: None, tmp_path)
     assert len(found.median_s) == len(found.p95_s) == 8
     assert list(found.median_s) == sorted(found.median_s)
     assert list(found.p95_s) == sorted(found.p95_s)
     assert all(p95 >= median > 0 for median, p95 in zip(found.median_s, found.p95_s))
-    again = batches(module, ModuleExecutor(module)).table(lambda: pytest.fail("measured again"), tmp_path)
+    again = batches(module, ModuleExecutor(module)).load_or_measure(lambda: pytest.fail("measured again"), tmp_path)
     assert again == found
     for path in tmp_path.glob("*.json"):
         path.write_text('{"median_s": [2, 1], "p95_s": [2, 1], "equal": 1, "reason": ""}')
     with caplog.at_level(logging.WARNING):
-        batches(module, ModuleExecutor(module)).table(lambda: None, tmp_path)
+        batches(module, ModuleExecutor(module)).load_or_measure(lambda: None, tmp_path)
     assert "cannot be used" in caplog.text
 
 
@@ -75,7 +75,7 @@ def test_a_module_that_cannot_be_batched_has_batch_one(tmp_path: pathlib.Path) -
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[x > float(x.mean())]
 
-    found = batches(Undecided(), ModuleExecutor(Undecided())).table(lambda: None, tmp_path)
+    found = batches(Undecided(), ModuleExecutor(Undecided())).load_or_measure(lambda: None, tmp_path)
     assert len(found.median_s) == found.equal == 1
     assert found.reason.startswith("batch 2: ")
 
@@ -86,7 +86,7 @@ def test_an_emulated_device_says_so_and_takes_its_time(monkeypatch: pytest.Monke
     monkeypatch.setattr(emulated.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
     module = torch.nn.Linear(4, 4)
     executor = EmulatedExecutor(module, Emulation("emulated:gpu.csv", (0.001, 0.002)))
-    assert batches(module, executor).table(lambda: None) == Table((0.001, 0.002), (0.001, 0.002), 2)
+    assert batches(module, executor).load_or_measure(lambda: None) == BatchTable((0.001, 0.002), (0.001, 0.002), 2)
     first = executor.run([torch.ones(3, 4)])
     other, third = executor.run_batch([[torch.zeros(3, 4)], [torch.ones(3, 4)]])
     assert torch.equal(other.outputs[0], first.outputs[0]), "outputs were computed before"

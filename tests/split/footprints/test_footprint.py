@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
 from edge_offload.split.footprints.registry import Locality, covered_names
-from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
+from edge_offload.split.model.locality import LocalityMap, analyse_locality, axis_choices
 from tests.split.split_chains import Chain
 
 X = Ref(0)
@@ -31,14 +31,14 @@ class Fragments:
 
     def whole(self, number: int) -> torch.Tensor:
         if number in self.located.axes:
-            return self.rows(number, 0, self.located.length(number))
+            return self.rows(number, 0, self.located.count_rows(number))
         return self.chain.tensors[number]
 
 
 def check_rows(chain: Chain, axis: int, ranges: List[Tuple[int, int]]) -> LocalityMap:
     """Analyse, then compute each range of the last operator from its footprint only, and compare."""
     sequence = chain.finish()
-    located = analyse(sequence, {0: axis})
+    located = analyse_locality(sequence, {0: axis})
     index = len(sequence) - 1
     found = located.operators[index]
     assert found.local is not None, f"{sequence.operators[index].name} is not local"
@@ -248,23 +248,23 @@ def test_what_needs_everything_is_global(name: str) -> None:
     shape, axis, build = GLOBAL[name]
     chain = Chain(R(*shape, dtype=torch.double))
     build(chain)
-    assert analyse(chain.finish(), {0: axis}).operators[-1].kind is Locality.GLOBAL
+    assert analyse_locality(chain.finish(), {0: axis}).operators[-1].kind is Locality.GLOBAL
 
 
 def test_indices_of_a_pool_make_it_global_only_if_read() -> None:
     chain = Chain(R(1, 2, 8, 8).double())
     chain.call("aten.max_pool2d_with_indices.default", X, [2, 2])
     values = chain.finish()
-    assert analyse(values, {0: 2}).operators[0].kind is Locality.BLOCK
+    assert analyse_locality(values, {0: 2}).operators[0].kind is Locality.BLOCK
     indices = chain.operators[0].outputs[1]
     assert indices is not None
-    assert analyse(chain.finish(indices), {0: 2}).operators[0].kind is Locality.GLOBAL
+    assert analyse_locality(chain.finish(indices), {0: 2}).operators[0].kind is Locality.GLOBAL
 
 
 def test_operators_of_other_libraries_are_global_not_errors() -> None:
     values = {0: Value(0, "float32", (2, 8), Kind.INPUT), 1: Value(1, "float32", (2, 8))}
     sequence = OperatorSequence(values, (0,), {}, (Operator("mylib.secret.default", (X,), (), (1,)),), (1,)).validate()
-    assert analyse(sequence, {0: 1}).operators[0].kind is Locality.GLOBAL
+    assert analyse_locality(sequence, {0: 1}).operators[0].kind is Locality.GLOBAL
 
 
 def test_keys_and_values_are_needed_whole_while_queries_are_split() -> None:
@@ -292,21 +292,23 @@ def test_a_grid_of_the_inputs_own_points_anywhere_into_it() -> None:
     chain.call("aten.grid_sampler.default", X, grid, 0, 0, False)
     located = check_rows(chain, 2, [(0, 0), (1, 2), (3, 1)])
     assert located.footprint(2, 2, 4) == {0: (0, 7), grid.id: (2, 4)}
-    assert analyse(chain.finish(), {0: 1}).operators[-1].kind is Locality.GLOBAL, "the grid's axis is its coordinates"
+    assert analyse_locality(chain.finish(), {0: 1}).operators[-1].kind is Locality.GLOBAL, (
+        "the grid's axis is its coordinates"
+    )
 
 
 def test_a_grid_that_is_there_whole_is_cut_where_the_input_is_split() -> None:
     chain = Chain(R(1, 3, 6, 4).double())
     chain.call("aten.grid_sampler_2d.default", X, GRID[:1], 0, 0, False)
     located = check_rows(chain, 3, [(0, 0), (1, 2)])
-    assert located.length(located.sequence.outputs[0]) == GRID.shape[2]
+    assert located.count_rows(located.sequence.outputs[0]) == GRID.shape[2]
     assert located.footprint(0, 2, 4) == {0: (0, 4)}
 
 
 def test_convolution_footprint_is_exactly_the_window() -> None:
     chain = Chain(R(1, 1, 20, 4).double())
     chain.call("aten.conv2d.default", X, R(1, 1, 3, 3).double(), None, [2, 2], [1, 1], [3, 1])
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     assert located.footprint(0, 2, 4) == {0: (3, 12)}  # rows 2*2-1 .. 3*2-1+6
     assert located.footprint(0, 0, 1) == {0: (2, 6)}  # taps at -1 (padding), 2 and 5
 
@@ -325,8 +327,8 @@ def test_random_operators_are_never_replicated() -> None:
     chain = Chain(R(1, 3, 8, 6).double())
     noise = Ref(chain.call("aten.rand.default", [1, 3, 8, 6]))
     chain.call("aten.add.Tensor", X, noise)
-    kinds = [entry.kind for entry in analyse(chain.finish(), {0: 2}).operators]
+    kinds = [entry.kind for entry in analyse_locality(chain.finish(), {0: 2}).operators]
     assert kinds == [Locality.GLOBAL, Locality.ELEMENT]
     dropout = Chain(R(1, 3, 8, 6).double())
     dropout.call("aten.dropout.default", X, 0.5, True)
-    assert analyse(dropout.finish(), {0: 2}).operators[0].kind is Locality.GLOBAL
+    assert analyse_locality(dropout.finish(), {0: 2}).operators[0].kind is Locality.GLOBAL

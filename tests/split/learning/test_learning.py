@@ -19,21 +19,21 @@ from edge_offload.ir import sequence_hash
 from edge_offload.models import registry
 from edge_offload.split.learning import process, worker
 from edge_offload.split.learning.planning import (
-    Plans,
+    DistinctPlans,
     PlanSettings,
     costs_from_facts,
     costs_to_facts,
-    plans_for,
+    make_plans,
     settings_from_facts,
     settings_to_facts,
 )
-from edge_offload.split.learning.process import Learning
-from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost
+from edge_offload.split.learning.process import SplitLearning
+from edge_offload.split.model.cost import CodecCost, CopyCosts, CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.table import Effort
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.tracing import trace_module
 from tests.modes.split import split_nets
 
 NAME = f"{split_nets.__name__}:pictures"
@@ -59,7 +59,7 @@ def model_of(factory="pictures", seed=1):
 
 def learning_of(module, factory="pictures", **options):
     name = f"{split_nets.__name__}:{factory}"
-    return Learning(name, options or {"seed": 1}, lambda: registry.state_hash(module))
+    return SplitLearning(name, options or {"seed": 1}, lambda: registry.state_hash(module))
 
 
 def costs(network):
@@ -67,7 +67,7 @@ def costs(network):
     robot = tuple(OperatorCost(1e-5 * (index % 3), 1e-5) for index in range(len(located.operators)))
     server = tuple(OperatorCost(1e-5, 2e-6) for _ in located.operators)
     codecs = {network.program.sequence.inputs[0]: (CodecCost("shuffle+zstd", 1.9, 3e8, 4e8, 5e8, 6e8),)}
-    return CostModel(located, robot, server, codecs, Link(2e-3), request_s=1e-3, alone_s=0.01)
+    return CostModel(located, robot, server, codecs, LinkCosts(2e-3), request_s=1e-3, alone_s=0.01)
 
 
 OTHERS = []
@@ -97,30 +97,30 @@ def the_child(timeout_s=60.0):
 
 
 def test_costs_and_settings_are_the_same_as_data():
-    network = trace(NAME, model_of(), [PICTURE])
-    copies = Copies(OperatorCost(1e-4, 1e-9), OperatorCost(2e-4, 2e-9))
+    network = trace_module(NAME, model_of(), [PICTURE])
+    copies = CopyCosts(OperatorCost(1e-4, 1e-9), OperatorCost(2e-4, 2e-9))
     model = costs(network)
     there = CostModel(**{**vars(model), "copies": {Side.SERVER: copies}})
     for each in (model, there):
         assert costs_from_facts(costs_to_facts(each), network.located) == each
     for settings in (PlanSettings(), PlanSettings("dsccs", Objective("deadline", deadline_s=0.2), Effort(1.0, 5, 3))):
         assert settings_from_facts(settings_to_facts(settings)) == settings
-    made = plans_for(model, BANDWIDTHS, SEARCH)
-    assert Plans.from_facts(made.to_facts()) == made
+    made = make_plans(model, BANDWIDTHS, SEARCH)
+    assert DistinctPlans.from_facts(made.to_facts()) == made
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("factory", ["pictures", "listed"])
 def test_what_it_learns_is_what_is_learnt_here(factory):
     module = model_of(factory)
-    here = trace("here", module, [PICTURE])
+    here = trace_module("here", module, [PICTURE])
     learning, told = learning_of(module, factory), []
     with learning.at_work():
         there = learning.trace(module, [PICTURE], told.append)
         if sys.platform == "linux":
-            assert os.getpriority(os.PRIO_PROCESS, the_child()) >= worker.NICE
+            assert os.getpriority(os.PRIO_PROCESS, the_child()) >= worker.NICE_LEVEL
             assert pathlib.Path(f"/proc/{the_child()}/oom_score_adj").read_text() == "1000\n"
-        profile = learning.measured(there, Place(), 1)
+        profile = learning.measured(there, SplitDevice(), 1)
         made = learning.plans(costs(there), BANDWIDTHS, SEARCH)
         assert learning.problem == ""
         assert len(children()) == 1, "one for all of it"
@@ -140,7 +140,7 @@ def test_what_it_learns_is_what_is_learnt_here(factory):
     assert len(profile.points) == len(here.located.operators)
     assert profile.machine == fingerprint_of("cpu"), "it counts for this machine"
     assert profile.whole_s > 0
-    assert made == plans_for(costs(here), BANDWIDTHS, SEARCH)
+    assert made == make_plans(costs(here), BANDWIDTHS, SEARCH)
 
 
 @pytest.mark.process
@@ -148,18 +148,20 @@ def test_what_it_learns_is_what_is_learnt_here(factory):
 def test_whatever_becomes_of_it_the_split_is_learnt(how, monkeypatch):
     module = model_of()
     if how is signal.SIGSTOP:
-        monkeypatch.setattr(process, "LIMIT_S", 3.0)
+        monkeypatch.setattr(process, "PROCESS_LIMIT_S", 3.0)
     learning, told, found = learning_of(module), [], []
     asked = threading.Thread(target=lambda: found.append(learning.trace(module, [PICTURE], told.append)))
     asked.start()
     os.kill(the_child(), how)
     asked.join(120.0)
-    assert sequence_hash(found[0].program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
+    assert sequence_hash(found[0].program.sequence) == sequence_hash(
+        trace_module("x", module, [PICTURE]).program.sequence
+    )
     words = "has not done it within 3 s" if how is signal.SIGSTOP else "ended with code -9"
     assert words in learning.problem
     assert any("in this process" in each and words in each and "another one is tried" in each for each in told)
     assert children() == []
-    assert learning.measured(found[0], Place(), 1) is None, "a process knows what it has traced itself"
+    assert learning.measured(found[0], SplitDevice(), 1) is None, "a process knows what it has traced itself"
     assert children() == []
 
 
@@ -204,7 +206,7 @@ def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_lear
     learning, killed, told = learning_of(module), dying(1), []
     with learning.at_work():
         network = learning.trace(module, [PICTURE])
-        assert learning.plans(costs(network), BANDWIDTHS, SEARCH, told.append) == plans_for(
+        assert learning.plans(costs(network), BANDWIDTHS, SEARCH, told.append) == make_plans(
             costs(network), BANDWIDTHS, SEARCH
         )
         assert told == [f"in this process, for {learning.problem}"], "not twice for one thing"
@@ -214,7 +216,7 @@ def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_lear
     )
     with learning.at_work():
         network = learning.trace(module, [PICTURE])
-        assert learning.measured(network, Place(), 1) is not None, "it was traced in a process"
+        assert learning.measured(network, SplitDevice(), 1) is not None, "it was traced in a process"
         assert len(children()) == 1
     assert learning.problem == ""
     assert children() == []
@@ -227,7 +229,9 @@ def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
     learning, killed = learning_of(module), dying(99)
     for _ in range(process.MOST_FAILURES + 2):
         found = learning.trace(module, [PICTURE])
-        assert sequence_hash(found.program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
+        assert sequence_hash(found.program.sequence) == sequence_hash(
+            trace_module("x", module, [PICTURE]).program.sequence
+        )
     assert len(killed.pids) == process.MOST_FAILURES
     assert learning.problem == "the process of low priority ended with code -9 (3 in a row)"
     assert children() == []
@@ -239,13 +243,15 @@ def test_a_model_that_its_name_does_not_build_is_learnt_here():
     module = model_of(seed=2)
     for learning, words in (
         (learning_of(module, seed=1), "other weights"),
-        (Learning("no.such.module:factory", {}, lambda: registry.state_hash(module)), "cannot import"),
+        (SplitLearning("no.such.module:factory", {}, lambda: registry.state_hash(module)), "cannot import"),
     ):
-        network, told = learning.trace(module, [PICTURE]), []
+        network, told = learning.trace_model(module, [PICTURE]), []
         assert words in learning.problem
-        learning.plans(costs(network), BANDWIDTHS, SEARCH, told.append)
+        learning.make_plans(costs(network), BANDWIDTHS, SEARCH, told.append)
         assert told == [f"in this process, for {learning.problem}"], "what one process refused the next one would, too"
-        assert sequence_hash(network.program.sequence) == sequence_hash(trace("x", module, [PICTURE]).program.sequence)
+        assert sequence_hash(network.program.sequence) == sequence_hash(
+            trace_module("x", module, [PICTURE]).program.sequence
+        )
         assert torch.equal(network.module(PICTURE)[0], module(PICTURE)[0])
     assert children() == []
 

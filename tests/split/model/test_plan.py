@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.ir import Ref
-from edge_offload.split.model.check import BadPlan, check
-from edge_offload.split.model.complete import complete
+from edge_offload.split.model.check import BadPlan, check_plan
+from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.cost import CostModel, OperatorCost
-from edge_offload.split.model.locality import LocalityMap, analyse
-from edge_offload.split.model.plan import Plan, Side, Step, Transfer
-from edge_offload.split.model.simulate import simulate
-from edge_offload.split.runtime.streaming import stream
+from edge_offload.split.model.locality import LocalityMap, analyse_locality
+from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
+from edge_offload.split.model.simulate import simulate_plan
+from edge_offload.split.runtime.streaming import stream_plan
 from edge_offload_research.split.model.exactness import error, random_split
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.split_chains import Chain
@@ -81,7 +81,7 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
         chain.call("aten.relu.default", chain.tail)
     if chooser.random() < 0.5:
         chain.call("aten.mean.dim", chain.tail, [2, 3])
-    return chain, analyse(chain.finish(), {0: 2})
+    return chain, analyse_locality(chain.finish(), {0: 2})
 
 
 @given(seed=st.integers(0, 2**31))
@@ -89,7 +89,7 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
 def test_random_plans_of_random_networks_are_exact(seed: int) -> None:
     chooser = random.Random(seed)
     chain, located = conv_stack(chooser)
-    plan = check(random_plan(located, chooser), located)
+    plan = check_plan(random_plan(located, chooser), located)
     got = run_plan(plan, located, chain.blobs, [chain.tensors[0]])
     assert error(got, [chain.tensors[chain.last]]) <= TOLERANCE
 
@@ -99,7 +99,7 @@ def test_random_plans_of_random_networks_are_exact(seed: int) -> None:
 def test_shrinking_any_halo_by_one_is_refused_and_would_be_wrong(seed: int) -> None:
     chooser = random.Random(seed)
     chain, located = conv_stack(chooser, gaps=False)
-    plan = check(random_split(located, chooser), located)
+    plan = check_plan(random_split(located, chooser), located)
     assert error(run_plan(plan, located, chain.blobs, [chain.tensors[0]]), [chain.tensors[chain.last]]) <= TOLERANCE
     wasteful = wastes_rows(plan, located) or has_global_window(located)
     for position, transfer in enumerate(plan.transfers):
@@ -107,7 +107,7 @@ def test_shrinking_any_halo_by_one_is_refused_and_would_be_wrong(seed: int) -> N
             kept = [replace(transfer, low=low, high=high)] if low < high else []
             broken = replace(plan, transfers=(*plan.transfers[:position], *kept, *plan.transfers[position + 1 :]))
             with pytest.raises(BadPlan):
-                check(broken, located)
+                check_plan(broken, located)
             got = run_plan(broken, located, chain.blobs, [chain.tensors[0]])
             assert wasteful or error(got, [chain.tensors[chain.last]]) > 1e-6
 
@@ -120,24 +120,24 @@ def test_what_check_lets_through_is_exact_whatever_was_changed(seed: int) -> Non
     plan = random_plan(located, chooser)
     for _ in range(6):
         side = chooser.choice(list(Side))
-        steps = list(plan.steps(side))
+        steps = list(plan.steps_of(side))
         if not steps:
             continue
         at = chooser.randrange(len(steps))
         step = steps[at]
-        steps[at] = Step(step.operator, step.low + chooser.choice([0, 1]), step.high - chooser.choice([0, 1]))
+        steps[at] = PlanStep(step.operator, step.low + chooser.choice([0, 1]), step.high - chooser.choice([0, 1]))
         if steps[at].low >= steps[at].high or chooser.random() < 0.2:
             del steps[at]
         broken = replace(plan, **{side.value: tuple(steps)})
         try:
-            check(broken, located)
+            check_plan(broken, located)
         except BadPlan:
             continue
         got = run_plan(broken, located, chain.blobs, [chain.tensors[0]])
         assert error(got, [chain.tensors[chain.last]]) <= TOLERANCE
 
 
-def _reordered(plan: Plan, chooser: random.Random) -> Plan:
+def _reordered(plan: SplitPlan, chooser: random.Random) -> SplitPlan:
     """One step or transfer earlier or later than it was, or in two parts."""
     name = chooser.choice(["robot", "server", "transfers"])
     items = list(getattr(plan, name))
@@ -147,16 +147,16 @@ def _reordered(plan: Plan, chooser: random.Random) -> Plan:
     parts = [item]
     if item.high - item.low > 1 and chooser.random() < 0.5:
         middle = chooser.randint(item.low + 1, item.high - 1)
-        changed = item._replace if isinstance(item, Step) else partial(replace, item)
+        changed = item._replace if isinstance(item, PlanStep) else partial(replace, item)
         parts = [changed(high=middle), changed(low=middle)]
     for part in parts:
         items.insert(chooser.randint(0, len(items)), part)
     return replace(plan, **{name: tuple(items)})
 
 
-def _makespan_s(plan: Plan, located: LocalityMap) -> float:
+def _makespan_s(plan: SplitPlan, located: LocalityMap) -> float:
     costs = (OperatorCost(1e-5, 1e-6),) * len(located.operators)
-    return simulate(plan, CostModel(located, costs, costs), 1e6).makespan_s
+    return simulate_plan(plan, CostModel(located, costs, costs), 1e6).makespan_s
 
 
 @given(seed=st.integers(0, 2**31))
@@ -168,7 +168,7 @@ def test_check_lets_through_what_runs_to_its_end_and_nothing_else(seed: int) -> 
     for _ in range(6):
         changed = _reordered(plan, chooser)
         try:
-            check(changed, located)
+            check_plan(changed, located)
         except BadPlan:
             with pytest.raises(BadInput):
                 _makespan_s(changed, located)
@@ -181,10 +181,10 @@ def test_check_lets_through_what_runs_to_its_end_and_nothing_else(seed: int) -> 
 def test_waves_never_wait_for_each_other(seed: int) -> None:
     chooser = random.Random(seed)
     _, located = conv_stack(chooser)
-    plan = check(random_plan(located, chooser), located)
+    plan = check_plan(random_plan(located, chooser), located)
     for waves in (2, 3):
         for depth in (3, 100):
-            assert _makespan_s(check(stream(plan, located, waves, depth), located), located) > 0
+            assert _makespan_s(check_plan(stream_plan(plan, located, waves, depth), located), located) > 0
 
 
 def two_convolutions() -> Tuple[Chain, LocalityMap]:
@@ -192,63 +192,65 @@ def two_convolutions() -> Tuple[Chain, LocalityMap]:
     chain.call("aten.conv2d.default", Ref(0), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     chain.call("aten.mean.dim", chain.tail, [2, 3])
-    return chain, analyse(chain.finish(), {0: 2})
+    return chain, analyse_locality(chain.finish(), {0: 2})
 
 
 def test_halos_of_a_hand_made_cut() -> None:
     chain, located = two_convolutions()
-    plan = check(complete(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)}), located)
+    plan = check_plan(complete_plan(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)}), located)
     mid, out = chain.operators[0].outputs[0], chain.operators[1].outputs[0]
     assert mid is not None
     assert out is not None
     assert plan.transfers == (
-        Transfer(0, 4, 12, Side.ROBOT),  # rows 5.. of the first need input rows 4..
-        Transfer(out, 6, 12, Side.SERVER),  # the mean, a global operator, runs on the robot
+        RowTransfer(0, 4, 12, Side.ROBOT),  # rows 5.. of the first need input rows 4..
+        RowTransfer(out, 6, 12, Side.SERVER),  # the mean, a global operator, runs on the robot
     )
     assert plan.splits_an_operator
 
 
 def test_each_invariant_has_its_own_refusal() -> None:
     _, located = two_convolutions()
-    good = complete(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)})
+    good = complete_plan(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)})
     cases = {
         "another sequence": replace(good, sequence="0" * 32),
         "splits the inputs along": replace(good, axes={0: 3}),
-        "nobody computes all of rows": replace(good, robot=(Step(0, 0, 7), Step(1, 0, 5), Step(2, 0, 1))),
-        "is global and runs on both sides": replace(good, server=(*good.server, Step(2, 0, 1))),
-        "computed twice": replace(good, robot=(Step(0, 0, 4), Step(0, 3, 7), *good.robot[1:])),
-        "have a gap": replace(good, robot=(Step(0, 0, 4), Step(0, 5, 7), *good.robot[1:])),
-        "does not exist": replace(good, robot=(*good.robot, Step(9, 0, 1))),
-        "rows [0, 13) of 12": replace(good, robot=(Step(0, 0, 13), *good.robot[1:])),
+        "nobody computes all of rows": replace(good, robot=(PlanStep(0, 0, 7), PlanStep(1, 0, 5), PlanStep(2, 0, 1))),
+        "is global and runs on both sides": replace(good, server=(*good.server, PlanStep(2, 0, 1))),
+        "computed twice": replace(good, robot=(PlanStep(0, 0, 4), PlanStep(0, 3, 7), *good.robot[1:])),
+        "have a gap": replace(good, robot=(PlanStep(0, 0, 4), PlanStep(0, 5, 7), *good.robot[1:])),
+        "does not exist": replace(good, robot=(*good.robot, PlanStep(9, 0, 1))),
+        "rows [0, 13) of 12": replace(good, robot=(PlanStep(0, 0, 13), *good.robot[1:])),
         "needs rows": replace(good, robot=(good.robot[1], good.robot[0], good.robot[2])),
-        "never has rows": replace(good, transfers=(*good.transfers, Transfer(good.transfers[1].value, 0, 3,
+        "never has rows": replace(good, transfers=(*good.transfers, RowTransfer(good.transfers[1].value, 0, 3,
                                                                              Side.SERVER))),
-        "which both sides have": replace(good, transfers=(Transfer(1, 0, 1, Side.ROBOT), *good.transfers)),
+        "which both sides have": replace(good, transfers=(RowTransfer(1, 0, 1, Side.ROBOT), *good.transfers)),
     }  # fmt: skip
-    check(good, located)
+    check_plan(good, located)
     for words, plan in cases.items():
         with pytest.raises(BadPlan) as caught:
-            check(plan, located)
+            check_plan(plan, located)
         assert words in str(caught.value)
 
 
 def test_results_must_end_on_the_robot() -> None:
     _, located = two_convolutions()
-    plan = complete(located, {}, {0: (0, 12), 1: (0, 12), 2: (0, 1)})
+    plan = complete_plan(located, {}, {0: (0, 12), 1: (0, 12), 2: (0, 1)})
     with pytest.raises(BadPlan, match="end on the robot"):
-        check(replace(plan, transfers=plan.transfers[:1]), located)
+        check_plan(replace(plan, transfers=plan.transfers[:1]), located)
 
 
 def test_plan_travels_as_json_and_junk_is_refused() -> None:
     _, located = two_convolutions()
-    plan = complete(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)}).with_about(planner="hand")
-    assert Plan.from_json(plan.to_json()) == plan
+    plan = complete_plan(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)}).with_about(
+        planner="hand"
+    )
+    assert SplitPlan.from_json(plan.to_json()) == plan
     document = json.loads(plan.to_json())
     for key in document:
         for junk in (None, 7, "x", [["a"]], [[-1, 0, 1]], {"a": -1}):
             if key in ("sequence", "about") and isinstance(junk, (str, dict)):
                 continue
             with pytest.raises(BadInput):
-                Plan.from_json(json.dumps({**document, key: junk}))
+                SplitPlan.from_json(json.dumps({**document, key: junk}))
     with pytest.raises(BadInput):
-        Plan.from_json("[" * 100_000)
+        SplitPlan.from_json("[" * 100_000)

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.ir import Ref
-from edge_offload.split.model.check import check
-from edge_offload.split.model.complete import complete
-from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost, Payload, fit
-from edge_offload.split.model.locality import LocalityMap, analyse
+from edge_offload.split.model.check import check_plan
+from edge_offload.split.model.complete import complete_plan
+from edge_offload.split.model.cost import CodecCost, CopyCosts, CostModel, LinkCosts, OperatorCost, Payload, fit_cost
+from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.plan import Plan, Side
-from edge_offload.split.model.simulate import compile_plan, simulate, sweep
+from edge_offload.split.model.plan import Side, SplitPlan
+from edge_offload.split.model.simulate import compile_plan, simulate_plan, sweep_bandwidths
 from edge_offload.split.planners.space import Recut, Space
-from edge_offload.split.planners.table import EQUAL, PLANNERS, Effort, plan_table
+from edge_offload.split.planners.table import EQUAL_SHARE, PLANNERS, Effort, plan_table
 from edge_offload_research.split.model.exactness import error, random_split
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.branch_and_bound import solve
 from tests.split.split_chains import Chain
 
 QUICK = Effort(seconds=60.0, evaluations=120)
-NO_DELAY = Link(latency_s=0.0, message_s=0.0)
+NO_DELAY = LinkCosts(latency_s=0.0, message_s=0.0)
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -48,22 +48,24 @@ def stack(rows: int = 16, kernels: Tuple[int, ...] = (3, 3, 3), channels: int = 
 
 
 def located_of(chain: Chain) -> LocalityMap:
-    return analyse(chain.finish(), {0: 2})
+    return analyse_locality(chain.finish(), {0: 2})
 
 
 def costs(located: LocalityMap, whole_s: float, launch_s: float = 0.0) -> Tuple[OperatorCost, ...]:
     return tuple(OperatorCost(launch_s, (whole_s - launch_s) / entry.length) for entry in located.operators)
 
 
-def model_of(located: LocalityMap, robot_s: float, server_s: float, link: Link = NO_DELAY, **more: Any) -> CostModel:
+def model_of(
+    located: LocalityMap, robot_s: float, server_s: float, link: LinkCosts = NO_DELAY, **more: Any
+) -> CostModel:
     return CostModel(located, costs(located, robot_s), costs(located, server_s), link=link, **more)
 
 
 def test_server_only_timeline_is_upload_compute_download() -> None:
     located = located_of(stack())
-    model = model_of(located, 1.0, 0.1, Link(latency_s=0.5, message_s=0.25), request_s=0.125)
+    model = model_of(located, 1.0, 0.1, LinkCosts(latency_s=0.5, message_s=0.25), request_s=0.125)
     space = Space(model, [1024.0])
-    outcome = simulate(space.plan(space.score(space.server_only), 1024.0), model, 1024.0)
+    outcome = simulate_plan(space.make_plan(space.score_recuts(space.server_only), 1024.0), model, 1024.0)
     up, down = 2 * 16 * 4 * 8 / 1024, 2 * 8 / 1024
     assert outcome.makespan_s == pytest.approx(0.125 + up + 0.25 + 0.5 + 4 * 0.1 + down + 0.25 + 0.5)
     assert (outcome.bytes_up, outcome.bytes_down) == (1024.0, 16.0)
@@ -73,14 +75,14 @@ def test_server_only_timeline_is_upload_compute_download() -> None:
     assert outcome.energy_j == pytest.approx(
         outcome.makespan_s * power.standby + busy * (power.communication - power.standby)
     )
-    assert [span.lane for span in outcome.spans] == ["uplink", "server", "downlink"]
+    assert [span.row for span in outcome.spans] == ["uplink", "server", "downlink"]
 
 
 def test_device_only_takes_no_link_and_full_power() -> None:
     located = located_of(stack())
     model = model_of(located, 1.0, 0.1, request_s=9.0)
     space = Space(model, [1.0])
-    outcome = simulate(space.plan(space.score(space.device_only), 1.0), model, 1.0)
+    outcome = simulate_plan(space.make_plan(space.score_recuts(space.device_only), 1.0), model, 1.0)
     assert outcome.makespan_s == pytest.approx(4.0)
     assert outcome.energy_j == pytest.approx(4.0 * model.power.inference)
 
@@ -90,9 +92,9 @@ def test_device_only_takes_what_the_network_takes_without_a_plan() -> None:
     located = located_of(stack())
     model = model_of(located, 1.0, 0.5, alone_s=1.0)
     space = Space(model, [1e12])
-    alone, remote = space.score(space.device_only), space.score(space.server_only)
+    alone, remote = space.score_recuts(space.device_only), space.score_recuts(space.server_only)
     assert (float(alone.makespan_s[0]), float(remote.makespan_s[0])) == (1.0, pytest.approx(2.0))
-    outcome = simulate(space.plan(alone, 1e12), model, 1e12)
+    outcome = simulate_plan(space.make_plan(alone, 1e12), model, 1e12)
     assert outcome.makespan_s == outcome.robot_s == 1.0
     assert outcome.energy_j == pytest.approx(model.power.inference)
     for name in PLANNERS:
@@ -105,8 +107,8 @@ def test_upload_and_robot_compute_overlap() -> None:
     """Robot: rows 0-8 of the first operator; server: the rest, from rows 7-16 of the input, sent meanwhile."""
     located = located_of(stack(kernels=(3,), head=False))
     model = model_of(located, 1.6, 0.16)
-    plan = check(complete(located, {0: (0, 8)}, {0: (8, 16)}), located)
-    outcome = simulate(plan, model, 576.0)  # 9 rows of 64 bytes: one second up
+    plan = check_plan(complete_plan(located, {0: (0, 8)}, {0: (8, 16)}), located)
+    outcome = simulate_plan(plan, model, 576.0)  # 9 rows of 64 bytes: one second up
     down = 8 * 64 / 576
     assert outcome.robot_s == pytest.approx(0.8)
     assert outcome.makespan_s == pytest.approx(1.0 + 0.08 + down)
@@ -114,8 +116,8 @@ def test_upload_and_robot_compute_overlap() -> None:
 
 def test_coding_overlaps_sending_in_pieces() -> None:
     payload = Payload(raw_bytes=0, coded_bytes=1000.0, encode_s=0.5, decode_s=0.25, pieces=1)
-    assert payload.alone_s(1000.0) == pytest.approx(1.75)
-    assert replace(payload, pieces=10).alone_s(1000.0) == pytest.approx(1.0 + 0.075)
+    assert payload.idle_link_s(1000.0) == pytest.approx(1.75)
+    assert replace(payload, pieces=10).idle_link_s(1000.0) == pytest.approx(1.0 + 0.075)
 
 
 @given(seed=st.integers(0, 2**31))
@@ -123,29 +125,29 @@ def test_coding_overlaps_sending_in_pieces() -> None:
 def test_sweep_agrees_with_simulate_and_more_bandwidth_never_hurts(seed: int) -> None:
     chooser = random.Random(seed)
     located = located_of(stack(rows=12, kernels=tuple(chooser.choice([1, 3, 5]) for _ in range(4))))
-    model = model_of(located, 1.0, 0.3, Link(), request_s=0.01)
-    plan = check(random_split(located, chooser), located)
+    model = model_of(located, 1.0, 0.3, LinkCosts(), request_s=0.01)
+    plan = check_plan(random_split(located, chooser), located)
     rates = np.array([1e2, 1e3, 1e4, 1e6])
-    together, joules = sweep(compile_plan(plan, model), model, rates)
-    alone = [simulate(plan, model, rate) for rate in rates]
+    together, joules = sweep_bandwidths(compile_plan(plan, model), model, rates)
+    alone = [simulate_plan(plan, model, rate) for rate in rates]
     assert np.allclose(together, [outcome.makespan_s for outcome in alone])
     assert np.allclose(joules, [outcome.energy_j for outcome in alone])
     assert np.all(np.diff(together) <= 1e-9)
     for outcome in alone:
         assert outcome.makespan_s >= max(outcome.robot_s, outcome.server_s) - 1e-12
         for lane in ("robot", "uplink", "server", "downlink"):
-            spans = [span for span in outcome.spans if span.lane == lane]
+            spans = [span for span in outcome.spans if span.row == lane]
             assert all(one.end_s <= other.start_s + 1e-9 for one, other in zip(spans, spans[1:]))
 
 
 def test_fit_finds_launch_and_slope_and_never_goes_negative() -> None:
-    cost = fit([1, 4, 16, 64], [0.0102, 0.0108, 0.0132, 0.0228])
+    cost = fit_cost([1, 4, 16, 64], [0.0102, 0.0108, 0.0132, 0.0228])
     assert (cost.launch_s, cost.row_s) == (pytest.approx(0.01), pytest.approx(0.0002))
-    assert fit([1, 64], [0.02, 0.01]).row_s >= 0.0
-    assert fit([8], [0.4]).seconds(2) == pytest.approx(0.1)
-    assert cost.seconds(0) == 0.0
+    assert fit_cost([1, 64], [0.02, 0.01]).row_s >= 0.0
+    assert fit_cost([8], [0.4]).seconds_for(2) == pytest.approx(0.1)
+    assert cost.seconds_for(0) == 0.0
     with pytest.raises(BadInput):
-        fit([], [])
+        fit_cost([], [])
 
 
 TINY = [
@@ -178,11 +180,11 @@ def test_branch_and_bound_matches_brute_force(which: int, kind: str, rate: float
     model = CostModel(located, costs(located, 1.0, 0.1), costs(located, 0.2, 0.02), link=NO_DELAY)
     space, objective = Space(model, [rate]), Objective(kind)
     every, pruned = solve(space, objective, prune=False), solve(space, objective)
-    assert objective.cost(float(pruned.best.makespan_s[0]), float(pruned.best.energy_j[0])) == pytest.approx(
-        objective.cost(float(every.best.makespan_s[0]), float(every.best.energy_j[0]))
+    assert objective.compute_cost(float(pruned.best.makespan_s[0]), float(pruned.best.energy_j[0])) == pytest.approx(
+        objective.compute_cost(float(every.best.makespan_s[0]), float(every.best.energy_j[0]))
     )
     assert pruned.simulated <= every.simulated
-    check(space.plan(pruned.best, rate), located)
+    check_plan(space.make_plan(pruned.best, rate), located)
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -219,7 +221,7 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
             home = places[producer[number]] if number in producer else Side.ROBOT
             there = {places[user] for user in users} | ({Side.ROBOT} if number in located.sequence.outputs else set())
             if home.other in there:
-                total += model.payload(number, located.length(number), home, "raw").alone_s(rate)
+                total += model.make_payload(number, located.count_rows(number), home, "raw").idle_link_s(rate)
         best = min(best, total)
     return best
 
@@ -235,12 +237,15 @@ def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: fl
     server = tuple(OperatorCost(0.0, float(chooser.uniform(0.01, 0.4))) for _ in located.operators)
     space = Space(CostModel(located, robot, server, link=NO_DELAY), [rate], codecs=False)
     scored = layer_partition(space, 0, Objective())
-    plan = check(space.plan(scored, rate), located)
-    sequential = simulate(plan, space.model, rate)
+    plan = check_plan(space.make_plan(scored, rate), located)
+    sequential = simulate_plan(plan, space.model, rate)
     total = (
         sequential.robot_s
         + sequential.server_s
-        + sum(space.model.payload(t.value, t.high - t.low, t.sender, "raw").alone_s(rate) for t in plan.transfers)
+        + sum(
+            space.model.make_payload(t.value, t.high - t.low, t.sender, "raw").idle_link_s(rate)
+            for t in plan.transfers
+        )
     )
     assert total == pytest.approx(brute_force_layers(space, Objective()), rel=1e-5)
 
@@ -249,7 +254,7 @@ def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: fl
 @pytest.mark.parametrize("name", ["loss_beam", "loss_de"])
 def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str, name: str) -> None:
     located = located_of(stack(rows=24, kernels=(3, 5, 1, 3), channels=3))
-    model = CostModel(located, costs(located, 1.0, 0.1), costs(located, 0.1, 0.05), link=Link(0.001, 0.001),
+    model = CostModel(located, costs(located, 1.0, 0.1), costs(located, 0.1, 0.05), link=LinkCosts(0.001, 0.001),
                       codecs={0: (CodecCost("half", 2.0, 1e4, 1e5),)}, request_s=0.003)  # fmt: skip
     objective = Objective(kind, deadline_s=2.0)
     rates = [100.0, 400.0, 1000.0, 3000.0, 10000.0, 1e6]
@@ -259,9 +264,9 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
     }
 
     def cost(planner: str, index: int) -> float:
-        return objective.cost(tables[planner].predicted_s[index], tables[planner].predicted_j[index])
+        return objective.compute_cost(tables[planner].predicted_s[index], tables[planner].predicted_j[index])
 
-    longer = 1 + EQUAL if (kind, name) == ("latency", "loss_beam") else 1.0
+    longer = 1 + EQUAL_SHARE if (kind, name) == ("latency", "loss_beam") else 1.0
     for index in range(len(rates)):
         least = min(cost(p, index) for p in ("device_only", "server_only", "dsccs"))
         assert cost(name, index) <= longer * least + 1e-9
@@ -269,14 +274,14 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
 
 def test_of_plans_that_take_as_long_the_one_of_least_energy_is_taken() -> None:
     located = located_of(stack(rows=24, kernels=(3, 5, 1, 3), channels=3))
-    model = CostModel(located, costs(located, 1.0, 0.1), costs(located, 0.1, 0.05), link=Link(0.001, 0.001))
+    model = CostModel(located, costs(located, 1.0, 0.1), costs(located, 0.1, 0.05), link=LinkCosts(0.001, 0.001))
     rates = [300.0, 1000.0, 3000.0, 10000.0, 30000.0, 1e5, 1e6]
     space = Space(model, rates)
     table = plan_table(space, effort=QUICK)
     saved = []
     for index, fastest in enumerate(PLANNERS["loss_beam"](Space(model, rates), Objective(), QUICK)):
         seconds, joules = float(fastest.makespan_s[index]), float(fastest.energy_j[index])
-        assert table.predicted_s[index] <= (1 + EQUAL) * seconds + 1e-12
+        assert table.predicted_s[index] <= (1 + EQUAL_SHARE) * seconds + 1e-12
         assert table.predicted_j[index] <= joules + 1e-9
         saved.append(1 - table.predicted_j[index] / joules)
     assert max(saved) > 0.5, "at 1 kB/s a plan takes 0.5 % longer than the fastest one, and 42 % of its energy"
@@ -292,7 +297,7 @@ def test_a_split_wins_where_upload_and_compute_can_overlap() -> None:
     table = plan_table(Space(model, [rate]), effort=QUICK)
     assert table.plans[0].splits_an_operator
     assert table.predicted_s[0] < 0.75 * 4.0
-    outcome = simulate(table.plans[0], model, rate)
+    outcome = simulate_plan(table.plans[0], model, rate)
     assert outcome.makespan_s == pytest.approx(table.predicted_s[0])
     got = run_plan(table.plans[0], located, chain.blobs, [chain.tensors[0]])
     assert error(got, [chain.tensors[chain.last]]) <= 1e-12
@@ -315,21 +320,21 @@ def test_codec_is_chosen_by_bandwidth_and_goes_into_the_plan() -> None:
     slow_codec = CodecCost("squeeze", 4.0, 2048.0, 1e9)
     model = CostModel(located, costs(located, 100.0), costs(located, 0.1), {0: (slow_codec,)}, NO_DELAY)
     space = Space(model, [100.0, 1e9])
-    plans = [space.plan(space.score(space.server_only), rate) for rate in (100.0, 1e9)]
+    plans = [space.make_plan(space.score_recuts(space.server_only), rate) for rate in (100.0, 1e9)]
     assert [plan.transfers[0].codec for plan in plans] == ["squeeze", "raw"]
-    assert simulate(plans[0], model, 100.0).bytes_up == 1024 / 4
+    assert simulate_plan(plans[0], model, 100.0).bytes_up == 1024 / 4
     off = Space(model, [100.0], codecs=False)
-    assert off.plan(off.score(off.server_only), 100.0).transfers[0].codec == "raw"
+    assert off.make_plan(off.score_recuts(off.server_only), 100.0).transfers[0].codec == "raw"
     first, *rest = plans[0].transfers
     with pytest.raises(BadInput, match="no cost is known of codec"):
-        simulate(replace(plans[0], transfers=(replace(first, codec="magic"), *rest)), model, 1.0)
+        simulate_plan(replace(plans[0], transfers=(replace(first, codec="magic"), *rest)), model, 1.0)
 
 
 def test_table_looks_up_the_bin_below_and_unknown_names_are_refused() -> None:
     located = located_of(stack(rows=8, kernels=(1,)))
     table = plan_table(Space(model_of(located, 1.0, 0.1), [10.0, 100.0, 1000.0]), "device_only")
-    assert [table.index(rate) for rate in (0.0, 10.0, 99.0, 100.0, 1e9)] == [0, 0, 0, 1, 2]
-    assert table.look_up(150.0) is table.plans[1]
+    assert [table.find_index(rate) for rate in (0.0, 10.0, 99.0, 100.0, 1e9)] == [0, 0, 0, 1, 2]
+    assert table.plan_at(150.0) is table.plans[1]
     with pytest.raises(BadInput, match="unknown planner"):
         plan_table(Space(model_of(located, 1.0, 0.1), [10.0]), "magic")
     with pytest.raises(BadInput, match="unknown objective"):
@@ -338,23 +343,23 @@ def test_table_looks_up_the_bin_below_and_unknown_names_are_refused() -> None:
 
 def test_a_plan_whose_sides_wait_for_each_other_is_refused_by_check_and_simulation() -> None:
     located = located_of(stack(rows=8, kernels=(3, 3), head=False))
-    good = complete(located, {0: (0, 4), 1: (4, 8)}, {0: (4, 8), 1: (0, 4)})
-    check(good, located)
-    reversed_plan: Optional[Plan] = replace(good, robot=good.robot[::-1], server=good.server[::-1])
+    good = complete_plan(located, {0: (0, 4), 1: (4, 8)}, {0: (4, 8), 1: (0, 4)})
+    check_plan(good, located)
+    reversed_plan: Optional[SplitPlan] = replace(good, robot=good.robot[::-1], server=good.server[::-1])
     assert reversed_plan is not None
     with pytest.raises(BadInput):
-        check(reversed_plan, located)
+        check_plan(reversed_plan, located)
     with pytest.raises(BadInput):
-        simulate(reversed_plan, model_of(located, 1.0, 1.0), 100.0)
+        simulate_plan(reversed_plan, model_of(located, 1.0, 1.0), 100.0)
 
 
 def test_recuts_name_the_known_extremes() -> None:
     located = located_of(stack())
     space = Space(model_of(located, 1.0, 0.1), [1e3])
-    assert space.plan(space.score(space.device_only), 1e3).is_local
-    assert not space.plan(space.score(space.server_only), 1e3).robot
-    cut = space.score((Recut(1, 1.0), Recut(space.last, 0.0)))
-    plan = space.plan(cut, 1e3)
+    assert space.make_plan(space.score_recuts(space.device_only), 1e3).is_local
+    assert not space.make_plan(space.score_recuts(space.server_only), 1e3).robot
+    cut = space.score_recuts((Recut(1, 1.0), Recut(space.last, 0.0)))
+    plan = space.make_plan(cut, 1e3)
     assert {step.operator for step in plan.robot} == {0, 1}
     assert {step.operator for step in plan.server} == {2, 3}
 
@@ -364,19 +369,21 @@ def test_copies_to_and_from_a_device_are_part_of_every_estimate() -> None:
     located = located_of(stack(kernels=(3,), head=False))
     free = model_of(located, 1.6, 0.16)
     there, back = OperatorCost(0.125, 1 / 1024), OperatorCost(0.25, 2 / 1024)
-    copies = Copies(there, back)
+    copies = CopyCosts(there, back)
     alone = Space(free, [576.0])
-    local = alone.plan(alone.score(alone.device_only), 576.0)
+    local = alone.make_plan(alone.score_recuts(alone.device_only), 576.0)
     size = 16 * 64
     on_robot = replace(free, copies={Side.ROBOT: copies})
-    own_s = there.seconds(size) + back.seconds(size)
-    assert simulate(local, on_robot, 576.0).makespan_s == pytest.approx(1.6 + own_s)
-    assert simulate(local, replace(free, copies={Side.SERVER: copies}), 576.0).makespan_s == pytest.approx(1.6)
-    remote = alone.plan(alone.score(alone.server_only), 576.0)
-    before = simulate(remote, free, 576.0).makespan_s
-    assert simulate(remote, on_robot, 576.0).makespan_s == pytest.approx(before), "all of it is on the robot's host"
+    own_s = there.seconds_for(size) + back.seconds_for(size)
+    assert simulate_plan(local, on_robot, 576.0).makespan_s == pytest.approx(1.6 + own_s)
+    assert simulate_plan(local, replace(free, copies={Side.SERVER: copies}), 576.0).makespan_s == pytest.approx(1.6)
+    remote = alone.make_plan(alone.score_recuts(alone.server_only), 576.0)
+    before = simulate_plan(remote, free, 576.0).makespan_s
+    assert simulate_plan(remote, on_robot, 576.0).makespan_s == pytest.approx(before), (
+        "all of it is on the robot's host"
+    )
     on_server = replace(free, copies={Side.SERVER: copies})
-    assert simulate(remote, on_server, 576.0).makespan_s == pytest.approx(before + own_s)
+    assert simulate_plan(remote, on_server, 576.0).makespan_s == pytest.approx(before + own_s)
     both = replace(free, copies=dict.fromkeys(Side, copies))
-    payload = both.payload(located.sequence.inputs[0], 8, Side.ROBOT, "raw")
-    assert (payload.encode_s, payload.decode_s) == (0.0, there.seconds(8 * 64))
+    payload = both.make_payload(located.sequence.inputs[0], 8, Side.ROBOT, "raw")
+    assert (payload.encode_s, payload.decode_s) == (0.0, there.seconds_for(8 * 64))

@@ -20,14 +20,14 @@ from edge_offload.execute import clocks, lanes
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.build import from_module
 from edge_offload.models import zoo
-from edge_offload.split.model.locality import analyse, axis_choices
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.locality import analyse_locality, axis_choices
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.reference import on_device, shared_values
+from edge_offload.split.model.reference import copy_values, shared_values
 from edge_offload.split.runtime import device_half, places, profile
-from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
-from edge_offload.split.runtime.progress import Progress
-from edge_offload.split.runtime.tables import ready
+from edge_offload.split.runtime.pieces import cut_transfer, decode_piece, encode_piece
+from edge_offload.split.runtime.progress import SplitProgress
+from edge_offload.split.runtime.tables import compile_ready
 from edge_offload_research.split.model.exactness import as_double, error, random_split
 from tests.split.runtime.mutations import MUTATIONS
 from tests.split.split_plans import random_plan, unsplit
@@ -42,29 +42,29 @@ PLACES = {"robot": (GPU, CPU), "server": (CPU, GPU), "both": (GPU, GPU)}
 def infer(plan, located, shared, inputs, streams, piece_bytes=4096, slowdown=1.0):
     """One inference as the runtime carries it out, each side on its device; what travels does so as on a link."""
     sides = {
-        side: Progress(plan, side, located, shared[device.type], slowdown, place=streams.get(side))
+        side: SplitProgress(plan, side, located, shared[device.type], slowdown, place=streams.get(side))
         for side, device in zip(Side, places_of(streams))
     }
     for number, tensor in zip(located.sequence.inputs, inputs):
-        sides[Side.ROBOT].give(number, tensor)
-    while not sides[Side.ROBOT].finished:
+        sides[Side.ROBOT].give_input(number, tensor)
+    while not sides[Side.ROBOT].has_results:
         moved = False
         for side, progress in sides.items():
-            while progress.computable():
-                progress.compute()
+            while progress.can_compute():
+                progress.compute_block()
                 moved = True
-            for index in progress.sendable():
+            for index in progress.take_sendable():
                 moved = True
-                transfer = progress.transfer(index)
-                for low, high in cut(located, transfer, piece_bytes):
-                    descriptors, buffers = encode_piece(progress.payload(index, low, high), transfer.codec)
+                transfer = progress.transfer_at(index)
+                for low, high in cut_transfer(located, transfer, piece_bytes):
+                    descriptors, buffers = encode_piece(progress.read_payload(index, low, high), transfer.codec)
                     body = {"transfer": index, "low": low, "high": high, "tensors": descriptors}
                     views = [memoryview(bytes(memoryview(part).cast("B"))) for part in buffers]
-                    sides[side.other].arrive(*decode_piece(sides[side.other], body, views))
+                    sides[side.other].add_rows(*decode_piece(sides[side.other], body, views))
         assert moved, "the plan stands still"
-    results = [tensor.clone() for tensor in sides[Side.ROBOT].results()]
+    results = [tensor.clone() for tensor in sides[Side.ROBOT].read_results()]
     for progress in sides.values():
-        progress.half.catch_up()
+        progress.half.wait_blocks()
         assert 0.0 <= progress.compute_s < 60.0
     return results
 
@@ -74,7 +74,7 @@ def places_of(streams):
 
 
 def placed(where):
-    return {side: places.GpuPlace(device) for side, device in zip(Side, PLACES[where]) if device.type == "cuda"}
+    return {side: places.GpuSplitDevice(device) for side, device in zip(Side, PLACES[where]) if device.type == "cuda"}
 
 
 @torch.no_grad()
@@ -87,12 +87,12 @@ def of_the_zoo(name, seeds=2):
     identity = sequence_hash(program.sequence)
     where = itertools.cycle(PLACES)
     for choice in axis_choices(program.sequence)[:2]:
-        located = analyse(program.sequence, choice)
+        located = analyse_locality(program.sequence, choice)
         host = shared_values(located, program.constants)
-        shared = {"cpu": host, "cuda": on_device(host, GPU)}
+        shared = {"cpu": host, "cuda": copy_values(host, GPU)}
         for seed in range(seeds):
             make = random_plan if seed % 2 else random_split
-            plan = ready(make(located, random.Random(seed)), located, identity)
+            plan = compile_ready(make(located, random.Random(seed)), located, identity)
             place = next(where)
             found = infer(plan, located, shared, [x], placed(place), 1 << 20)
             yield {"name": name, "axis": str(choice), "seed": seed, "on": place, "error": error(found, truth)}
@@ -121,23 +121,23 @@ def what_is_wrong():
     expected = module(x)
     program = from_module(module, (x,))
     (choice,) = [each for each in axis_choices(program.sequence) if 2 in each.values()]
-    located = analyse(program.sequence, choice)
+    located = analyse_locality(program.sequence, choice)
     host = shared_values(located, program.constants)
-    shared = {"cpu": host, "cuda": on_device(host, GPU)}
+    shared = {"cpu": host, "cuda": copy_values(host, GPU)}
     identity = sequence_hash(program.sequence)
     try:
         for place in PLACES:
             streams = placed(place)
             for seed in SEEDS:
-                plan = ready(random_plan(located, random.Random(seed)), located, identity)
+                plan = compile_ready(random_plan(located, random.Random(seed)), located, identity)
                 found = infer(plan, located, shared, [x], streams, 256, 1.01 if seed == 1 else 1.0)
                 if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected)):
                     return f"the results of plan {seed} on {place}"
-        network = Network("small", program, located, (x,), None, module)
-        made = profile.measure(network, 2, codecs=False, device=GPU)
+        network = TracedNetwork("small", program, located, (x,), None, module)
+        made = profile.measure_profile(network, 2, codecs=False, device=GPU)
         timed = [seconds for points in made.points for _, seconds in points]
-        copied = places.GpuPlace(GPU).measure(network, 1).copy_costs()
-        timed += [cost.seconds(1 << 20) for cost in (copied.there, copied.back)]
+        copied = places.GpuSplitDevice(GPU).measure_profile(network, 1).fit_copies()
+        timed += [cost.seconds_for(1 << 20) for cost in (copied.to_device, copied.to_host)]
         return "" if min(*timed, made.alone_s) > 0 else "the profile"
     except RuntimeError as error:
         return str(error)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_offload.ir.build import from_module
-from edge_offload.split.model.locality import analyse
+from edge_offload.split.model.locality import analyse_locality
 from edge_offload.split.model.reference import shared_values
 from edge_offload.split.runtime import half as module
 from edge_offload.split.runtime.half import PieceHalf
@@ -23,7 +23,7 @@ def test_rows_that_two_threads_bring_at_once_are_all_there(monkeypatch):
     value = torch.arange(ROWS * 4.0).reshape(1, 1, ROWS, 4)
     sequence = from_module(nn.ReLU(), [value]).sequence
     (number,) = sequence.inputs
-    half = PieceHalf(analyse(sequence, {number: 2}), {}, {number: (0, ROWS)})
+    half = PieceHalf(analyse_locality(sequence, {number: 2}), {}, {number: (0, ROWS)})
     empty = torch.empty
 
     def slowly(function):
@@ -49,7 +49,7 @@ def test_rows_that_two_threads_bring_at_once_are_all_there(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert half.has(number, 0, ROWS)
+    assert half.has_rows(number, 0, ROWS)
     assert torch.equal(half.rows(number, 0, ROWS), value)
 
 
@@ -59,9 +59,9 @@ def test_an_operator_runs_in_one_piece_with_all_rows_and_in_parts_where_some_are
     network = nn.Conv2d(3, 4, 1, stride=4).eval()  # reads rows 0, 4, ... 32
     program = from_module(network, [picture])
     (number,) = program.sequence.inputs
-    located = analyse(program.sequence, {number: 2})
+    located = analyse_locality(program.sequence, {number: 2})
     (out,) = program.sequence.outputs
-    rows = located.length(out)
+    rows = located.count_rows(out)
     shared = shared_values(located, program.constants)
     index = located.producer[out]
     expected = network(picture)
@@ -89,7 +89,7 @@ def test_a_view_of_a_value_that_lies_askew_in_memory():
     x = torch.randn(1, 6, 4, 5)
     program = from_module(Tokens(), [x])
     (number,) = program.sequence.inputs
-    located = analyse(program.sequence, {number: 1})
+    located = analyse_locality(program.sequence, {number: 1})
     half = PieceHalf(located, {}, {})
     half.store_rows(number, 0, torch.randn(1, 6, 5, 4).copy_(x.transpose(2, 3)).transpose(2, 3))
     for index, entry in enumerate(located.operators):

@@ -16,17 +16,17 @@ from torch import nn
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir.build import TracedProgram
-from edge_offload.split.model.check import BadPlan, check
-from edge_offload.split.model.complete import complete
-from edge_offload.split.model.locality import analyse
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.check import BadPlan, check_plan
+from edge_offload.split.model.complete import complete_plan
+from edge_offload.split.model.locality import analyse_locality
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
 from edge_offload.split.networks import classifier_input, synthetic_frame
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_table
 from edge_offload.split.runtime import profile as profiling
-from edge_offload.split.runtime.profile import Profile, cost_model, measure, timed_copies
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.profile import Profile, make_cost_model, measure_profile, time_copies
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload.subcommands import options
 from edge_offload_research.commands.plan import bins
 from edge_offload_research.split.model.draw import draw
@@ -34,31 +34,31 @@ from edge_offload_research.split.model.exactness import Verifier, random_split
 from tests.split.split_chains import Chain
 
 
-def network(rows: int = 24) -> Network:
+def network(rows: int = 24) -> TracedNetwork:
     chain = Chain(torch.rand(1, 3, rows, 16))
     for _ in range(3):
         chain.call("aten.conv2d.default", chain.tail, torch.randn(3, 3, 3, 3), torch.randn(3), [1, 1], [1, 1])
         chain.call("aten.relu.default", chain.tail)
     chain.call("aten.mean.dim", chain.tail, [2, 3])
     program = TracedProgram(chain.finish(), chain.blobs)
-    return Network("stack", program, analyse(program.sequence, {0: 2}), (chain.tensors[0],))
+    return TracedNetwork("stack", program, analyse_locality(program.sequence, {0: 2}), (chain.tensors[0],))
 
 
 def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     given = network()
-    profile = replace(measure(given, repeats=2), copies=timed_copies(torch.clone, torch.zeros))
+    profile = replace(measure_profile(given, repeats=2), copies=time_copies(torch.clone, torch.zeros))
     profile.write(tmp_path / "robot.json")
     again = Profile.read(tmp_path / "robot.json")
     assert again == profile
     assert [len(points) > 1 for points in again.points] == [True] * 6 + [False], "a global operator has one size"
-    model = cost_model(given.located, again, again, slowdown=5.0)
-    assert model.robot[0].seconds(24) == pytest.approx(5.0 * model.server[0].seconds(24))
-    planned = Planner("dsccs").plan(model, 1e6)
+    model = make_cost_model(given.located, again, again, slowdown=5.0)
+    assert model.robot[0].seconds_for(24) == pytest.approx(5.0 * model.server[0].seconds_for(24))
+    planned = Planner("dsccs").make_plan(model, 1e6)
     assert set(model.copies) == set(Side)
-    assert model.copies[Side.ROBOT].there.seconds(1 << 23) > 0
+    assert model.copies[Side.ROBOT].to_device.seconds_for(1 << 23) > 0
     assert profile.alone_s > 0
     assert model.alone_s == 5.0 * profile.alone_s
-    alone_s = model.alone_s + sum(model.own_copies_s(planned.plan.robot))
+    alone_s = model.alone_s + sum(model.local_copies_s(planned.plan.robot))
     assert planned.predicted_s <= alone_s * (1 + 1e-12)  # sums in another order round differently
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
@@ -100,10 +100,10 @@ def test_timing_a_network_leaves_its_state_alone() -> None:
     pictures = (torch.rand(1, 3, 16, 16),)
     plain = Counting(sizes=False).eval()
     with pytest.raises(Unsupported, match="changes its own buffers"):
-        trace("counting", plain, pictures)
+        trace_module("counting", plain, pictures)
     assert plain.readout.count == 0
     module = Counting(sizes=True).eval()
-    traced = trace("counting", module, pictures)
+    traced = trace_module("counting", module, pictures)
     before = module.readout.count.clone()
     assert traced.module is not None
     with torch.no_grad():
@@ -114,30 +114,30 @@ def test_timing_a_network_leaves_its_state_alone() -> None:
 def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given = network()
     passes = []
-    whole = profiling._Passes._operators
-    monkeypatch.setattr(profiling._Passes, "_operators", lambda *args: passes.append(1) or whole(*args))
-    monkeypatch.setattr(profiling, "ENOUGH_S", math.inf)
-    measure(given, repeats=4, codecs=False)
+    whole = profiling._NetworkPasses._time_operators
+    monkeypatch.setattr(profiling._NetworkPasses, "_time_operators", lambda *args: passes.append(1) or whole(*args))
+    monkeypatch.setattr(profiling, "PASSES_S", math.inf)
+    measure_profile(given, repeats=4, codecs=False)
     assert len(passes) == 5, "one to warm up"
-    monkeypatch.setattr(profiling, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(profiling, "PASSES_S", 0.0)
     monkeypatch.setattr(profiling, "SLOW_S", 0.0)
     passes.clear()
     told: List[str] = []
-    found = measure(given, repeats=4, codecs=False, tell=told.append)
+    found = measure_profile(given, repeats=4, codecs=False, report=told.append)
     assert len(passes) == 2
     assert [len(points) for points in found.points] == [4] * 6 + [1], "every slice size is there all the same"
     assert all(points[-1][0] == 24 and points[-1][1] > 0 for points in found.points[:6])
     assert told[0] == "timing the network as a whole"
     warm = told.count("timing the network as a whole, pass 1")
-    assert warm >= 2 * profiling.LOOKS, "others are given way in the pauses, too"
+    assert warm >= 2 * profiling.PAUSE_STEPS, "others are given way in the pauses, too"
     assert told[-1] == f"timing operator {len(found.points)} of {len(found.points)}"
 
 
 def test_what_operators_make_is_coded_too_where_that_pays() -> None:
     given = network(rows=64)
     half_zero = [op.outputs[0] for op in given.program.sequence.operators if op.name == "aten.relu.default"]
-    profile = measure(given, repeats=1)
-    model = cost_model(given.located, profile, profile, slowdown=4.0)
+    profile = measure_profile(given, repeats=1)
+    model = make_cost_model(given.located, profile, profile, slowdown=4.0)
     value = half_zero[0]
     options = model.codecs[value]
     assert all(option.ratio > 1.05 for option in options)
@@ -145,20 +145,20 @@ def test_what_operators_make_is_coded_too_where_that_pays() -> None:
     assert slow.encode_s(1e6, Side.ROBOT) == pytest.approx(4.0 * slow.encode_s(1e6, Side.SERVER))
     assert slow.decode_s(1e6, Side.SERVER) == pytest.approx(4.0 * slow.decode_s(1e6, Side.ROBOT))
     there_and_back = {0: (0, 64), 1: (0, 64), 4: (0, 64), 5: (0, 64), 6: (0, 1)}, {2: (0, 64), 3: (0, 64)}
-    assert {transfer.sender for transfer in complete(given.located, *there_and_back).transfers} == set(Side)
+    assert {transfer.sender for transfer in complete_plan(given.located, *there_and_back).transfers} == set(Side)
     space = Space(model, [2e4])
     scored = space.score_ranges(*there_and_back)
-    plan = space.plan(scored, 2e4)
+    plan = space.make_plan(scored, 2e4)
     assert {(t.sender, t.codec != "raw") for t in plan.transfers} == {(Side.ROBOT, True), (Side.SERVER, True)}
     plain = Space(model, [2e4], codecs=False)
-    assert all(t.codec == "raw" for t in plain.plan(scored, 2e4).transfers)
+    assert all(t.codec == "raw" for t in plain.make_plan(scored, 2e4).transfers)
     assert scored.makespan_s[0] < plain.score_ranges(scored.robot, scored.server).makespan_s[0]
 
 
 def test_profile_of_another_network_or_no_profile_is_refused(tmp_path: pathlib.Path) -> None:
-    profile = measure(network(), repeats=1, codecs=False)
+    profile = measure_profile(network(), repeats=1, codecs=False)
     with pytest.raises(BadInput, match="another network"):
-        cost_model(network(rows=32).located, profile, profile)
+        make_cost_model(network(rows=32).located, profile, profile)
     path = tmp_path / "broken.json"
     for text in ("{", "[]", json.dumps({**profile.to_record(), "operators": [[[0, 1.0]]]})):
         path.write_text(text)
@@ -184,8 +184,8 @@ def test_options_take_the_types_of_the_defaults() -> None:
 
 def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_halo() -> None:
     given = network()
-    profile = measure(given, repeats=1, codecs=False)
-    model = cost_model(given.located, profile, profile, slowdown=8.0)
+    profile = measure_profile(given, repeats=1, codecs=False)
+    model = make_cost_model(given.located, profile, profile, slowdown=8.0)
     verifier = Verifier(given)
     for name in PLANNERS:
         plans = plan_table(Space(model, [1e4, 1e5, 1e6]), name, effort=Effort(60.0, 40)).plans
@@ -193,7 +193,7 @@ def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_ha
         assert record["exact"], record
     plan = next(plan for plan in (random_split(given.located, random.Random(k)) for k in range(100))
                 if plan.splits_an_operator and plan.transfers)  # fmt: skip
-    assert verifier.record("stack", "random", [check(plan, given.located)])["splits"] == 1
+    assert verifier.record("stack", "random", [check_plan(plan, given.located)])["splits"] == 1
     first, *rest = plan.transfers
     with pytest.raises(BadPlan):
         verifier.errors(replace(plan, transfers=(replace(first, high=first.high - 1), *rest)))
@@ -204,7 +204,7 @@ def test_what_codecs_save_is_measured_all_over_a_picture_not_in_its_middle() -> 
     rows = torch.zeros(3, 384, 512, dtype=torch.uint8)
     rows[:, 128:256] = torch.randint(0, 64, (3, 128, 512), dtype=torch.uint8)
     for picture in (rows, rows.roll(128, 1)):
-        found = {speed.name: speed.ratio for speed in profiling.codec_speeds(picture)}
+        found = {speed.name: speed.ratio for speed in profiling.measure_codecs(picture)}
         _, buffers = pack_tensors([picture], "gradient+zstd")
         really = picture.nelement() / sum(memoryview(buffer).nbytes for buffer in buffers)
         assert found["gradient+zstd"] == pytest.approx(really, rel=0.25)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from edge_offload.split.runtime import spans
-from edge_offload.split.runtime.spans import MOST, Spans, both_s, spans_told
+from edge_offload.split.runtime.spans import MAX_SPANS, ComputeSpans, overlap_seconds, parse_spans
 
 
 @pytest.fixture
@@ -22,35 +22,35 @@ def clock(monkeypatch):
 
 
 def test_blocks_without_a_pause_are_one_span_and_their_number_is_bounded(clock):
-    mine = Spans()
+    mine = ComputeSpans()
     for began, ended in ((1.0, 1.5), (1.50005, 2.0), (3.0, 4.0)):
         clock.now = ended
-        mine.add(began)
+        mine.add_span(began)
     assert mine.pairs == [(1.0, 2.0), (3.0, 4.0)]
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_SPANS):
         clock.now = 10.5 + number
-        mine.add(10.0 + number)
-    assert len(mine.pairs) == MOST
+        mine.add_span(10.0 + number)
+    assert len(mine.pairs) == MAX_SPANS
 
 
 def test_what_the_other_side_told_is_on_our_clock(clock):
-    theirs = Spans()
+    theirs = ComputeSpans()
     for began, ended in ((101.0, 102.0), (103.0, 105.0)):
         clock.now = ended
-        theirs.add(began)
-    found = spans_told(theirs.told(), offset_s=100.0)
+        theirs.add_span(began)
+    found = parse_spans(theirs.to_numbers(), offset_s=100.0)
     assert found == ((1.0, 2.0), (3.0, 5.0))
-    assert both_s([(0.5, 1.5), (4.0, 9.0)], found) == pytest.approx(1.5)
-    assert both_s([(2.0, 3.0)], found) == 0.0
+    assert overlap_seconds([(0.5, 1.5), (4.0, 9.0)], found) == pytest.approx(1.5)
+    assert overlap_seconds([(2.0, 3.0)], found) == 0.0
 
 
 @pytest.mark.parametrize(
     "told",
-    [None, "1", [1.0], [2.0, 1.0], [1.0, math.nan], [1.0, math.inf], [1, 2], [True, 2.0], [0.0] * (2 * MOST + 2)],
+    [None, "1", [1.0], [2.0, 1.0], [1.0, math.nan], [1.0, math.inf], [1, 2], [True, 2.0], [0.0] * (2 * MAX_SPANS + 2)],
 )
 def test_what_cannot_be_is_nothing(told):
-    assert spans_told(told, 0.0) == ()
+    assert parse_spans(told, 0.0) == ()
 
 
 def test_without_a_reading_of_the_clock_nothing_is_known():
-    assert spans_told([1.0, 2.0], math.nan) == ()
+    assert parse_spans([1.0, 2.0], math.nan) == ()

@@ -7,15 +7,15 @@ import torch
 
 from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import EMPTY
-from edge_offload.split.model.check import check
-from edge_offload.split.model.complete import backward, complete
-from edge_offload.split.model.cost import CostModel, Link, OperatorCost
-from edge_offload.split.model.locality import union
+from edge_offload.split.model.check import check_plan
+from edge_offload.split.model.complete import complete_plan, decide_backward
+from edge_offload.split.model.cost import CostModel, LinkCosts, OperatorCost
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.plan import Side, merge_steps
-from edge_offload.split.model.simulate import simulate
-from edge_offload.split.runtime.pieces import cut
-from edge_offload.split.runtime.streaming import best_stream, stream
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.model.simulate import simulate_plan
+from edge_offload.split.runtime.pieces import cut_transfer
+from edge_offload.split.runtime.streaming import best_stream, stream_plan
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.modes.split import split_nets
 
@@ -24,20 +24,20 @@ PICTURE = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8, generator=torch.
 
 @pytest.fixture(scope="module")
 def network():
-    return trace("pictures", split_nets.pictures(2).eval(), [PICTURE])
+    return trace_module("pictures", split_nets.pictures(2).eval(), [PICTURE])
 
 
 @pytest.fixture(scope="module")
 def plan(network):
-    return complete(network.located, *backward(network.located, lambda i, r, s: (EMPTY, union(r, s))))
+    return complete_plan(network.located, *decide_backward(network.located, lambda i, r, s: (EMPTY, unite_rows(r, s))))
 
 
 @pytest.mark.parametrize("waves", [2, 3, 5])
 @pytest.mark.parametrize("depth", [1, 4, 100])
 def test_a_streamed_plan_is_exact_and_computes_each_row_once(network, plan, waves, depth):
-    found = stream(plan, network.located, waves, depth)
-    check(found, network.located, sequence_hash(network.program.sequence))
-    assert len(found.sent(Side.ROBOT)) == waves
+    found = stream_plan(plan, network.located, waves, depth)
+    check_plan(found, network.located, sequence_hash(network.program.sequence))
+    assert len(found.transfers_from(Side.ROBOT)) == waves
     assert len(found.server) > len(plan.server)
     assert merge_steps(found.server) == merge_steps(plan.server)
     want = split_nets.pictures(2).eval()(PICTURE)
@@ -48,15 +48,18 @@ def test_a_streamed_plan_is_exact_and_computes_each_row_once(network, plan, wave
 
 def test_streaming_pays_where_the_wire_is_slow_and_launches_are_cheap(network, plan):
     costs = tuple(OperatorCost(1e-6, 1e-3 / 64) for _ in network.located.operators)
-    model = CostModel(network.located, costs, costs, {}, Link(0.001, 1e-5))
-    assert simulate(best_stream(plan, model, [5e6]), model, 5e6).makespan_s < simulate(plan, model, 5e6).makespan_s
+    model = CostModel(network.located, costs, costs, {}, LinkCosts(0.001, 1e-5))
+    assert (
+        simulate_plan(best_stream(plan, model, [5e6]), model, 5e6).makespan_s
+        < simulate_plan(plan, model, 5e6).makespan_s
+    )
     dear = tuple(OperatorCost(5e-3, 0.0) for _ in network.located.operators)
-    assert best_stream(plan, CostModel(network.located, costs, dear, {}, Link(0.001, 1e-5)), [5e6]) is plan
+    assert best_stream(plan, CostModel(network.located, costs, dear, {}, LinkCosts(0.001, 1e-5)), [5e6]) is plan
 
 
 def test_pieces_cover_a_transfer_in_order(network, plan):
-    transfer = plan.sent(Side.ROBOT)[0]
-    pieces = cut(network.located, transfer, piece_bytes=2000)
+    transfer = plan.transfers_from(Side.ROBOT)[0]
+    pieces = cut_transfer(network.located, transfer, piece_bytes=2000)
     assert len(pieces) > 3
     assert (pieces[0][0], pieces[-1][1]) == (transfer.low, transfer.high)
     assert all(end == start for (_, end), (start, _) in zip(pieces, pieces[1:]))

@@ -36,7 +36,7 @@ def measure(phase: Phase, name: str, engine: str) -> None:
     from edge_offload.execute.batches import BatchExecutor
     from edge_offload.execute.module import ModuleExecutor
     from edge_offload.execute.tensors import specs_of
-    from edge_offload.server.services.promise.batches import Batches
+    from edge_offload.server.services.promise.batches import BatchRunner
     from edge_offload.server.services.replica.replicas import Replica
 
     executor = ModuleExecutor(networks.build(name), phase.settings.device, engine)
@@ -49,7 +49,7 @@ def measure(phase: Phase, name: str, engine: str) -> None:
     replica = Replica(name, {}, executor, "0" * 64)
     folder = phase.settings.folder / f"tables-{engine}"
     shutil.rmtree(folder, ignore_errors=True)  # a table that is there is not measured again
-    table = Batches(replica, specs_of(given[0])).table(lambda: None, folder)
+    table = BatchRunner(replica, specs_of(given[0])).load_or_measure(lambda: None, folder)
     phase.record(
         f"{name} {engine}",
         median_ms=[round(1e3 * one, 3) for one in table.median_s],

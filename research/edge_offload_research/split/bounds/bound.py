@@ -21,11 +21,11 @@ from typing import Dict, List, Optional, Tuple, TypeVar
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.split.footprints.registry import Range
-from edge_offload.split.model.check import check
+from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
-from edge_offload.split.planners.shares import refine
-from edge_offload.split.planners.space import Scored, Space
+from edge_offload.split.planners.shares import refine_rows
+from edge_offload.split.planners.space import ScoredPlan, Space
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_research.split.bounds.clocks import Clocks
 from edge_offload_research.split.bounds.counts import Counts
@@ -85,12 +85,12 @@ def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> fl
     return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
 
 
-def better_plan(space: Space, counts: Counts, makespan: float, search: Search, index: int) -> Optional[Scored]:
+def better_plan(space: Space, counts: Counts, makespan: float, search: Search, index: int) -> Optional[ScoredPlan]:
     """A real plan that is faster than ``makespan``, made of the counts that a search has found.
 
     The robot's rows are the first ones or the last ones. The counts promise more than plans keep, so a few are tried.
     """
-    best: Optional[Scored] = None
+    best: Optional[ScoredPlan] = None
     for found in search.found(most=24) if search.best < makespan else []:
         for flipped in (False, True):
             ranges: List[Dict[int, Range]] = [{}, {}]
@@ -113,7 +113,7 @@ def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tup
     counts = Counts(space, float(space.bandwidths[index]))
     table = _with_better(space, table, index, _moved(space, table, index, limits.moves))
     makespan = table.predicted_s[index]
-    alone = float(space.score(space.device_only).makespan_s[index])
+    alone = float(space.score_recuts(space.device_only).makespan_s[index])
     quick = min(_by_clocks(counts, min(makespan, alone), limits), alone)
     if quick >= makespan / (1.0 + limits.gap) * (1.0 - 1e-9):
         return table, quick
@@ -142,20 +142,20 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
         return 0.0
 
 
-def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[Scored]:
+def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[ScoredPlan]:
     """The table's plan at one bandwidth with the server's rows moved, if that is faster."""
     alone = Space(space.model, [float(space.bandwidths[index])], space.codecs)
-    steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps(side)} for side in Side]
+    steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps_of(side)} for side in Side]
     known = alone.score_ranges(steps[0], steps[1])
-    near = refine(alone, Objective(), [known], moves, random.Random(0))
-    (found,) = refine(alone, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
+    near = refine_rows(alone, Objective(), [known], moves, random.Random(0))
+    (found,) = refine_rows(alone, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
     return space.score_ranges(found.robot, found.server) if found.makespan_s[0] < known.makespan_s[0] else None
 
 
-def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Scored]) -> PlanTable:
+def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[ScoredPlan]) -> PlanTable:
     if scored is None:
         return table
-    plan = check(space.plan(scored, float(space.bandwidths[index])), space.located, space.identity)
+    plan = check_plan(space.make_plan(scored, float(space.bandwidths[index])), space.located, space.identity)
     makespan, joules = float(scored.makespan_s[index]), float(scored.energy_j[index])
     about = {**table.plans[index].about, "makespan_s": makespan, "energy_j": joules}
     return replace(
@@ -168,7 +168,7 @@ def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Sc
 
 def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
            tables: Optional[List[Potential]]) -> Tuple[float, Search]:  # fmt: skip
-    alone = float(space.score(space.device_only).makespan_s[index])
+    alone = float(space.score_recuts(space.device_only).makespan_s[index])
     best = min(makespan, alone)
     width = limits.width * best
     search = Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables)

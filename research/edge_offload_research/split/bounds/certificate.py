@@ -11,7 +11,7 @@ from typing import List, Optional
 import numpy as np
 
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.replicated import Search
+from edge_offload.split.planners.replicated import ReplicatedSearch
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import PlanTable
 
@@ -27,7 +27,7 @@ def certify(space: Space, table: PlanTable, objective: Objective) -> List[Option
     consumers = space.located.sequence.consumer_indices()
     if sum(bool(consumers[number]) for number in space.located.sequence.inputs) != 1:
         return [None] * len(table.plans)
-    costs = np.array([objective.cost(s, j) for s, j in zip(table.predicted_s, table.predicted_j)])
-    search = Search(space, objective, costs * (1.0 - TOLERANCE))
-    search.run()
+    costs = np.array([objective.compute_cost(s, j) for s, j in zip(table.predicted_s, table.predicted_j)])
+    search = ReplicatedSearch(space, objective, costs * (1.0 - TOLERANCE))
+    search.run_search()
     return [float(max(gap, TOLERANCE)) for gap in costs / search.best - 1.0]

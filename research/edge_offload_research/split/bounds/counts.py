@@ -95,7 +95,7 @@ class Counts:
         self.operators: List[Counted] = []
         for index in place:
             length = located.operators[index].length
-            if len(values[index]) != 1 or located.length(values[index][0]) != length:
+            if len(values[index]) != 1 or located.count_rows(values[index][0]) != length:
                 raise BadInput(f"operator {index} does not make one value by rows")
             (number,) = values[index]
             args = tuple((maker[n], np.ceil(least - 1e-9).astype(int))
@@ -108,7 +108,7 @@ class Counts:
             self.operators.append(Counted(index, needed[index], length, _seconds(model.robot[index], length),
                                           _seconds(model.server[index], length), args, int(np.argmax(work)),
                                           tuple(place[user] for user in users[number]), *row_s))  # fmt: skip
-        self.input_length = located.length(inputs[0])
+        self.input_length = located.count_rows(inputs[0])
         self.input_s = self._row_s(inputs[0], rates[Side.ROBOT])
         self.input_alone_s = self._alone_s(inputs[0], rates[Side.ROBOT])
         self.input_consumers = tuple(place[user] for user in users[inputs[0]])

@@ -7,16 +7,16 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.plan import Plan, Side, merge_steps
-from edge_offload.split.model.simulate import LANES, Span, simulate
+from edge_offload.split.model.plan import Side, SplitPlan, merge_steps
+from edge_offload.split.model.simulate import TIMELINE_ROWS, TimelineSpan, simulate_plan
 
 COLOURS = {"robot": "#1b7f79", "server": "#c4572e", "uplink": "#5b6fb5", "downlink": "#8a6fb5"}
 BOTH = "#e3b23c"
 
 
 def draw(
-    plan: Plan, model: CostModel, bandwidth: float, path: Union[str, pathlib.Path], title: str,
-    measured: Optional[Tuple[float, Sequence[Span]]] = None,
+    plan: SplitPlan, model: CostModel, bandwidth: float, path: Union[str, pathlib.Path], title: str,
+    measured: Optional[Tuple[float, Sequence[TimelineSpan]]] = None,
 ) -> None:  # fmt: skip
     """Write a PNG: the timeline of robot, uplink, server and downlink, and each side's rows of every operator.
 
@@ -27,7 +27,7 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    outcome = simulate(plan, model, bandwidth)
+    outcome = simulate_plan(plan, model, bandwidth)
     heights = [2, *([2] if measured else []), 3]
     figure, panels = pyplot.subplots(len(heights), 1, figsize=(11, 1.32 * sum(heights)),
                                      gridspec_kw={"height_ratios": heights})  # fmt: skip
@@ -46,13 +46,13 @@ def draw(
     pyplot.close(figure)
 
 
-def _timeline(axes: Any, spans: Sequence[Span], longest_s: float) -> None:
-    lanes = list(reversed(LANES))
+def _timeline(axes: Any, spans: Sequence[TimelineSpan], longest_s: float) -> None:
+    lanes = list(reversed(TIMELINE_ROWS))
     total = longest_s * 1e3
     for span in spans:
         start, length = span.start_s * 1e3, (span.end_s - span.start_s) * 1e3
-        row = lanes.index(span.lane)
-        axes.barh(row, max(length, total / 800), left=start, height=0.66, color=COLOURS[span.lane], edgecolor="white",
+        row = lanes.index(span.row)
+        axes.barh(row, max(length, total / 800), left=start, height=0.66, color=COLOURS[span.row], edgecolor="white",
                   linewidth=0.5)  # fmt: skip
         if length > total / 7:
             axes.text(start + length / 2, row, span.label, ha="center", va="center", fontsize=7, color="white",
@@ -63,9 +63,9 @@ def _timeline(axes: Any, spans: Sequence[Span], longest_s: float) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _network(axes: Any, plan: Plan, model: CostModel) -> None:
+def _network(axes: Any, plan: SplitPlan, model: CostModel) -> None:
     """Fraction of the rows along y, operators along x; sent values as ticks below."""
-    hulls = {side: merge_steps(plan.steps(side)) for side in Side}
+    hulls = {side: merge_steps(plan.steps_of(side)) for side in Side}
     shown = [index for index, entry in enumerate(model.located.operators)
              if entry.kind is not Locality.FREE and any(index in hulls[side] for side in Side)]  # fmt: skip
     column = {index: position for position, index in enumerate(shown)}
@@ -94,7 +94,7 @@ def _network(axes: Any, plan: Plan, model: CostModel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _crossings(plan: Plan, model: CostModel, column: Any) -> List[Tuple[float, Side]]:
+def _crossings(plan: SplitPlan, model: CostModel, column: Any) -> List[Tuple[float, Side]]:
     found = []
     for transfer in plan.transfers:
         maker = model.located.producer.get(transfer.value)

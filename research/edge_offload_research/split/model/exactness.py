@@ -16,11 +16,11 @@ from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.ir import Operator, Symbol, sequence_hash
 from edge_offload.ir.build import TracedProgram, tensor_digest
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
-from edge_offload.split.model.check import BadPlan, check
-from edge_offload.split.model.complete import backward, complete
-from edge_offload.split.model.locality import LocalityMap, analyse, union
-from edge_offload.split.model.network import Network
-from edge_offload.split.model.plan import Plan
+from edge_offload.split.model.check import BadPlan, check_plan
+from edge_offload.split.model.complete import complete_plan, decide_backward
+from edge_offload.split.model.locality import LocalityMap, analyse_locality, unite_rows
+from edge_offload.split.model.network import TracedNetwork
+from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.model.reference import shared_values
 from edge_offload_research.split.model.run_plan import run_plan
 
@@ -68,14 +68,14 @@ def error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
     return worst
 
 
-def random_split(located: LocalityMap, chooser: random.Random) -> Plan:
+def random_split(located: LocalityMap, chooser: random.Random) -> SplitPlan:
     """Every operator on one side, cut anywhere, or made by each side for itself, at random, for results that are used.
 
     Planners prefer few kinds of plans; these show that the rest of the space is exact too.
     """
 
     def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
-        low, high = union(robot, server)
+        low, high = unite_rows(robot, server)
         whole = located.operators[index].kind is Locality.GLOBAL
         style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "own", "cut", "cut"])
         if style == "own" or (style == "cut" and min(robot[1], server[1]) < max(robot[0], server[0])):
@@ -86,10 +86,10 @@ def random_split(located: LocalityMap, chooser: random.Random) -> Plan:
             return parts if chooser.random() < 0.5 else (parts[1], parts[0])
         return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
 
-    return complete(located, *backward(located, decide))
+    return complete_plan(located, *decide_backward(located, decide))
 
 
-def shortened(plan: Plan) -> Iterator[Plan]:
+def shortened(plan: SplitPlan) -> Iterator[SplitPlan]:
     """The plan with one transfer a row shorter at one end, in every way; where one row is all, it goes."""
     for position, transfer in enumerate(plan.transfers):
         for low, high in ((transfer.low + 1, transfer.high), (transfer.low, transfer.high - 1)):
@@ -97,10 +97,10 @@ def shortened(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, transfers=(*plan.transfers[:position], *kept, *plan.transfers[position + 1 :]))
 
 
-def passes(plan: Plan, located: LocalityMap, identity: str) -> bool:
-    """Whether :func:`~edge_offload.split.model.check.check` takes the plan for exact."""
+def passes(plan: SplitPlan, located: LocalityMap, identity: str) -> bool:
+    """Whether :func:`~edge_offload.split.model.check.check_plan` takes the plan for exact."""
     try:
-        check(plan, located, identity)
+        check_plan(plan, located, identity)
     except BadPlan:
         return False
     return True
@@ -118,22 +118,22 @@ class _Precision:
 
     @staticmethod
     def of(program: TracedProgram, axes: Mapping[int, int], inputs: Sequence[torch.Tensor]) -> _Precision:
-        located = analyse(program.sequence, axes)
+        located = analyse_locality(program.sequence, axes)
         return _Precision(program, located, tuple(inputs), shared_values(located, program.constants),
                           sequence_hash(program.sequence))  # fmt: skip
 
     def unsplit(self) -> Tuple[torch.Tensor, ...]:
         return SequenceRunner(self.program.sequence, self.program.constants).run(self.inputs)
 
-    def split(self, plan: Plan) -> Tuple[torch.Tensor, ...]:
-        plan = check(replace(plan, sequence=self.identity), self.located, self.identity)
+    def split(self, plan: SplitPlan) -> Tuple[torch.Tensor, ...]:
+        plan = check_plan(replace(plan, sequence=self.identity), self.located, self.identity)
         return run_plan(plan, self.located, self.program.constants, self.inputs, self.shared)
 
 
 class Verifier:
     """Runs plans for one network. Plans that differ in nothing but codecs (all lossless) are run once."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TracedNetwork) -> None:
         axes = {n: network.located.axes[n] for n in network.program.sequence.inputs if n in network.located.axes}
         doubles = [x.double() if x.dtype == torch.float32 else x for x in network.inputs]
         self._single = _Precision.of(network.program, axes, network.inputs)
@@ -142,7 +142,7 @@ class Verifier:
         self.unsplit_float32 = error(self._single.unsplit(), self._truth)
         self._known: Dict[Any, Tuple[float, float]] = {}
 
-    def errors(self, plan: Plan) -> Tuple[float, float]:
+    def errors(self, plan: SplitPlan) -> Tuple[float, float]:
         """(float64, float32) error of a plan; both against the unsplit float64 network."""
         key = (plan.robot, plan.server, tuple(replace(transfer, codec="raw") for transfer in plan.transfers))
         if key not in self._known:
@@ -150,7 +150,7 @@ class Verifier:
                                 error(self._single.split(plan), self._truth))  # fmt: skip
         return self._known[key]
 
-    def record(self, model: str, planner: str, plans: Iterable[Plan]) -> Dict[str, Any]:
+    def record(self, model: str, planner: str, plans: Iterable[SplitPlan]) -> Dict[str, Any]:
         """Worst errors over the plans of one planner: a record of kind ``split_exactness``."""
         plans = list(plans)
         worst: List[float] = [0.0, 0.0]

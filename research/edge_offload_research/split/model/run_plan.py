@@ -12,13 +12,13 @@ import torch
 
 from edge_offload.errors import BadInput
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Plan, Side, Step, Transfer
-from edge_offload.split.model.reference import Half, shared_values
+from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
+from edge_offload.split.model.reference import SideValues, shared_values
 
 
 @torch.no_grad()
 def run_plan(
-    plan: Plan,
+    plan: SplitPlan,
     located: LocalityMap,
     constants: Mapping[str, torch.Tensor],
     inputs: Sequence[torch.Tensor],
@@ -36,15 +36,15 @@ def run_plan(
     if len(inputs) != len(sequence.inputs):
         raise BadInput(f"{len(inputs)} inputs given, the sequence takes {len(sequence.inputs)}")
     shared = shared_values(located, constants) if shared is None else shared
-    halves = {side: Half(located, shared) for side in Side}
+    halves = {side: SideValues(located, shared) for side in Side}
     for number, tensor in zip(sequence.inputs, inputs):
         halves[Side.ROBOT].store_rows(number, 0, tensor)
-    waiting: List[Transfer] = list(plan.transfers)
+    waiting: List[RowTransfer] = list(plan.transfers)
     done = dict.fromkeys(Side, 0)
     while True:
         progress = False
         for side in Side:
-            steps = plan.steps(side)
+            steps = plan.steps_of(side)
             while done[side] < len(steps) and _ready(located, halves[side], steps[done[side]]):
                 halves[side].run_operator(*steps[done[side]])
                 done[side] += 1
@@ -54,23 +54,23 @@ def run_plan(
         waiting = late
         if progress:
             continue
-        behind = [side for side in Side if done[side] < len(plan.steps(side))]
+        behind = [side for side in Side if done[side] < len(plan.steps_of(side))]
         if not behind:
             break
-        side = min(behind, key=lambda item: plan.steps(item)[done[item]].operator)
-        halves[side].run_operator(*plan.steps(side)[done[side]])
+        side = min(behind, key=lambda item: plan.steps_of(item)[done[item]].operator)
+        halves[side].run_operator(*plan.steps_of(side)[done[side]])
         done[side] += 1
     return tuple(halves[Side.ROBOT].whole(number) for number in sequence.outputs)
 
 
-def _ready(located: LocalityMap, half: Half, step: Step) -> bool:
+def _ready(located: LocalityMap, half: SideValues, step: PlanStep) -> bool:
     needs = located.footprint(step.operator, step.low, step.high)
-    return all(half.has(number, low, high) for number, (low, high) in needs.items())
+    return all(half.has_rows(number, low, high) for number, (low, high) in needs.items())
 
 
-def _send(located: LocalityMap, halves: Mapping[Side, Half], transfer: Transfer) -> bool:
+def _send(located: LocalityMap, halves: Mapping[Side, SideValues], transfer: RowTransfer) -> bool:
     source, target = halves[transfer.sender], halves[transfer.sender.other]
-    if not source.has(transfer.value, transfer.low, transfer.high):
+    if not source.has_rows(transfer.value, transfer.low, transfer.high):
         return False
     if transfer.value in located.axes:
         rows = source.rows(transfer.value, transfer.low, transfer.high)

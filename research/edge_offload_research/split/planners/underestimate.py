@@ -13,7 +13,7 @@ from edge_offload.split.model.locality import LocalityMap
 
 def strictly_needed(located: LocalityMap) -> Dict[int, int]:
     """Operator -> how many of its rows some used row depends on; operators without any are left out."""
-    marks = {number: np.zeros(located.length(number), dtype=bool)
+    marks = {number: np.zeros(located.count_rows(number), dtype=bool)
              for number in located.sequence.values if number not in located.free}  # fmt: skip
     for number in located.sequence.retained_ids():
         if number in marks:

@@ -17,14 +17,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import RemoteError
-from edge_offload.split.model.cost import Link
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.cost import LinkCosts
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import LANES, Span
-from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.progress import Progress
-from edge_offload.split.runtime.spans import both_s
+from edge_offload.split.model.simulate import TIMELINE_ROWS, TimelineSpan
+from edge_offload.split.runtime.pieces import cut_transfer, decode_piece, encode_piece
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.progress import SplitProgress
+from edge_offload.split.runtime.spans import overlap_seconds
 from edge_offload.split.runtime.tables import ReadyPlan
 
 #: Longest wait for one inference, seconds.
@@ -43,24 +43,24 @@ class Timeline:
     """
 
     makespan_s: float
-    spans: Tuple[Span, ...]
+    spans: Tuple[TimelineSpan, ...]
 
     @property
     def overlap_ratio(self) -> float:
         """See the class."""
         robot, server = ([(span.start_s, span.end_s) for span in self._of(side)] for side in Side)
-        return both_s(robot, server) / self.makespan_s
+        return overlap_seconds(robot, server) / self.makespan_s
 
     def idle(self, side: Side) -> float:
         """See the class."""
         return max(0.0, 1.0 - sum(span.end_s - span.start_s for span in self._of(side)) / self.makespan_s)
 
-    def _of(self, side: Side) -> List[Span]:
-        return [span for span in self.spans if span.lane == side.value]
+    def _of(self, side: Side) -> List[TimelineSpan]:
+        return [span for span in self.spans if span.row == side.value]
 
 
 def measure_timeline(
-    plan: ReadyPlan, network: Network, inputs: Sequence[torch.Tensor], bandwidth: float, link: Link,
+    plan: ReadyPlan, network: TracedNetwork, inputs: Sequence[torch.Tensor], bandwidth: float, link: LinkCosts,
     slowdown: float = 1.0, repeats: int = 9,
 ) -> Tuple[Timeline, List[float]]:  # fmt: skip
     """The inference of the median makespan, and the makespans of all (seconds).
@@ -77,7 +77,7 @@ def measure_timeline(
     Raises:
         RemoteError: an inference came to no end.
     """
-    shared = Place().shared(network)
+    shared = SplitDevice().share_values(network)
     found = [_Run(plan, network, shared, inputs, bandwidth, link, slowdown).run() for _ in range(repeats + 2)][2:]
     middle = statistics.median_low([one.makespan_s for one in found])
     return next(one for one in found if one.makespan_s == middle), [one.makespan_s for one in found]
@@ -87,19 +87,19 @@ class _Run:
     """One inference; a thread for each half, and two for each direction of the link."""
 
     def __init__(
-        self, plan: ReadyPlan, network: Network, shared: Mapping[int, torch.Tensor], inputs: Sequence[torch.Tensor],
-        bandwidth: float, link: Link, slowdown: float,
+        self, plan: ReadyPlan, network: TracedNetwork, shared: Mapping[int, torch.Tensor],
+        inputs: Sequence[torch.Tensor], bandwidth: float, link: LinkCosts, slowdown: float,
     ) -> None:  # fmt: skip
         self._located = network.located
         self._halves = {
-            side: Progress(plan, side, network.located, shared, slowdown if side is Side.ROBOT else 1.0)
+            side: SplitProgress(plan, side, network.located, shared, slowdown if side is Side.ROBOT else 1.0)
             for side in Side
         }
         for value, tensor in zip(network.program.sequence.inputs, inputs):
-            self._halves[Side.ROBOT].give(value, tensor)
+            self._halves[Side.ROBOT].give_input(value, tensor)
         self._rates = {Side.ROBOT: bandwidth, Side.SERVER: bandwidth * link.down_factor}
         self._delay_s = link.latency_s
-        self._spans: List[Span] = []
+        self._spans: List[TimelineSpan] = []
         self._out: Dict[Side, queue.SimpleQueue[Any]] = {side: queue.SimpleQueue() for side in Side}
         self._way: Dict[Side, queue.SimpleQueue[Any]] = {side: queue.SimpleQueue() for side in Side}
         self._failure: Optional[BaseException] = None
@@ -120,9 +120,9 @@ class _Run:
             self._out[side].put(None)
         for thread in threads:
             thread.join(MOST_S)
-        if self._failure is not None or not self._halves[Side.ROBOT].finished:
+        if self._failure is not None or not self._halves[Side.ROBOT].has_results:
             raise RemoteError(f"the plan came to no end: {self._failure or 'it took too long'}")
-        spans = sorted(self._spans, key=lambda span: (LANES.index(span.lane), span.start_s))
+        spans = sorted(self._spans, key=lambda span: (TIMELINE_ROWS.index(span.row), span.start_s))
         return Timeline(ended - self._began, tuple(spans))
 
     def _guarded(self, job: Callable[[], None]) -> None:
@@ -135,29 +135,29 @@ class _Run:
                 self._way[side].put(None)
 
     def _note(self, lane: str, began: float, label: str) -> None:
-        self._spans.append(Span(lane, began - self._began, time.perf_counter() - self._began, label))
+        self._spans.append(TimelineSpan(lane, began - self._began, time.perf_counter() - self._began, label))
 
     def _compute(self, side: Side) -> None:
         half, until = self._halves[side], time.monotonic() + MOST_S
         while True:
-            for index in half.sendable():
+            for index in half.take_sendable():
                 self._out[side].put(index)
-            if half.computable():
+            if half.can_compute():
                 began, rows = time.perf_counter(), half.rows_computed
-                half.compute()
+                half.compute_block()
                 self._note(side.value, began, f"{half.rows_computed - rows} rows")
-            elif half.computed and (side is Side.SERVER or half.finished):
+            elif half.all_computed and (side is Side.SERVER or half.has_results):
                 break
-            elif not half.wait(until, lambda: half.computable() or (side is Side.ROBOT and half.finished)):
+            elif not half.wait_until(until, lambda: half.can_compute() or (side is Side.ROBOT and half.has_results)):
                 raise RemoteError(f"the {side.value} waited in vain")
 
     def _send(self, side: Side) -> None:
         half, lane = self._halves[side], "uplink" if side is Side.ROBOT else "downlink"
         free = 0.0
         while (index := self._out[side].get()) is not None:
-            transfer = half.transfer(index)
-            for low, high in cut(self._located, transfer):
-                descriptors, buffers = encode_piece(half.payload(index, low, high), transfer.codec)
+            transfer = half.transfer_at(index)
+            for low, high in cut_transfer(self._located, transfer):
+                descriptors, buffers = encode_piece(half.read_payload(index, low, high), transfer.codec)
                 began = max(time.perf_counter(), free)
                 size = sum(memoryview(part).nbytes for part in buffers)
                 free = began + size / self._rates[side]
@@ -172,7 +172,7 @@ class _Run:
         while (item := self._way[side].get()) is not None:
             due, body, buffers = item
             _sleep_until(due)
-            other.arrive(*decode_piece(other, body, buffers))
+            other.add_rows(*decode_piece(other, body, buffers))
 
 
 def _sleep_until(due: float) -> None:

@@ -40,7 +40,7 @@ from edge_offload.nodes.scene import scene_report
 from edge_offload.nodes.server.server_results import FrameFacts, ResultInterpreter
 from edge_offload.power.nvml import GpuLoad
 from edge_offload.server import status as server_status
-from edge_offload.server.results import FrameResult
+from edge_offload.server.results import ServerFrameResult
 from edge_offload.server.server import OffloadServer
 from edge_offload.server.settings import Compute, Models
 from edge_offload.timing import STAGES, InferenceReport
@@ -128,7 +128,7 @@ class OffloadServerNode(Node):
     def _publish_state(self) -> None:
         self._collector.collect_new()
         message = self._status_message(ServerStatus.READY)
-        states = self._server.pool.engines()
+        states = self._server.pool.engine_states()
         for model, (state, _) in states.items():
             self.health.value(f"engine of {model}", state)
         amber = [f"{model}: {words}" for model, (words, wrong) in states.items() if wrong]
@@ -172,7 +172,7 @@ class OffloadServerNode(Node):
             promises=[promise_message(one) for one in status.promises],
         )
 
-    def _on_result(self, result: FrameResult) -> None:
+    def _on_result(self, result: ServerFrameResult) -> None:
         """One frame of one robot; called in the server's thread for results."""
         if result.meta.get("probe"):
             return
@@ -219,7 +219,7 @@ def promise_message(status: server_status.PromiseStatus) -> PromiseStatus:
     )
 
 
-def _parse_report(result: FrameResult) -> InferenceReport:
+def _parse_report(result: ServerFrameResult) -> InferenceReport:
     """The cost of a frame as its robot states it.
 
     Raises:

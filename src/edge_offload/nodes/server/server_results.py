@@ -16,7 +16,7 @@ from edge_offload.models.letterbox import Letterbox
 from edge_offload.models.people import People
 from edge_offload.perception.timeline import Timeline
 from edge_offload.perception.tracking import TrackedPerson, Tracker
-from edge_offload.server.results import FrameResult
+from edge_offload.server.results import ServerFrameResult
 
 MAX_TEXT = 256
 CACHED_ENTRIES = 16
@@ -119,7 +119,7 @@ class ResultInterpreter:
         self._followed: Recent = Recent()
         self._followed.capacity = CACHED_ENTRIES**2  # robots by cameras
 
-    def interpret_people(self, result: FrameResult, facts: FrameFacts) -> List[TrackedPerson]:
+    def interpret_people(self, result: ServerFrameResult, facts: FrameFacts) -> List[TrackedPerson]:
         """The people in one frame of one robot.
 
         Raises:

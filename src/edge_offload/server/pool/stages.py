@@ -26,7 +26,7 @@ from edge_offload.ir.build import TracedProgram, from_module
 from edge_offload.ir.liveness import last_use
 from edge_offload.server.pool.graphs import GraphedStage, StageFunction, graph_backend
 from edge_offload.server.pool.parcels import Parcel, pack_tensor, unpack_tensor
-from edge_offload.split.runtime.tracing import alias
+from edge_offload.split.runtime.tracing import alias_module
 
 #: Limit of batch sizes.
 MAX_BATCH = 64
@@ -109,7 +109,7 @@ class BatchedNetwork:
     def __init__(self, module: nn.Module, inputs: Specs, device: Union[str, torch.device] = "cpu") -> None:
         self.inputs = inputs
         self.device = devices.fix_kernel_choice(torch.device(device))
-        network: nn.Module = alias(module.eval())
+        network: nn.Module = alias_module(module.eval())
         self._read_out: Callable[..., object] = lambda *outputs: outputs
         if isinstance(network, Divided):
             network, self._read_out = network.dense_part()
@@ -129,7 +129,7 @@ class BatchedNetwork:
         if self.device.type == "cpu":
             return
         if isinstance(self._read_out, nn.Module):
-            self._read_out = alias(self._read_out).to(self.device)
+            self._read_out = alias_module(self._read_out).to(self.device)
         else:
             on_cpu = self._read_out
             self._read_out = lambda *outputs: on_cpu(*fetch_outputs(outputs))

@@ -1,4 +1,4 @@
-"""What services share: handles of what robots have open, work on other threads, and answers with errors."""
+"""Shared parts of services: handles of opened items, work on other threads, and answers with errors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Callable, Dict, Generic, List, TypeVar
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server.status import StatusBook
-from edge_offload.server.worker import Worker
+from edge_offload.server.worker import JobWorker
 
 Item = TypeVar("Item")
 _log = logging.getLogger(__name__)
 
 
 class OpenHandles(Generic[Item]):
-    """What robots have open, by connection and handle. Thread-safe.
+    """Opened items of robots, by connection and handle. Thread-safe.
 
     Args:
-        what: is opened, for messages.
-        release: called with what is not open any more.
+        what: noun of the items, for messages.
+        release: called with each item that is closed.
     """
 
     def __init__(self, what: str, release: Callable[[Item], None]) -> None:
@@ -31,7 +31,7 @@ class OpenHandles(Generic[Item]):
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def add(self, request: Request, item: Item) -> int:
+    def add_item(self, request: Request, item: Item) -> int:
         """Return a handle for ``item``; 0, and the item is released, if the robot has disconnected meanwhile."""
         handle = next(self._numbers)
         with self._lock:
@@ -41,42 +41,38 @@ class OpenHandles(Generic[Item]):
         self._release(item)
         return 0
 
-    def find(self, request: Request) -> Item:
-        """What the request's handle stands for.
-
-        Raises:
-            BadInput: nothing is open under it.
-        """
+    def find_item(self, request: Request) -> Item:
+        """Return the item of the request's handle; :class:`BadInput` if none is open under it."""
         handle = request.body.get("handle")
         with self._lock:
-            found = self._open.get(request.peer, {}).get(handle) if type(handle) is int else None
-        if found is None:
+            item = self._open.get(request.peer, {}).get(handle) if type(handle) is int else None
+        if item is None:
             raise BadInput(
                 f"no {self._what} is open under handle {str(handle)[:32]}", remedy="open it (again) on this connection"
             )
-        return found
+        return item
 
-    def close(self, request: Request) -> None:
+    def close_handle(self, request: Request) -> None:
         """``{handle}`` → ``{}``; the handle is void afterwards."""
-        item = self.find(request)
+        item = self.find_item(request)
         with self._lock:
             del self._open[request.peer][request.body["handle"]]
         self._release(item)
         request.reply({})
 
-    def forget(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Release all items of a closed connection."""
         with self._lock:
             items = self._open.pop(peer, {})
         for item in items.values():
             self._release(item)
 
-    def of_connection(self, peer: Peer) -> List[Item]:
+    def items_of_connection(self, peer: Peer) -> List[Item]:
         """Return the open items of one connection."""
         with self._lock:
             return list(self._open.get(peer, {}).values())
 
-    def of_robot(self, peer: Peer) -> List[Item]:
+    def items_of_robot(self, peer: Peer) -> List[Item]:
         """Return the open items of a robot over all of its connections."""
         with self._lock:
             return [item for other, items in self._open.items() if other.key == peer.key for item in items.values()]
@@ -92,26 +88,26 @@ class Service:
     def __init__(self, book: StatusBook) -> None:
         self._book = book
 
-    def submit(self, worker: Worker, request: Request, work: Callable[[], None], cost_s: float = 0.0) -> None:
+    def submit_work(self, worker: JobWorker, request: Request, work: Callable[[], None], cost_s: float = 0.0) -> None:
         """Let ``worker`` do ``work``; whatever that raises is the answer to ``request``, never the end of the worker.
 
         Raises:
             Refused: too much waits.
         """
-        worker.submit(request.peer, lambda: self.answer(request, work), cost_s)
+        worker.submit_job(request.peer, lambda: self.answer_request(request, work), cost_s)
 
-    def answer(self, request: Request, work: Callable[[], None]) -> None:
+    def answer_request(self, request: Request, work: Callable[[], None]) -> None:
         """Do ``work``, which answers ``request``; so does any exception."""
         try:
             work()
         except Exception as error:
-            self.failed(request, error)
+            self.fail_request(request, error)
         except SystemExit as error:
-            self.failed(request, RemoteError(f"the model called sys.exit({error.code!r})"))
+            self.fail_request(request, RemoteError(f"the model called sys.exit({error.code!r})"))
 
-    def failed(self, request: Request, error: BaseException) -> None:
+    def fail_request(self, request: Request, error: BaseException) -> None:
         """Answer ``request`` with ``error`` and count it."""
-        self._book.add(**{"refused" if isinstance(error, Refused) else "failed": 1})
+        self._book.add_totals(**{"refused" if isinstance(error, Refused) else "failed": 1})
         if not isinstance(error, EdgeOffloadError):
             _log.error("%s of %s failed", request.kind, request.peer.name, exc_info=error)
         if not request.answered:

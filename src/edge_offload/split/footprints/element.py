@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 from edge_offload.ir import Ref
 from edge_offload.ir.evaluate import mentions_tensor
 from edge_offload.ir.operators import Arg
-from edge_offload.split.footprints.registry import Footprint, Local, Locality, Rows, Site, rule, same_rows
+from edge_offload.split.footprints.registry import Footprint, Local, Locality, RowReader, Site, register_rule, same_rows
 
 UNARY = tuple(
     """
@@ -31,60 +31,60 @@ xlogy _prelu_kernel
 BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
 
 
-@rule(*(f"aten.{name}" for name in UNARY), *(f"aten.{name}" for name in POINTWISE))
-def pointwise(site: Site) -> Optional[Local]:
+@register_rule(*(f"aten.{name}" for name in UNARY), *(f"aten.{name}" for name in POINTWISE))
+def pointwise_rule(site: Site) -> Optional[Local]:
     """Broadcast all tensors among the arguments to the output's shape."""
-    if any(position != 0 for position in site.used) or site.arg("train"):
+    if any(position != 0 for position in site.used) or site.argument("train"):
         return None  # dropout while training is random
-    return broadcast(site, site.operator.input_ids())
+    return broadcast_rule(site, site.operator.input_ids())
 
 
-@rule("aten.prelu")
-def prelu(site: Site) -> Optional[Local]:
+@register_rule("aten.prelu")
+def prelu_rule(site: Site) -> Optional[Local]:
     """Slope: one number, or one per channel along axis 1 whatever the rank; programs record ``_prelu_kernel``."""
-    source, weight = site.number("self"), site.number("weight")
-    if site.axis(weight) is not None:
+    source, weight = site.number_of("self"), site.number_of("weight")
+    if site.axis_of(weight) is not None:
         return None
-    found = broadcast(site, (source,))
-    if found is None or found.axes[0] != 1 or site.shape(weight) in ((), (1,)):
-        return found
+    local = broadcast_rule(site, (source,))
+    if local is None or local.axes[0] != 1 or site.shape_of(weight) in ((), (1,)):
+        return local
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
         slopes = reader.whole(weight).narrow(0, low, high - low)
-        return site.call(reader, self=reader.rows(source, low, high), weight=slopes)
+        return site.call_overload(reader, self=reader.rows(source, low, high), weight=slopes)
 
-    return Local(found.kind, found.axes, found.length, found.needs, run)
+    return Local(local.kind, local.axes, local.length, local.needs, run)
 
 
-@rule(*BATCH_NORMS)
-def batch_norm(site: Site) -> Optional[Local]:
+@register_rule(*BATCH_NORMS)
+def batch_norm_rule(site: Site) -> Optional[Local]:
     """Scale and shift per channel, with fixed statistics. While training the statistics need every row."""
-    name = "input" if site.number("input") >= 0 else "self"
-    axis = site.axis(site.number(name))
-    training = site.arg("training") or site.arg("train")
+    name = "input" if site.number_of("input") >= 0 else "self"
+    axis = site.axis_of(site.number_of(name))
+    training = site.argument("training") or site.argument("train")
     if axis in (None, 1) or training or any(position != 0 for position in site.used):
         return None
-    return broadcast(site, (site.number(name),))
+    return broadcast_rule(site, (site.number_of(name),))
 
 
-@rule("aten.expand")
-def expand(site: Site) -> Optional[Local]:
+@register_rule("aten.expand")
+def expand_rule(site: Site) -> Optional[Local]:
     """Broadcast, with the output's rows written into the size argument."""
-    found = broadcast(site, (site.number("self"),))
-    if found is None:
+    local = broadcast_rule(site, (site.number_of("self"),))
+    if local is None:
         return None
-    axis = found.axes[0]
+    axis = local.axes[0]
     assert axis is not None
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
         sizes = list(site.output_shape)
         sizes[axis] = high - low
-        return site.call(reader, self=reader.rows(site.number("self"), low, high), size=sizes)
+        return site.call_overload(reader, self=reader.rows(site.number_of("self"), low, high), size=sizes)
 
-    return Local(found.kind, found.axes, found.length, found.needs, run)
+    return Local(local.kind, local.axes, local.length, local.needs, run)
 
 
-def broadcast(site: Site, operands: Any) -> Optional[Local]:
+def broadcast_rule(site: Site, operands: Any) -> Optional[Local]:
     """The rule for operands that broadcast to the output. Operands outside ``operands`` are passed whole.
 
     An operand with full size at the output's axis but no axis of its own (a position embedding, a gate that was
@@ -93,34 +93,34 @@ def broadcast(site: Site, operands: Any) -> Optional[Local]:
     shape = site.output_shape
     axis: Optional[int] = None
     for number in operands:
-        own = site.axis(number)
-        if own is None:
+        operand_axis = site.axis_of(number)
+        if operand_axis is None:
             continue
-        here = own + len(shape) - len(site.shape(number))
-        if (axis is not None and here != axis) or site.shape(number)[own] != shape[here]:
+        output_axis = operand_axis + len(shape) - len(site.shape_of(number))
+        if (axis is not None and output_axis != axis) or site.shape_of(number)[operand_axis] != shape[output_axis]:
             return None
-        axis = here
+        axis = output_axis
     if axis is None or any(number not in operands for number in site.carried):
         return None
-    needs: Dict[int, Footprint] = {number: same_rows for number in operands if site.axis(number) is not None}
-    cut: Dict[int, int] = {}
+    needs: Dict[int, Footprint] = {number: same_rows for number in operands if site.axis_of(number) is not None}
+    sliced_axes: Dict[int, int] = {}
     for number in operands:
-        own = axis - len(shape) + len(site.shape(number))
-        if number not in needs and own >= 0 and site.shape(number)[own] == shape[axis]:
-            cut[number] = own
+        operand_axis = axis - len(shape) + len(site.shape_of(number))
+        if number not in needs and operand_axis >= 0 and site.shape_of(number)[operand_axis] == shape[axis]:
+            sliced_axes[number] = operand_axis
     names = {name: arg for name, arg in site.bound.items() if mentions_tensor(arg)}
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
-        def piece(arg: Arg) -> Any:
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
+        def slice_arg(arg: Arg) -> Any:
             if isinstance(arg, tuple):
-                return [piece(item) for item in arg]
+                return [slice_arg(item) for item in arg]
             if not isinstance(arg, Ref):
                 return arg
             if arg.id in needs:
                 return reader.rows(arg.id, low, high)
-            whole = reader.whole(arg.id)
-            return whole.narrow(cut[arg.id], low, high - low) if arg.id in cut else whole
+            tensor = reader.whole(arg.id)
+            return tensor.narrow(sliced_axes[arg.id], low, high - low) if arg.id in sliced_axes else tensor
 
-        return site.call(reader, **{name: piece(arg) for name, arg in names.items()})
+        return site.call_overload(reader, **{name: slice_arg(arg) for name, arg in names.items()})
 
     return Local(Locality.ELEMENT, site.one_axis(axis), shape[axis], needs, run)

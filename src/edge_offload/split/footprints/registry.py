@@ -51,7 +51,7 @@ class Locality(str, enum.Enum):
     """Depends on no input of the inference (a class token, a mask): runs wherever it is wanted, at no cost."""
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """Reader of the rows that a rule's footprint named, and of whole values."""
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Rows(Protocol):
         """Return all of a value."""
 
 
-Run = Callable[[int, int, Rows], List[Any]]
+RunRows = Callable[[int, int, RowReader], List[Any]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Local:
     axes: Tuple[Optional[int], ...]
     length: int
     needs: Mapping[int, Footprint]
-    run: Run
+    run: RunRows
 
 
 @dataclass
@@ -103,22 +103,22 @@ class Site:
     _slots: Dict[Tuple[str, ...], Tuple[Slot, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.bound = bind(self.operator)
+        self.bound = bind_arguments(self.operator)
 
-    def arg(self, name: str, default: Arg = None) -> Any:
+    def argument(self, name: str, default: Arg = None) -> Any:
         """Return argument ``name``, positional or keyword, or the default."""
         return self.bound.get(name, default)
 
-    def number(self, name: str) -> int:
+    def number_of(self, name: str) -> int:
         """Return the number of the tensor given as ``name``; -1 if there is none."""
         arg = self.bound.get(name)
         return arg.id if isinstance(arg, Ref) else -1
 
-    def shape(self, number: int) -> Tuple[int, ...]:
+    def shape_of(self, number: int) -> Tuple[int, ...]:
         """Shape of a value."""
         return self.sequence.values[number].shape
 
-    def axis(self, number: int) -> Optional[int]:
+    def axis_of(self, number: int) -> Optional[int]:
         """Return the axis of a value, or ``None`` if it exists only as a whole."""
         return self.axes.get(number)
 
@@ -138,22 +138,22 @@ class Site:
         """Return ``axis`` for the first output, none for the others."""
         return (axis,) + (None,) * (len(self.operator.outputs) - 1)
 
-    def call(self, reader: Rows, /, **replaced: Any) -> List[Any]:
+    def call_overload(self, reader: RowReader, /, **replaced: Any) -> List[Any]:
         """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
         place: str = getattr(reader, "place", "cpu")  # values of a GPU's are there
         names = (place, *replaced)
         slots = self._slots.get(names)
         if slots is None:
-            slots = self._slots[names] = self._arrange(tuple(replaced), reader, place)
+            slots = self._slots[names] = self._arrange_slots(tuple(replaced), reader, place)
         positional: List[Any] = []
         keywords: Dict[str, Any] = {}
-        for name, by_name, given, arg in slots:
+        for name, by_name, source, arg in slots:
             value = (
                 replaced[name]
-                if given is _REPLACED
+                if source is _REPLACED
                 else resolve_argument(arg, reader.whole, place)
-                if given is _READ
-                else given
+                if source is _READ
+                else source
             )
             if by_name:
                 keywords[name] = value
@@ -161,7 +161,7 @@ class Site:
                 positional.append(value)
         return flatten_outputs(find_overload(self.operator.name)(*positional, **keywords))
 
-    def _arrange(self, replaced: Tuple[str, ...], reader: Rows, place: str) -> Tuple[Slot, ...]:
+    def _arrange_slots(self, replaced: Tuple[str, ...], reader: RowReader, place: str) -> Tuple[Slot, ...]:
         """Arrange the sources of all arguments once: torch's schemas are slow, and a runtime calls often."""
         slots: List[Slot] = []
         gap = False  # behind an argument left at its default, the rest goes by name
@@ -169,24 +169,24 @@ class Site:
             name = argument.name
             arg = self.bound.get(name)
             if name in replaced:
-                given = _REPLACED
+                source = _REPLACED
             elif name not in self.bound:
                 gap = True
                 continue
             else:
-                given = _READ if mentions_tensor(arg) else resolve_argument(arg, reader.whole, place)
-            slots.append((name, gap or argument.kwarg_only, given, arg))
+                source = _READ if mentions_tensor(arg) else resolve_argument(arg, reader.whole, place)
+            slots.append((name, gap or argument.kwarg_only, source, arg))
         return tuple(slots)
 
 
-Rule = Callable[[Site], Optional[Local]]
-_RULES: Dict[str, Rule] = {}
+LocalityRule = Callable[[Site], Optional[Local]]
+_RULES: Dict[str, LocalityRule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def register_rule(*names: str) -> Callable[[LocalityRule], LocalityRule]:
     """Register a rule for overloads: ``aten.relu.default``, or ``aten.relu`` for every overload of it."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: LocalityRule) -> LocalityRule:
         for name in names:
             if name in _RULES:
                 raise ValueError(f"{name} has two locality rules")
@@ -196,7 +196,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def find_rule(operator: Operator) -> Optional[Rule]:
+def find_rule(operator: Operator) -> Optional[LocalityRule]:
     """Return the rule for this overload, or ``None`` (the operator is global)."""
     return _RULES.get(operator.name) or _RULES.get(operator.base_name)
 
@@ -216,12 +216,12 @@ def all_rows(length: int) -> Footprint:
     return lambda low, high: (0, length)
 
 
-def normal(axis: int, rank: int) -> int:
+def normalise_axis(axis: int, rank: int) -> int:
     """Return ``axis`` counted from the front."""
     return axis + rank if axis < 0 else axis
 
 
-def window(low: int, high: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> Range:
+def window_rows(low: int, high: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> Range:
     """Input rows that a sliding window touches for output rows [low, high), within [0, size).
 
     Exact at the borders too: a dilated window that starts in the padding may skip the first real rows. Empty if the
@@ -262,7 +262,7 @@ def _schema_arguments(name: str) -> Tuple[Any, ...]:
     return tuple(find_overload(name)._schema.arguments)
 
 
-def bind(operator: Operator) -> Dict[str, Arg]:
+def bind_arguments(operator: Operator) -> Dict[str, Arg]:
     """Return given arguments by the schema's names; empty if torch has no such overload."""
     try:
         arguments = _schema_arguments(operator.name)

@@ -11,15 +11,25 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range, Rows, Site, per_axis, rule, window
+from edge_offload.split.footprints.registry import (
+    EMPTY,
+    Local,
+    Locality,
+    Range,
+    RowReader,
+    Site,
+    per_axis,
+    register_rule,
+    window_rows,
+)
 
 
-def _spatial(site: Site, number: int, rank: int) -> Optional[int]:
+def _spatial_axis(site: Site, number: int, rank: int) -> Optional[int]:
     """Return the spatial axis (0 = first after channels) along which the value is split, or ``None``."""
-    axis = site.axis(number)
+    axis = site.axis_of(number)
     if axis is None:
         return None
-    place = axis - (len(site.shape(number)) - rank)
+    place = axis - (len(site.shape_of(number)) - rank)
     return place if place >= 0 else None
 
 
@@ -28,140 +38,142 @@ def _same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> Tuple[Tuple
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
-@rule("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
-def convolution(site: Site) -> Optional[Local]:
+@register_rule("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution")
+def convolution_rule(site: Site) -> Optional[Local]:
     """Split direct and transposed convolution with whole weights."""
-    name = "input" if site.number("input") >= 0 else "self"
-    source, weight = site.number(name), site.number("weight")
-    if site.axis(weight) is not None or site.axis(site.number("bias")) is not None:
+    name = "input" if site.number_of("input") >= 0 else "self"
+    source, weight = site.number_of(name), site.number_of("weight")
+    if site.axis_of(weight) is not None or site.axis_of(site.number_of("bias")) is not None:
         return None
-    if site.arg("transposed", False):
-        return transposed(site)
-    rank = len(site.shape(weight)) - 2
-    place = _spatial(site, source, rank)
+    if site.argument("transposed", False):
+        return transposed_rule(site)
+    rank = len(site.shape_of(weight)) - 2
+    place = _spatial_axis(site, source, rank)
     if place is None:
         return None
-    kernel = site.shape(weight)[2:]
-    stride = per_axis(site.arg("stride"), rank, 1)
-    dilation = per_axis(site.arg("dilation"), rank, 1)
-    mode = site.arg("padding", 0)
+    kernel = site.shape_of(weight)[2:]
+    stride = per_axis(site.argument("stride"), rank, 1)
+    dilation = per_axis(site.argument("dilation"), rank, 1)
+    mode = site.argument("padding", 0)
     if mode == "same":
         sides = _same_padding(kernel, dilation)
     elif mode == "valid":
         sides = ((0, 0),) * rank
     else:
         sides = tuple((pad, pad) for pad in per_axis(mode, rank, 0))
-    axis = site.axis(source)
+    axis = site.axis_of(source)
     assert axis is not None
-    size = site.shape(source)[axis]
+    size = site.shape_of(source)[axis]
     before = sides[place][0]
 
-    def needs(low: int, high: int) -> Range:
-        return window(low, high, size, kernel[place], stride[place], before, dilation[place])
+    def source_rows(low: int, high: int) -> Range:
+        return window_rows(low, high, size, kernel[place], stride[place], before, dilation[place])
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
-        first, last = needs(low, high)
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
+        first, last = source_rows(low, high)
         rows = reader.rows(source, first, last)
-        own = list(sides)
-        own[place] = _missing(low, high, first, last, kernel[place], stride[place], before, dilation[place])
-        padded, rest = _pad(rows, own, 0.0)
+        sides_here = list(sides)
+        sides_here[place] = _missing_rows(low, high, first, last, kernel[place], stride[place], before, dilation[place])
+        padded, rest = _pad_rows(rows, sides_here, 0.0)
         replaced = {name: padded, "padding": rest}
-        return site.call(reader, **replaced) if mode not in ("same", "valid") else [
-            _direct(site, reader, padded, rest, stride, dilation)
+        return site.call_overload(reader, **replaced) if mode not in ("same", "valid") else [
+            _convolve_rows(site, reader, padded, rest, stride, dilation)
         ]  # fmt: skip
 
-    return Local(Locality.BLOCK, site.one_axis(axis), site.output_shape[axis], {source: needs}, run)
+    return Local(Locality.BLOCK, site.one_axis(axis), site.output_shape[axis], {source: source_rows}, run)
 
 
-def _direct(site: Site, reader: Rows, rows: torch.Tensor, padding: Any, stride: Any, dilation: Any) -> torch.Tensor:
-    bias = site.number("bias")
+def _convolve_rows(
+    site: Site, reader: RowReader, rows: torch.Tensor, padding: Any, stride: Any, dilation: Any
+) -> torch.Tensor:
+    bias = site.number_of("bias")
     return torch.convolution(
-        rows, reader.whole(site.number("weight")), reader.whole(bias) if bias >= 0 else None,
-        stride, padding, dilation, False, (0,) * len(stride), int(site.arg("groups", 1)),
+        rows, reader.whole(site.number_of("weight")), reader.whole(bias) if bias >= 0 else None,
+        stride, padding, dilation, False, (0,) * len(stride), int(site.argument("groups", 1)),
     )  # fmt: skip
 
 
-@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
-def transposed(site: Site) -> Optional[Local]:
+@register_rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
+def transposed_rule(site: Site) -> Optional[Local]:
     """Map an output row j to input rows i with j = i * stride - padding + dilation * k."""
-    name = "input" if site.number("input") >= 0 else "self"
-    source, weight, bias = site.number(name), site.number("weight"), site.number("bias")
-    rank = len(site.shape(weight)) - 2
-    place = _spatial(site, source, rank)
-    batched = len(site.shape(source)) == rank + 2
-    if place is None or not batched or site.axis(weight) is not None or site.axis(bias) is not None:
+    name = "input" if site.number_of("input") >= 0 else "self"
+    source, weight, bias = site.number_of(name), site.number_of("weight"), site.number_of("bias")
+    rank = len(site.shape_of(weight)) - 2
+    place = _spatial_axis(site, source, rank)
+    batched = len(site.shape_of(source)) == rank + 2
+    if place is None or not batched or site.axis_of(weight) is not None or site.axis_of(bias) is not None:
         return None
-    axis = site.axis(source)
+    axis = site.axis_of(source)
     assert axis is not None
-    kernel = site.shape(weight)[2:]
-    stride = per_axis(site.arg("stride"), rank, 1)
-    padding = per_axis(site.arg("padding"), rank, 0)
-    dilation = per_axis(site.arg("dilation"), rank, 1)
-    extra = per_axis(site.arg("output_padding"), rank, 0)
-    size, reach = site.shape(source)[axis], dilation[place] * (kernel[place] - 1)
+    kernel = site.shape_of(weight)[2:]
+    stride = per_axis(site.argument("stride"), rank, 1)
+    padding = per_axis(site.argument("padding"), rank, 0)
+    dilation = per_axis(site.argument("dilation"), rank, 1)
+    extra = per_axis(site.argument("output_padding"), rank, 0)
+    size, reach = site.shape_of(source)[axis], dilation[place] * (kernel[place] - 1)
     step, pad = stride[place], padding[place]
 
-    def needs(low: int, high: int) -> Range:
+    def source_rows(low: int, high: int) -> Range:
         first = -((reach - low - pad) // step)
         last = (high - 1 + pad) // step + 1
         first, last = max(first, 0), min(last, size)
         return (first, last) if first < last else EMPTY
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
-        first, last = needs(low, high)
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
+        first, last = source_rows(low, high)
         if first >= last:  # a stride longer than the kernel leaves rows that no input reaches
             sizes = list(site.output_shape)
             sizes[axis] = high - low
-            return [_with_bias(site, reader, reader.whole(weight).new_zeros(sizes), rank)]
-        own_padding, own_extra = list(padding), list(extra)
-        own_padding[place] = own_extra[place] = 0
+            return [_add_bias(site, reader, reader.whole(weight).new_zeros(sizes), rank)]
+        slice_padding, slice_extra = list(padding), list(extra)
+        slice_padding[place] = slice_extra[place] = 0
         full = torch.convolution(
-            reader.rows(source, first, last), reader.whole(weight), None, stride, own_padding, dilation, True,
-            own_extra, int(site.arg("groups", 1)),
+            reader.rows(source, first, last), reader.whole(weight), None, stride, slice_padding, dilation, True,
+            slice_extra, int(site.argument("groups", 1)),
         )  # fmt: skip
         start = first * step - pad  # output row of the whole tensor that row 0 of ``full`` is
         above, below = max(start - low, 0), max(high - (start + full.shape[axis]), 0)
         sides = [(0, 0)] * rank
         sides[place] = (above, below)
-        full = functional.pad(full, _flat(sides))
-        return [_with_bias(site, reader, full.narrow(axis, low - start + above, high - low), rank)]
+        full = functional.pad(full, _flatten_sides(sides))
+        return [_add_bias(site, reader, full.narrow(axis, low - start + above, high - low), rank)]
 
-    return Local(Locality.BLOCK, site.one_axis(axis), site.output_shape[axis], {source: needs}, run)
+    return Local(Locality.BLOCK, site.one_axis(axis), site.output_shape[axis], {source: source_rows}, run)
 
 
-def _with_bias(site: Site, reader: Rows, rows: torch.Tensor, rank: int) -> torch.Tensor:
-    bias = site.number("bias")
+def _add_bias(site: Site, reader: RowReader, rows: torch.Tensor, rank: int) -> torch.Tensor:
+    bias = site.number_of("bias")
     return rows if bias < 0 else rows + reader.whole(bias).reshape([-1] + [1] * rank)
 
 
-@rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d",
+@register_rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d",
       "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")  # fmt: skip
-def max_pool(site: Site) -> Optional[Local]:
+def max_pool_rule(site: Site) -> Optional[Local]:
     """Split with padding of minus infinity. Indices point into the whole tensor, so reading them makes it global."""
-    rank = _rank(site)
+    rank = _spatial_rank(site)
     if any(position != 0 for position in site.used):
         return None
-    return _pool(site, rank, per_axis(site.arg("dilation"), rank, 1), site.call)
+    return _local_pool(site, rank, per_axis(site.argument("dilation"), rank, 1), site.call_overload)
 
 
-@rule("aten.avg_pool2d", "aten.avg_pool3d")
-def average_pool(site: Site) -> Optional[Local]:
+@register_rule("aten.avg_pool2d", "aten.avg_pool3d")
+def average_pool_rule(site: Site) -> Optional[Local]:
     """Divide sums of windows by the counts that torch uses for each (padding, overhang, override)."""
-    rank = _rank(site)
+    rank = _spatial_rank(site)
     pool = functional.avg_pool2d if rank == 2 else functional.avg_pool3d
-    source = site.number("self")
-    count_padding, fixed = site.arg("count_include_pad", True), site.arg("divisor_override")
-    padding = per_axis(site.arg("padding"), rank, 0)
-    shape = site.shape(source)[-rank:]
+    source = site.number_of("self")
+    count_padding, fixed = site.argument("count_include_pad", True), site.argument("divisor_override")
+    padding = per_axis(site.argument("padding"), rank, 0)
+    shape = site.shape_of(source)[-rank:]
 
-    def mean(reader: Rows, /, **given: Any) -> List[Any]:
+    def pool_mean(reader: RowReader, /, **arguments: Any) -> List[Any]:
         del reader
-        rows, kernel, stride = given["self"], given["kernel_size"], given["stride"]
+        rows, kernel, stride = arguments["self"], arguments["kernel_size"], arguments["stride"]
         sums = pool(rows, kernel, stride, divisor_override=1)
         if fixed is not None:
             return [sums / fixed]
         counted = torch.ones((1, 1, *rows.shape[-rank:]), dtype=rows.dtype, device=rows.device)
-        for k, origin in enumerate(given["origins"]):
+        for k, origin in enumerate(arguments["origins"]):
             pad = padding[k] if count_padding else 0
             place = torch.arange(rows.shape[k - rank], device=rows.device) + origin
             inside = (place >= -pad) & (place < shape[k] + pad)
@@ -169,90 +181,90 @@ def average_pool(site: Site) -> Optional[Local]:
         counts = pool(counted, kernel, stride, divisor_override=1)
         return [sums / counts.reshape((1,) * (sums.dim() - rank) + tuple(counts.shape[-rank:]))]
 
-    return _pool(site, rank, (1,) * rank, mean)
+    return _local_pool(site, rank, (1,) * rank, pool_mean)
 
 
-def _pool(site: Site, rank: int, dilation: Sequence[int], call: Any) -> Optional[Local]:
-    source = site.number("self")
-    place = _spatial(site, source, rank)
+def _local_pool(site: Site, rank: int, dilation: Sequence[int], call: Any) -> Optional[Local]:
+    source = site.number_of("self")
+    place = _spatial_axis(site, source, rank)
     if place is None or not _is_floating(site, source):
         return None
-    axis = site.axis(source)
+    axis = site.axis_of(source)
     assert axis is not None
-    kernel = per_axis(site.arg("kernel_size"), rank, 1)
-    stride = per_axis(site.arg("stride"), rank, 1) if site.arg("stride") else kernel
-    padding = per_axis(site.arg("padding"), rank, 0)
-    shape, result = site.shape(source)[-rank:], site.output_shape[-rank:]
+    kernel = per_axis(site.argument("kernel_size"), rank, 1)
+    stride = per_axis(site.argument("stride"), rank, 1) if site.argument("stride") else kernel
+    padding = per_axis(site.argument("padding"), rank, 0)
+    shape, result = site.shape_of(source)[-rank:], site.output_shape[-rank:]
     is_max = "max_pool" in site.operator.name
     size = shape[place]
 
-    def needs(low: int, high: int) -> Range:
-        return window(low, high, size, kernel[place], stride[place], padding[place], dilation[place])
+    def source_rows(low: int, high: int) -> Range:
+        return window_rows(low, high, size, kernel[place], stride[place], padding[place], dilation[place])
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
         sides: List[Tuple[int, int]] = []
         for k in range(rank):
             start, stop = (low, high) if k == place else (0, result[k])
-            first, last = needs(low, high) if k == place else (0, shape[k])
-            sides.append(_missing(start, stop, first, last, kernel[k], stride[k], padding[k], dilation[k]))
-        first, last = needs(low, high)
-        rows = _fit(reader.rows(source, first, last), sides, float("-inf") if is_max else 0.0)
-        given = {"self": rows, "kernel_size": kernel, "stride": stride, "padding": (0,) * rank}
+            first, last = source_rows(low, high) if k == place else (0, shape[k])
+            sides.append(_missing_rows(start, stop, first, last, kernel[k], stride[k], padding[k], dilation[k]))
+        first, last = source_rows(low, high)
+        rows = _fit_sides(reader.rows(source, first, last), sides, float("-inf") if is_max else 0.0)
+        arguments = {"self": rows, "kernel_size": kernel, "stride": stride, "padding": (0,) * rank}
         if is_max:
-            return list(call(reader, **given, ceil_mode=False))
+            return list(call(reader, **arguments, ceil_mode=False))
         origins = [(first if k == place else 0) - sides[k][0] for k in range(rank)]
-        return list(call(reader, **given, origins=origins))
+        return list(call(reader, **arguments, origins=origins))
 
-    return Local(Locality.BLOCK, site.one_axis(axis), result[place], {source: needs}, run)
+    return Local(Locality.BLOCK, site.one_axis(axis), result[place], {source: source_rows}, run)
 
 
-@rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d",
+@register_rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d",
       "aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")  # fmt: skip
-def adaptive_average_pool(site: Site) -> Optional[Local]:
+def adaptive_pool_rule(site: Site) -> Optional[Local]:
     """Output row i averages input rows floor(i*H/h) to ceil((i+1)*H/h). One output row is a global mean."""
-    source = site.number("self")
+    source = site.number_of("self")
     shape = site.output_shape
-    rank = _rank(site)
-    place = _spatial(site, source, rank)
+    rank = _spatial_rank(site)
+    place = _spatial_axis(site, source, rank)
     if place is None:
         return None
-    axis = site.axis(source)
+    axis = site.axis_of(source)
     assert axis is not None
-    size, length = site.shape(source)[axis], shape[axis]
+    size, length = site.shape_of(source)[axis], shape[axis]
 
-    def needs(low: int, high: int) -> Range:
+    def source_rows(low: int, high: int) -> Range:
         return low * size // length, -(-high * size // length)
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
         sizes = list(shape[-rank:])
         sizes[place] = 1
         pieces = [
-            site.call(reader, self=reader.rows(source, *needs(row, row + 1)), output_size=sizes)[0]
+            site.call_overload(reader, self=reader.rows(source, *source_rows(row, row + 1)), output_size=sizes)[0]
             for row in range(low, high)
         ]
         return [torch.cat(pieces, dim=axis)]
 
-    return Local(Locality.BLOCK, site.one_axis(axis), length, {source: needs}, run)
+    return Local(Locality.BLOCK, site.one_axis(axis), length, {source: source_rows}, run)
 
 
-@rule("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten._upsample_nearest_exact1d",
-      "aten._upsample_nearest_exact2d", "aten.upsample_linear1d", "aten.upsample_bilinear2d",
-      "aten.upsample_trilinear3d", "aten.upsample_bicubic2d")  # fmt: skip
-def interpolation(site: Site) -> Optional[Local]:
+@register_rule("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
+               "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten.upsample_linear1d",
+               "aten.upsample_bilinear2d", "aten.upsample_trilinear3d", "aten.upsample_bicubic2d")  # fmt: skip
+def interpolation_rule(site: Site) -> Optional[Local]:
     """Interpolation is linear in each axis: its weights along the axis are read off the operator itself.
 
     The operator is run once, over the whole axis, on the columns of an identity matrix. The band of non-zeros is the
     footprint, and the weights are what the kernel uses, whatever the mode, scale and corner alignment.
     """
-    name = "input" if site.number("input") >= 0 else "self"
-    source = site.number(name)
+    name = "input" if site.number_of("input") >= 0 else "self"
+    source = site.number_of(name)
     rank = len(site.output_shape) - 2
-    place = _spatial(site, source, rank)
+    place = _spatial_axis(site, source, rank)
     if place is None or not _is_floating(site, source):
         return None
-    axis = site.axis(source)
+    axis = site.axis_of(source)
     assert axis is not None
-    size, length = site.shape(source)[axis], site.output_shape[axis]
+    size, length = site.shape_of(source)[axis], site.output_shape[axis]
     dtype = getattr(torch, site.sequence.values[source].dtype)
     weights = _axis_weights(site, name, place, rank, size, dtype)
     if weights is None or weights.shape != (length, size):
@@ -260,27 +272,27 @@ def interpolation(site: Site) -> Optional[Local]:
     others: Dict[int, torch.Tensor] = {}
     for k in range(rank):
         if k != place:
-            found = _axis_weights(site, name, k, rank, site.shape(source)[2 + k], dtype)
-            if found is None:
+            matrix = _axis_weights(site, name, k, rank, site.shape_of(source)[2 + k], dtype)
+            if matrix is None:
                 return None
-            others[2 + k] = found
+            others[2 + k] = matrix
     used = weights != 0
     first = used.to(torch.int8).argmax(dim=1).tolist()
     last = (size - used.flip(1).to(torch.int8).argmax(dim=1)).tolist()
 
-    def needs(low: int, high: int) -> Range:
+    def source_rows(low: int, high: int) -> Range:
         return min(first[low:high]), max(last[low:high])
 
-    def run(low: int, high: int, reader: Rows) -> List[Any]:
-        start, stop = needs(low, high)
+    def run(low: int, high: int, reader: RowReader) -> List[Any]:
+        start, stop = source_rows(low, high)
         rows = reader.rows(source, start, stop)
         band = weights[low:high, start:stop].to(rows.dtype)
-        mixed = _mix(rows, band, axis)
+        mixed = _weight_rows(rows, band, axis)
         for other, matrix in others.items():
-            mixed = _mix(mixed, matrix, other)
+            mixed = _weight_rows(mixed, matrix, other)
         return [mixed]
 
-    return Local(Locality.BLOCK, site.one_axis(axis), length, {source: needs}, run)
+    return Local(Locality.BLOCK, site.one_axis(axis), length, {source: source_rows}, run)
 
 
 def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype: Any) -> Optional[torch.Tensor]:
@@ -289,12 +301,14 @@ def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype
     shape[2 + place] = size
     probe = torch.eye(size, dtype=dtype).reshape(shape)
     others = [1 if k != place else site.output_shape[2 + k] for k in range(rank)]
-    result = _resize(site, name, probe, others, place)
+    result = _run_resize(site, name, probe, others, place)
     return None if result is None else torch.t(result.reshape(size, -1)).contiguous()
 
 
-def _resize(site: Site, name: str, value: torch.Tensor, sizes: List[int], keep: int) -> Optional[torch.Tensor]:
-    """Run the operator on ``value`` with output ``sizes``, without the scales of axes other than ``keep``."""
+def _run_resize(
+    site: Site, name: str, value: torch.Tensor, sizes: List[int], scaled_axis: int
+) -> Optional[torch.Tensor]:
+    """Run the operator on ``value`` with output ``sizes``, without the scales of axes other than ``scaled_axis``."""
 
     class Nothing:
         def rows(self, number: int, low: int, high: int) -> torch.Tensor:
@@ -306,38 +320,38 @@ def _resize(site: Site, name: str, value: torch.Tensor, sizes: List[int], keep: 
     rank = value.dim() - 2
     replaced: Any = {name: value}
     if site.operator.name.endswith(".vec"):
-        factors = site.arg("scale_factors")
+        factors = site.argument("scale_factors")
         if factors is None:
             replaced["output_size"] = sizes
         else:
             replaced["output_size"] = None
-            replaced["scale_factors"] = [factors[k] if k == keep else 1.0 for k in range(rank)]
+            replaced["scale_factors"] = [factors[k] if k == scaled_axis else 1.0 for k in range(rank)]
     else:
         replaced["output_size"] = sizes
         for k, axis_name in enumerate(_SCALE_NAMES[rank]):
-            if k != keep:
+            if k != scaled_axis:
                 replaced[axis_name] = None
-    result: torch.Tensor = site.call(Nothing(), **replaced)[0]
+    result: torch.Tensor = site.call_overload(Nothing(), **replaced)[0]
     return result if list(result.shape[2:]) == sizes else None
 
 
 _SCALE_NAMES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
 
 
-def _beside(rows: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
+def _to_device(rows: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
     """Copy a small tensor of the host to the device of the rows."""
     return small.to(rows.device, non_blocking=True)
 
 
-def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
+def _weight_rows(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
     """Weight input rows by ``band``; plain selection if every weight is one."""
     if bool(((band == 1).sum(dim=1) == 1).all()) and bool(((band != 0).sum(dim=1) == 1).all()):
-        return rows.index_select(axis, _beside(rows, (band == 1).to(torch.int8).argmax(dim=1)))
-    mixed: torch.Tensor = torch.tensordot(rows, _beside(rows, band), dims=([axis], [1])).movedim(-1, axis)
+        return rows.index_select(axis, _to_device(rows, (band == 1).to(torch.int8).argmax(dim=1)))
+    mixed: torch.Tensor = torch.tensordot(rows, _to_device(rows, band), dims=([axis], [1])).movedim(-1, axis)
     return mixed
 
 
-def _rank(site: Site) -> int:
+def _spatial_rank(site: Site) -> int:
     """Return the number of spatial axes, from the operator's name: ``avg_pool2d`` has 2."""
     return int(site.operator.base_name.split("pool")[1][0])
 
@@ -346,7 +360,7 @@ def _is_floating(site: Site, number: int) -> bool:
     return bool(getattr(torch, site.sequence.values[number].dtype).is_floating_point)
 
 
-def _missing(low: int, high: int, first: int, last: int, kernel: int, stride: int, padding: int,
+def _missing_rows(low: int, high: int, first: int, last: int, kernel: int, stride: int, padding: int,
              dilation: int) -> Tuple[int, int]:  # fmt: skip
     """Rows of padding that the window over output [low, high) still needs around input rows [first, last).
 
@@ -355,21 +369,21 @@ def _missing(low: int, high: int, first: int, last: int, kernel: int, stride: in
     return first - (low * stride - padding), (high - 1) * stride - padding + dilation * (kernel - 1) + 1 - last
 
 
-def _flat(sides: Sequence[Tuple[int, int]]) -> List[int]:
+def _flatten_sides(sides: Sequence[Tuple[int, int]]) -> List[int]:
     """Return padding per axis for ``functional.pad``: last axis first."""
     return [amount for pair in reversed(list(sides)) for amount in pair]
 
 
-def _pad(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> Tuple[torch.Tensor, List[int]]:
+def _pad_rows(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> Tuple[torch.Tensor, List[int]]:
     """Pad asymmetric or negative sides explicitly; the kernel pads symmetric ones."""
     explicit = [(0, 0) if low == high and low >= 0 else (low, high) for low, high in sides]
     rest = [low if low == high and low >= 0 else 0 for low, high in sides]
     if any(pair != (0, 0) for pair in explicit):
-        rows = _fit(rows, explicit, value)
+        rows = _fit_sides(rows, explicit, value)
     return rows, rest
 
 
-def _fit(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> torch.Tensor:
+def _fit_sides(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> torch.Tensor:
     """Pad with ``value`` or crop the last axes; windows that lie in padding alone read only ``value``."""
     sizes = list(rows.shape)
     outside = False
@@ -377,4 +391,4 @@ def _fit(rows: torch.Tensor, sides: Sequence[Tuple[int, int]], value: float) -> 
         axis = rows.dim() - len(sides) + k
         outside = outside or -before >= sizes[axis] or -after >= sizes[axis]
         sizes[axis] += before + after
-    return rows.new_full(sizes, value) if outside else functional.pad(rows, _flat(sides), value=value)
+    return rows.new_full(sizes, value) if outside else functional.pad(rows, _flatten_sides(sides), value=value)

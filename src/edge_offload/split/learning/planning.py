@@ -8,12 +8,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload import background
 from edge_offload.power.states import StatePowers
-from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost
+from edge_offload.split.model.cost import CodecCost, CopyCosts, CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.plan import Plan, Side
+from edge_offload.split.model.plan import Side, SplitPlan
 from edge_offload.split.planners.space import Space
-from edge_offload.split.planners.table import DEFAULT, UNDIVIDED, Effort, PlanTable, plan_table
+from edge_offload.split.planners.table import DEFAULT_PLANNER, UNDIVIDED_PLANNER, Effort, PlanTable, plan_table
 from edge_offload.split.runtime.streaming import best_stream
 
 
@@ -30,7 +30,7 @@ class PlanSettings:
             best undivided one before it is used (:mod:`edge_offload.modes.split.robot.contest`).
     """
 
-    planner: str = DEFAULT
+    planner: str = DEFAULT_PLANNER
     objective: Optional[Objective] = None
     effort: Optional[Effort] = None
     power: Optional[StatePowers] = None
@@ -40,7 +40,7 @@ class PlanSettings:
 
 
 @dataclass(frozen=True)
-class Plans:
+class DistinctPlans:
     """The plans for a list of bandwidths.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plans:
     """
 
     table: PlanTable
-    plans: Tuple[Plan, ...]
+    plans: Tuple[SplitPlan, ...]
     place: Tuple[int, ...]
     undivided: Tuple[int, ...] = ()
 
@@ -68,19 +68,19 @@ class Plans:
         }
 
     @staticmethod
-    def from_facts(facts: Mapping[str, Any]) -> Plans:
+    def from_facts(facts: Mapping[str, Any]) -> DistinctPlans:
         """Return the plans of :meth:`to_facts`, unchecked."""
-        plans: List[Plan] = []
+        plans: List[SplitPlan] = []
         for text in facts["plans"]:
             background.give_way()
-            plans.append(Plan.from_json(text))
+            plans.append(SplitPlan.from_json(text))
         place, floats = tuple(facts["place"]), (facts[name] for name in ("bandwidths", "predicted_s", "predicted_j"))
         bandwidths, seconds, joules = map(tuple, floats)
-        table = PlanTable(facts["planner"], bandwidths, tuple(plans[each] for each in place), seconds, joules)
-        return Plans(table, tuple(plans), place, tuple(facts["undivided"]))
+        table = PlanTable(facts["planner"], bandwidths, tuple(plans[index] for index in place), seconds, joules)
+        return DistinctPlans(table, tuple(plans), place, tuple(facts["undivided"]))
 
 
-def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSettings) -> Plans:
+def make_plans(model: CostModel, bandwidths: Sequence[float], settings: PlanSettings) -> DistinctPlans:
     """Make plans for ``bandwidths`` (bytes per second, ascending), equal ones once.
 
     Raises:
@@ -91,12 +91,12 @@ def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSetti
     table = plan_table(space, settings.planner, objective, settings.effort or Effort())
     chosen = list(table.plans)
     if settings.measured and objective.kind == "latency" and any(plan.splits_an_operator for plan in chosen):
-        whole = plan_table(space, UNDIVIDED, objective).plans
-        chosen += [other if plan.splits_an_operator else plan for plan, other in zip(table.plans, whole)]
+        undivided = plan_table(space, UNDIVIDED_PLANNER, objective).plans
+        chosen += [other if plan.splits_an_operator else plan for plan, other in zip(table.plans, undivided)]
     distinct: Dict[Tuple[Any, ...], List[int]] = {}
     for index, plan in enumerate(chosen):
         distinct.setdefault((plan.robot, plan.server, plan.transfers), []).append(index)
-    plans: List[Plan] = []
+    plans: List[SplitPlan] = []
     place = [0] * len(chosen)
     count = len(table.plans)
     for entries in distinct.values():
@@ -107,8 +107,8 @@ def plans_for(model: CostModel, bandwidths: Sequence[float], settings: PlanSetti
         for index in entries:
             place[index] = len(plans)
         plans.append(plan)
-    running = replace(table, plans=tuple(plans[each] for each in place[:count]))
-    return Plans(running, tuple(plans), tuple(place[:count]), tuple(place[count:]))
+    running = replace(table, plans=tuple(plans[position] for position in place[:count]))
+    return DistinctPlans(running, tuple(plans), tuple(place[:count]), tuple(place[count:]))
 
 
 def costs_to_facts(model: CostModel) -> Dict[str, Any]:
@@ -133,11 +133,11 @@ def costs_from_facts(facts: Mapping[str, Any], located: LocalityMap) -> CostMode
     """
     robot, server = (tuple(OperatorCost(*cost) for cost in facts[side]) for side in ("robot", "server"))
     copies = {
-        Side(side): Copies(OperatorCost(**found["there"]), OperatorCost(**found["back"]))
-        for side, found in facts["copies"].items()
+        Side(side): CopyCosts(OperatorCost(**raw["to_device"]), OperatorCost(**raw["to_host"]))
+        for side, raw in facts["copies"].items()
     }
     codecs = {number: tuple(CodecCost(**option) for option in options) for number, options in facts["codecs"]}
-    link, power = Link(**facts["link"]), StatePowers(**facts["power"])
+    link, power = LinkCosts(**facts["link"]), StatePowers(**facts["power"])
     return CostModel(located, robot, server, codecs, link, power, facts["request_s"], facts["alone_s"], copies)
 
 
@@ -149,5 +149,5 @@ def settings_to_facts(settings: PlanSettings) -> Dict[str, Any]:
 def settings_from_facts(facts: Mapping[str, Any]) -> PlanSettings:
     """Return the settings of :func:`settings_to_facts`."""
     kinds = (("objective", Objective), ("effort", Effort), ("power", StatePowers))
-    made = {name: None if facts[name] is None else kind(**facts[name]) for name, kind in kinds}
-    return PlanSettings(**{**facts, **made})
+    values = {name: None if facts[name] is None else kind(**facts[name]) for name, kind in kinds}
+    return PlanSettings(**{**facts, **values})

@@ -27,34 +27,34 @@ from edge_offload.ir import sequence_hash, wire
 from edge_offload.models.entry import Scalar
 from edge_offload.protocol.channel import Channel
 from edge_offload.split.learning.planning import (
-    Plans,
+    DistinctPlans,
     PlanSettings,
     costs_to_facts,
-    plans_for,
+    make_plans,
     settings_to_facts,
 )
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.runtime import traces, tracing
-from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.places import SplitDevice
 from edge_offload.split.runtime.profile import Profile
 
-LIMIT_S = 120.0
+PROCESS_LIMIT_S = 120.0
 """The process has so long for all that it is asked."""
-ENDS_S, LEAST_S = 5.0, 1e-3
+END_S, LEAST_TIMEOUT_S = 5.0, 1e-3
 """It is waited for so long when it ends; an answer is waited for at least so long."""
 MOST_FAILURES = 3
 """After so many processes that ended or were late, in a row, none is begun any more."""
 SWITCH = "EDGE_OFFLOAD_LEARNING"
 """``threads`` in the environment: no process is begun, all is learnt in threads: for tests on full machines."""
 
-OVER = "nothing is learnt here any more"
+CLOSED_MESSAGE = "nothing is learnt here any more"
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
-class Learning:
+class SplitLearning:
     """Learns one model's split, in a process while that can be had. Thread-safe; one question at a time.
 
     Args:
@@ -69,22 +69,22 @@ class Learning:
     ) -> None:
         self._name, self._options, self._state_hash = name, dict(options), state_hash
         self._built_from = built_from or name
-        self._process: Optional[_Process] = None
+        self._process: Optional[_LearningProcess] = None
         self._traced: Set[str] = set()
         self._users = 0
-        self._failures, self._for_good = 0, os.environ.get(SWITCH) == "threads"
+        self._failures, self._disabled = 0, os.environ.get(SWITCH) == "threads"
         self._closed = False
-        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._request_lock, self._lock = threading.Lock(), threading.Lock()
         #: Why there is no process, or was none when something was learnt last, in words.
-        self.problem = "the environment says so" if self._for_good else ""
-        self._without = bool(self.problem)
+        self.problem = "the environment says so" if self._disabled else ""
+        self._in_thread = bool(self.problem)
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def keep_process(self) -> Iterator[None]:
         """Retain the process during the context; after a failure, the next context tries another one."""
         with self._lock:
             if not self._users:
-                self._without = self._for_good
+                self._without = self._disabled
             self._users += 1
         try:
             yield
@@ -105,19 +105,21 @@ class Learning:
         if process is not None:
             process.close()
 
-    def trace(self, module: nn.Module, examples: Sequence[torch.Tensor], tell: Tell = lambda doing: None) -> Network:
-        """Trace ``module``, which the name builds; see :func:`edge_offload.split.runtime.tracing.trace`."""
+    def trace_model(
+        self, module: nn.Module, examples: Sequence[torch.Tensor], report: ReportProgress = lambda doing: None
+    ) -> TracedNetwork:
+        """Trace ``module``, which the name builds; see :func:`edge_offload.split.runtime.tracing.trace_module`."""
         if self._name:
-            with self._turn, self.at_work():
-                asked = {"name": self._name, "built_from": self._built_from, "options": self._options}
-                found = self._ask("trace", tell, examples, state_hash=self._state_hash, **asked)
-                network = None if found is None else self._bound(module, examples, *found)
+            with self._request_lock, self.keep_process():
+                request = {"name": self._name, "built_from": self._built_from, "options": self._options}
+                answer = self._request_answer("trace", report, examples, state_hash=self._state_hash, **request)
+                network = None if answer is None else self._bind_trace(module, examples, *answer)
             if network is not None:
                 return network
-        return tracing.trace(self._name, module, examples)
+        return tracing.trace_module(self._name, module, examples)
 
-    def measured(
-        self, network: Network, place: Place, repeats: int, tell: Tell = lambda doing: None
+    def measure_profile(
+        self, network: TracedNetwork, place: SplitDevice, repeats: int, report: ReportProgress = lambda doing: None
     ) -> Optional[Profile]:
         """The profile of a network that the process has traced; None where ``place`` has to measure it.
 
@@ -125,15 +127,19 @@ class Learning:
         of low priority knows of one thread alone how long it computed.
         """
         identity = sequence_hash(network.program.sequence)
-        with self._turn, self.at_work():
-            if identity not in self._traced or type(place) is not Place or torch.get_num_threads() != 1:
+        with self._request_lock, self.keep_process():
+            if identity not in self._traced or type(place) is not SplitDevice or torch.get_num_threads() != 1:
                 return None
-            found = self._ask("measure", tell, (), sequence=identity, repeats=repeats)
-        return None if found is None else Profile.from_record(found[0]["profile"])
+            answer = self._request_answer("measure", report, (), sequence=identity, repeats=repeats)
+        return None if answer is None else Profile.from_record(answer[0]["profile"])
 
-    def plans(
-        self, model: CostModel, bandwidths: Sequence[float], settings: PlanSettings, tell: Tell = lambda doing: None
-    ) -> Plans:
+    def make_plans(
+        self,
+        model: CostModel,
+        bandwidths: Sequence[float],
+        settings: PlanSettings,
+        report: ReportProgress = lambda doing: None,
+    ) -> DistinctPlans:
         """Make plans like :func:`plans_for`."""
         facts = {
             "sequence": wire.encode(model.located.sequence),
@@ -141,79 +147,79 @@ class Learning:
             "bandwidths": list(bandwidths),
             "settings": settings_to_facts(settings),
         }
-        with self._turn, self.at_work():
-            found = self._ask("plans", tell, (), **facts)
-        if found is not None:
-            return Plans.from_facts(found[0]["plans"])
+        with self._request_lock, self.keep_process():
+            answer = self._request_answer("plans", report, (), **facts)
+        if answer is not None:
+            return DistinctPlans.from_facts(answer[0]["plans"])
         with background.sliced():
-            return plans_for(model, bandwidths, settings)
+            return make_plans(model, bandwidths, settings)
 
-    def _ask(
-        self, what: str, tell: Tell, tensors: Sequence[torch.Tensor], **facts: Any
+    def _request_answer(
+        self, kind: str, report: ReportProgress, tensors: Sequence[torch.Tensor], **facts: Any
     ) -> Optional[Tuple[Dict[str, Any], List[Any]]]:
         """Return the answer of the process; None if there is none (any more)."""
         if self._closed:
-            raise Refused(OVER)
-        if self._without:
-            tell(f"in this process, for {self.problem}")
+            raise Refused(CLOSED_MESSAGE)
+        if self._in_thread:
+            report(f"in this process, for {self.problem}")
             return None
         try:
             if callable(facts.get("state_hash")):
                 facts["state_hash"] = facts["state_hash"]()
             if self._process is None:
-                tell("a process of low priority is being started")
-                self._begin()
+                report("a process of low priority is being started")
+                self._start_process()
             assert self._process is not None
-            answer = self._process.ask(what, tell, tensors, facts)
+            answer = self._process.request_answer(kind, report, tensors, facts)
         except Unsupported:
             raise  # so it would be here
         except (EdgeOffloadError, OSError) as error:
             background.check()
             if self._closed:
-                raise Refused(OVER) from error
-            self._failed(str(error), for_good=isinstance(error, RemoteError))
-            tell(f"in this process, for {self.problem}")
+                raise Refused(CLOSED_MESSAGE) from error
+            self._record_failure(str(error), for_good=isinstance(error, RemoteError))
+            report(f"in this process, for {self.problem}")
             return None
         self._failures, self.problem = 0, ""
         return answer
 
-    def _begin(self) -> None:
-        process = _Process(torch.get_num_threads())
+    def _start_process(self) -> None:
+        process = _LearningProcess(torch.get_num_threads())
         with self._lock:
             closed = self._closed
             if not closed:
                 self._process = process
         if closed:
             process.close()
-            raise Refused(OVER)
+            raise Refused(CLOSED_MESSAGE)
 
-    def _failed(self, why: str, for_good: bool) -> None:
+    def _record_failure(self, reason: str, for_good: bool) -> None:
         """Learn without a process until the next context; a refusal is permanent, since any process would refuse."""
         self._failures += 1
-        self._for_good = for_good or self._failures >= MOST_FAILURES
-        self._without = True
+        self._disabled = for_good or self._failures >= MOST_FAILURES
+        self._in_thread = True
         ended, self._process = self._process, None
         self._traced.clear()
         if ended is not None:
             ended.close()
-        again = "" if self._for_good else "; another one is tried next time"
-        self.problem = f"{why} ({self._failures} in a row){again}" if not for_good else why
+        retry_note = "" if self._disabled else "; another one is tried next time"
+        self.problem = f"{reason} ({self._failures} in a row){retry_note}" if not for_good else reason
         _log.warning("%s is learnt in this process, in slices between frames: %s", self._name or "it", self.problem)
 
-    def _bound(
+    def _bind_trace(
         self, module: nn.Module, examples: Sequence[torch.Tensor], facts: Dict[str, Any], buffers: List[Any]
-    ) -> Optional[Network]:
+    ) -> Optional[TracedNetwork]:
         written = traces.WrittenTrace(facts["encoded"], facts["tensors"], buffers)
         try:
-            bound = traces.read(written, facts["sequence"], module)
+            bound = traces.read_trace(written, facts["sequence"], module)
         except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
-            self._failed(f"what it traced does not fit: {error}", for_good=True)
+            self._record_failure(f"what it traced does not fit: {error}", for_good=True)
             return None
         self._traced.add(facts["sequence"])
-        return tracing.bound_network(self._name, module, examples, bound)
+        return tracing.bind_network(self._name, module, examples, bound)
 
 
-class _Process:
+class _LearningProcess:
     """The process, and questions to it.
 
     Args:
@@ -223,57 +229,59 @@ class _Process:
     def __init__(self, threads: int) -> None:
         ours, theirs = socket.socketpair()
         self._socket, self._channel = ours, Channel(ours)
-        self._left_s = LIMIT_S
+        self._remaining_s = PROCESS_LIMIT_S
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
         # what can be imported here can be there; a GPU is nothing that it uses
-        found = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))
+        import_path = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))
         command = [sys.executable, "-m", "edge_offload.split.learning.worker", str(theirs.fileno()), str(threads)]
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
-            env={**inherited, "PYTHONPATH": found, "CUDA_VISIBLE_DEVICES": ""},
+            env={**inherited, "PYTHONPATH": import_path, "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         background.when_over(self._channel.close)
 
-    def ask(
-        self, what: str, tell: Tell, tensors: Sequence[torch.Tensor], facts: Dict[str, Any]
+    def request_answer(
+        self, kind: str, report: ReportProgress, tensors: Sequence[torch.Tensor], facts: Dict[str, Any]
     ) -> Tuple[Dict[str, Any], List[Any]]:
-        """What it answers; ``tell`` hears how far it is.
+        """What it answers; ``report`` hears how far it is.
 
         Raises:
             LinkLost: it has ended, or did not answer in time.
             Unsupported, RemoteError: what it said.
         """
         descriptors, buffers = pack_tensors(tensors, "raw")
-        until_s = time.monotonic() + self._left_s
+        until_s = time.monotonic() + self._remaining_s
         try:
-            self._socket.settimeout(max(self._left_s, LEAST_S))
-            self._channel.send({"what": what, "facts": facts, "tensors": descriptors}, buffers)
+            self._socket.settimeout(max(self._remaining_s, LEAST_TIMEOUT_S))
+            self._channel.send({"what": kind, "facts": facts, "tensors": descriptors}, buffers)
             while True:
-                header, found = self._channel.receive()
-                self._left_s = until_s - time.monotonic()
+                header, answer_buffers = self._channel.receive()
+                self._remaining_s = until_s - time.monotonic()
                 if "doing" not in header:
                     break
-                tell(str(header["doing"]))
-                self._socket.settimeout(max(self._left_s, LEAST_S))
+                report(str(header["doing"]))
+                self._socket.settimeout(max(self._remaining_s, LEAST_TIMEOUT_S))
         except LinkLost:
             late = time.monotonic() >= until_s
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.0 if late else ENDS_S)
-            why = f"has not done it within {LIMIT_S:g} s" if late else f"ended with code {self._process.poll()}"
+                self._process.wait(0.0 if late else END_S)
+            reason = (
+                f"has not done it within {PROCESS_LIMIT_S:g} s" if late else f"ended with code {self._process.poll()}"
+            )
             self.close()
-            raise LinkLost(f"the process of low priority {why}") from None
+            raise LinkLost(f"the process of low priority {reason}") from None
         failed = header.get("failed")
         if failed is not None:
             kind, cause, remedy = (str(part) for part in failed)
             raise (Unsupported if kind == Unsupported.__name__ else RemoteError)(cause, remedy)
-        return dict(header["facts"]), found
+        return dict(header["facts"]), answer_buffers
 
     def close(self) -> None:
         """End it: it has nothing that would be lost."""
         self._channel.close()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it has no processor to end on
-            self._process.wait(ENDS_S)
+            self._process.wait(END_S)

@@ -16,13 +16,13 @@ import time
 from typing import Any, Callable, Dict, List, Tuple
 
 Answer = Tuple[Dict[str, Any], List[Any]]
-TELL_S = 0.2
+REPORT_S = 0.2
 """Between two words on how far it is: each wakes a thread beside the frames."""
-EFFORT_S = 30.0
+SEARCH_S = 30.0
 """A search ends after so many evaluations or so many seconds, of which this process does not get all."""
 
 
-NICE = 13
+NICE_LEVEL = 13
 """Leaves this process about 5 % of a core that others want as well, so that it ends; frames have the other 95 %."""
 
 
@@ -34,30 +34,30 @@ def lower_priority() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("1000")
     with contextlib.suppress(OSError, AttributeError):
-        os.nice(NICE)
+        os.nice(NICE_LEVEL)
 
 
-class Learner:
+class LearningWorker:
     """Learns models by name."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._networks: Dict[str, Any] = {}
 
-    def trace(self, tensors: Any, name: str, built_from: str, options: Dict[str, Any], state_hash: str) -> Answer:
+    def trace_model(self, tensors: Any, name: str, built_from: str, options: Dict[str, Any], state_hash: str) -> Answer:
         """Answer ``{name, built_from, options, state_hash}`` and inputs with ``{sequence, encoded, tensors}``."""
         from edge_offload.errors import Refused
         from edge_offload.ir import sequence_hash
         from edge_offload.models import registry
         from edge_offload.split.runtime import traces, tracing
 
-        self._tell("the model is being built")
+        self._report("the model is being built")
         module = registry.build_module(built_from, **options)
         if registry.state_hash(module) != state_hash:
             raise Refused(f"model {name!r} is built with other weights there")
-        self._tell("it is being traced")
-        network = tracing.trace(name, module, tensors)
-        written = traces.write(network.program, module)
+        self._report("it is being traced")
+        network = tracing.trace_module(name, module, tensors)
+        written = traces.write_trace(network.program, module)
         if written is None:
             raise Refused("the trace has constants that cannot be handed over")
         sequence = sequence_hash(network.program.sequence)
@@ -65,14 +65,16 @@ class Learner:
         facts = {"sequence": sequence, "encoded": written.sequence, "tensors": written.descriptors}
         return facts, list(written.buffers)
 
-    def measure(self, tensors: Any, sequence: str, repeats: int) -> Answer:
+    def measure_profile(self, tensors: Any, sequence: str, repeats: int) -> Answer:
         """Answer ``{sequence, repeats}`` with ``{profile}`` of a model that was traced here."""
         del tensors
-        from edge_offload.split.runtime.places import Place
+        from edge_offload.split.runtime.places import SplitDevice
 
-        return {"profile": Place().measure(self._networks[sequence], repeats, self._tell).to_record()}, []
+        return {
+            "profile": SplitDevice().measure_profile(self._networks[sequence], repeats, self._report).to_record()
+        }, []
 
-    def plans(
+    def make_plans(
         self, tensors: Any, sequence: bytes, costs: Dict[str, Any], bandwidths: List[float], settings: Dict[str, Any]
     ) -> Answer:
         """Answer ``{sequence, costs, bandwidths, settings}`` with ``{plans}``."""
@@ -80,51 +82,51 @@ class Learner:
         from edge_offload.ir import wire
         from edge_offload.split.learning import planning
         from edge_offload.split.planners.table import Effort
-        from edge_offload.split.runtime.tracing import located_along
+        from edge_offload.split.runtime.tracing import locate_along
 
-        self._tell("plans are being made")
-        model = planning.costs_from_facts(costs, located_along("a model", wire.decode(sequence), None))
+        self._report("plans are being made")
+        model = planning.costs_from_facts(costs, locate_along("a model", wire.decode(sequence), None))
         chosen = planning.settings_from_facts(settings)
         if chosen.effort is None:
-            chosen.effort = Effort(seconds=EFFORT_S)
-        made = planning.plans_for(model, bandwidths, chosen)
-        return {"plans": made.to_facts()}, []
+            chosen.effort = Effort(seconds=SEARCH_S)
+        plans = planning.make_plans(model, bandwidths, chosen)
+        return {"plans": plans.to_facts()}, []
 
 
-def serve(channel: Any) -> None:
+def serve_requests(channel: Any) -> None:
     """Answer requests one by one, until the other end is gone."""
     from edge_offload.errors import EdgeOffloadError, LinkLost
     from edge_offload.execute.tensors import unpack_tensors
 
-    questions: queue.Queue[Any] = queue.Queue()
+    requests: queue.Queue[Any] = queue.Queue()
 
-    def listen() -> None:
+    def read_requests() -> None:
         try:
             while True:
-                questions.put(channel.receive())
+                requests.put(channel.receive())
         except LinkLost:  # whatever is under way, nobody wants it any more
             os._exit(0)
 
-    threading.Thread(target=listen, name="edge-offload-listen", daemon=True).start()
-    told_s = 0.0
+    threading.Thread(target=read_requests, name="edge-offload-listen", daemon=True).start()
+    reported_s = 0.0
 
-    def tell(doing: str) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= TELL_S:
-            told_s = time.monotonic()
+    def report(doing: str) -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s >= REPORT_S:
+            reported_s = time.monotonic()
             channel.send({"doing": doing})
 
-    learner = Learner(tell)
+    learner = LearningWorker(report)
     answers: Dict[str, Callable[..., Answer]] = {
-        "trace": learner.trace,
-        "measure": learner.measure,
-        "plans": learner.plans,
+        "trace": learner.trace_model,
+        "measure": learner.measure_profile,
+        "plans": learner.make_plans,
     }
     while True:
-        header, buffers = questions.get()
+        header, buffers = requests.get()
         try:
             tensors = unpack_tensors(header["tensors"], buffers)
-            facts, found = answers[header["what"]](tensors, **header["facts"])
+            facts, answer_buffers = answers[header["what"]](tensors, **header["facts"])
         except LinkLost:
             return
         except EdgeOffloadError as error:
@@ -132,7 +134,7 @@ def serve(channel: Any) -> None:
         except Exception as error:
             channel.send({"failed": ["", f"{type(error).__name__}: {error}", ""]})
         else:
-            channel.send({"facts": facts}, found)
+            channel.send({"facts": facts}, answer_buffers)
 
 
 def main(arguments: List[str]) -> int:
@@ -146,7 +148,7 @@ def main(arguments: List[str]) -> int:
 
     heap.retain_freed_memory()
     torch.set_num_threads(int(arguments[1]))
-    serve(Channel(socket.socket(fileno=int(arguments[0]))))
+    serve_requests(Channel(socket.socket(fileno=int(arguments[0]))))
     return 0
 
 

@@ -15,16 +15,16 @@ from edge_offload.errors import BadInput
 from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import Locality, Range
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Plan, Side, Step
+from edge_offload.split.model.plan import PlanStep, Side, SplitPlan
 
-Held = Dict[int, List[Range]]
+OwnedRows = Dict[int, List[Range]]
 
 
 class BadPlan(BadInput):
     """A plan that would not compute what the network computes; the message names operator, side and rows."""
 
 
-def check(plan: Plan, located: LocalityMap, expected_hash: Optional[str] = None) -> Plan:
+def check_plan(plan: SplitPlan, located: LocalityMap, expected_hash: Optional[str] = None) -> SplitPlan:
     """Return ``plan`` if it is exact for the sequence behind ``located``.
 
     Args:
@@ -41,14 +41,16 @@ def check(plan: Plan, located: LocalityMap, expected_hash: Optional[str] = None)
     for side in Side:
         _check_steps(plan, located, side)
     _check_placement(plan, located)
-    held = _replay(plan, located)
+    owned = _replay(plan, located)
     for number in located.sequence.retained_ids():
-        if number not in located.free and not covers(held[Side.ROBOT].get(number, []), (0, located.length(number))):
+        if number not in located.free and not covers(
+            owned[Side.ROBOT].get(number, []), (0, located.count_rows(number))
+        ):
             raise BadPlan(f"not all rows of output {number} end on the robot")
     return plan
 
 
-def _check_axes(plan: Plan, located: LocalityMap) -> None:
+def _check_axes(plan: SplitPlan, located: LocalityMap) -> None:
     inputs = {number: located.axes[number] for number in located.sequence.inputs if number in located.axes}
     if dict(plan.axes) != inputs:
         raise BadPlan(f"the plan splits the inputs along {dict(plan.axes)}, the analysis along {inputs}")
@@ -57,108 +59,110 @@ def _check_axes(plan: Plan, located: LocalityMap) -> None:
             raise BadPlan(f"a transfer names value {transfer.value}, which does not exist")
         if transfer.value in located.free:
             raise BadPlan(f"a transfer sends value {transfer.value}, which both sides have")
-        if not 0 <= transfer.low < transfer.high <= located.length(transfer.value):
+        if not 0 <= transfer.low < transfer.high <= located.count_rows(transfer.value):
             raise BadPlan(f"a transfer sends rows [{transfer.low}, {transfer.high}) of value {transfer.value}, "
-                          f"which has {located.length(transfer.value)}")  # fmt: skip
+                          f"which has {located.count_rows(transfer.value)}")  # fmt: skip
 
 
-def _check_steps(plan: Plan, located: LocalityMap, side: Side) -> None:
+def _check_steps(plan: SplitPlan, located: LocalityMap, side: Side) -> None:
     """Require existing steps, and for each operator disjoint steps on one side in one stretch."""
     ranges: Dict[int, List[Range]] = {}
-    for step in plan.steps(side):
+    for step in plan.steps_of(side):
         if not 0 <= step.operator < len(located.operators):
             raise BadPlan(f"{side.value} computes operator {step.operator}, which does not exist")
         entry = located.operators[step.operator]
         if entry.kind is Locality.FREE or not 0 <= step.low < step.high <= entry.length:
-            raise BadPlan(f"{_name(located, step.operator)} on the {side.value}: "
+            raise BadPlan(f"{_describe_operator(located, step.operator)} on the {side.value}: "
                           f"rows [{step.low}, {step.high}) of {entry.length}")  # fmt: skip
         ranges.setdefault(step.operator, []).append((step.low, step.high))
-    for operator, found in ranges.items():
-        found.sort()
-        for (_, end), (start, _) in zip(found, found[1:]):
+    for operator, stretches in ranges.items():
+        stretches.sort()
+        for (_, end), (start, _) in zip(stretches, stretches[1:]):
             if start != end:
                 kind = "are computed twice" if start < end else "have a gap"
-                raise BadPlan(f"{_name(located, operator)} on the {side.value}: rows {kind} at {min(start, end)}")
+                raise BadPlan(
+                    f"{_describe_operator(located, operator)} on the {side.value}: rows {kind} at {min(start, end)}"
+                )
 
 
-def _check_placement(plan: Plan, located: LocalityMap) -> None:
+def _check_placement(plan: SplitPlan, located: LocalityMap) -> None:
     """Require coverage by both sides together, and a global operator on exactly one."""
     computed: Dict[int, List[Range]] = {}
     sides: Dict[int, List[Side]] = {}
     for side in Side:
-        for step in plan.steps(side):
+        for step in plan.steps_of(side):
             computed.setdefault(step.operator, []).append((step.low, step.high))
             sides.setdefault(step.operator, []).append(side)
-    needed = located.needed()
+    needed = located.needed_rows()
     for index, entry in enumerate(located.operators):
-        rows = located.made(index, needed)
+        rows = located.made_rows(index, needed)
         if entry.kind is Locality.FREE or rows[0] >= rows[1]:
             continue
         if not covers(computed.get(index, []), rows):
-            raise BadPlan(f"{_name(located, index)}: nobody computes all of rows [{rows[0]}, {rows[1]})")
+            raise BadPlan(f"{_describe_operator(located, index)}: nobody computes all of rows [{rows[0]}, {rows[1]})")
         if entry.kind is Locality.GLOBAL and len(sides[index]) != 1:
-            raise BadPlan(f"{_name(located, index)} is global and runs on both sides")
+            raise BadPlan(f"{_describe_operator(located, index)} is global and runs on both sides")
 
 
-def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
+def _replay(plan: SplitPlan, located: LocalityMap) -> Dict[Side, OwnedRows]:
     """Run ownership forward: steps in order on each side, transfers in order in each direction.
 
     A transfer runs once its sender has the rows.
     """
-    held: Dict[Side, Held] = {Side.ROBOT: {}, Side.SERVER: {}}
+    owned: Dict[Side, OwnedRows] = {Side.ROBOT: {}, Side.SERVER: {}}
     for number in located.sequence.inputs:
-        held[Side.ROBOT][number] = [(0, located.length(number))]
-    done = dict.fromkeys(Side, 0)
-    queues = {side: list(plan.sent(side)) for side in Side}
+        owned[Side.ROBOT][number] = [(0, located.count_rows(number))]
+    finished = dict.fromkeys(Side, 0)
+    queues = {side: list(plan.transfers_from(side)) for side in Side}
     progress = True
     while progress:
         progress = False
         for side in Side:
-            steps = plan.steps(side)
-            while done[side] < len(steps) and _missing(located, held[side], steps[done[side]]) is None:
-                step = steps[done[side]]
+            steps = plan.steps_of(side)
+            while finished[side] < len(steps) and _missing_rows(located, owned[side], steps[finished[side]]) is None:
+                step = steps[finished[side]]
                 for number in located.sequence.operators[step.operator].output_ids():
                     if located.operators[step.operator].local is None or number in located.axes:
-                        add(held[side], number, (step.low, step.high))
-                done[side] += 1
+                        add_rows(owned[side], number, (step.low, step.high))
+                finished[side] += 1
                 progress = True
             queue = queues[side]
-            while queue and covers(held[side].get(queue[0].value, []), (queue[0].low, queue[0].high)):
+            while queue and covers(owned[side].get(queue[0].value, []), (queue[0].low, queue[0].high)):
                 transfer = queue.pop(0)
-                add(held[side.other], transfer.value, (transfer.low, transfer.high))
+                add_rows(owned[side.other], transfer.value, (transfer.low, transfer.high))
                 progress = True
     for side in Side:
-        if done[side] < len(plan.steps(side)):
-            step = plan.steps(side)[done[side]]
-            number, rows = _missing(located, held[side], step) or (-1, (0, 0))
+        if finished[side] < len(plan.steps_of(side)):
+            step = plan.steps_of(side)[finished[side]]
+            number, rows = _missing_rows(located, owned[side], step) or (-1, (0, 0))
             raise BadPlan(
-                f"{_name(located, step.operator)} on the {side.value}, rows [{step.low}, {step.high}), needs rows "
-                f"[{rows[0]}, {rows[1]}) of value {number}, and has {held[side].get(number, [])}"
+                f"{_describe_operator(located, step.operator)} on the {side.value}, rows [{step.low}, {step.high}), "
+                f"needs rows [{rows[0]}, {rows[1]}) of value {number}, and has {owned[side].get(number, [])}"
             )
     for side, queue in queues.items():
         if queue:
             raise BadPlan(f"the {side.value} never has rows [{queue[0].low}, {queue[0].high}) of value "
                           f"{queue[0].value}, which it is to send")  # fmt: skip
-    return held
+    return owned
 
 
-def _missing(located: LocalityMap, held: Held, step: Step) -> Optional[Tuple[int, Range]]:
+def _missing_rows(located: LocalityMap, owned: OwnedRows, step: PlanStep) -> Optional[Tuple[int, Range]]:
     for number, rows in located.footprint(step.operator, step.low, step.high).items():
-        if not covers(held.get(number, []), rows):
+        if not covers(owned.get(number, []), rows):
             return number, rows
     return None
 
 
-def add(held: Held, number: int, rows: Range) -> None:
+def add_rows(owned: OwnedRows, number: int, rows: Range) -> None:
     """Add ``rows`` of a value to a side; stretches that touch become one."""
     merged = rows
-    apart: List[Range] = []
-    for low, high in held.get(number, []):
+    separate: List[Range] = []
+    for low, high in owned.get(number, []):
         if high < merged[0] or merged[1] < low:
-            apart.append((low, high))
+            separate.append((low, high))
         else:
             merged = (min(low, merged[0]), max(high, merged[1]))
-    held[number] = sorted([*apart, merged])
+    owned[number] = sorted([*separate, merged])
 
 
 def covers(ranges: Sequence[Range], rows: Range) -> bool:
@@ -171,12 +175,12 @@ def covers(ranges: Sequence[Range], rows: Range) -> bool:
     return position >= rows[1]
 
 
-def _name(located: LocalityMap, index: int) -> str:
+def _describe_operator(located: LocalityMap, index: int) -> str:
     operator = located.sequence.operators[index]
     scope = f" in {operator.scope}" if operator.scope else ""
     return f"operator {index} ({operator.name}{scope})"
 
 
-def rows_computed(plan: Plan) -> Mapping[Side, int]:
+def rows_computed(plan: SplitPlan) -> Mapping[Side, int]:
     """Return output rows that each side computes, summed over operators."""
-    return {side: sum(step.high - step.low for step in plan.steps(side)) for side in Side}
+    return {side: sum(step.high - step.low for step in plan.steps_of(side)) for side in Side}

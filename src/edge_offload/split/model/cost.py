@@ -16,7 +16,7 @@ from edge_offload.errors import BadInput
 from edge_offload.power.states import StatePowers
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Side, Step
+from edge_offload.split.model.plan import PlanStep, Side
 
 Seconds = Union[float, Array]
 
@@ -37,12 +37,12 @@ class OperatorCost:
         if not (self.launch_s >= 0 and self.row_s >= 0):
             raise BadInput(f"an operator cannot cost {self.launch_s} s + {self.row_s} s per row")
 
-    def seconds(self, rows: float) -> float:
+    def seconds_for(self, rows: float) -> float:
         """Return the cost of a slice; 0 for no rows."""
         return self.launch_s + rows * self.row_s if rows > 0 else 0.0
 
 
-def fit(rows: Sequence[int], seconds: Sequence[float]) -> OperatorCost:
+def fit_cost(rows: Sequence[int], seconds: Sequence[float]) -> OperatorCost:
     """Fit launch and slope to measurements at several slice sizes: least relative squares, both at least zero.
 
     Raises:
@@ -61,11 +61,11 @@ def fit(rows: Sequence[int], seconds: Sequence[float]) -> OperatorCost:
 
 
 @dataclass(frozen=True)
-class Copies:
+class CopyCosts:
     """Seconds of one copy by its bytes (in place of rows): from the host to a side's device, and back."""
 
-    there: OperatorCost
-    back: OperatorCost
+    to_device: OperatorCost
+    to_host: OperatorCost
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ RAW = CodecCost("raw", 1.0, float("inf"), float("inf"))
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkCosts:
     """The radio, apart from its bandwidth, which plans are made for.
 
     Attributes:
@@ -125,7 +125,7 @@ class CostModel:
         located: the sequence and its axes.
         robot, server: cost of every operator.
         codecs: value -> codecs that its payloads may take besides ``raw``.
-        link: see :class:`Link`.
+        link: see :class:`LinkCosts`.
         power: the robot's watts by state.
         request_s: the runtime's own time on the path of every inference that uses the link, both sides together.
         alone_s: the whole network on the robot as it runs without a plan, which is what a plan without transfers does;
@@ -137,11 +137,11 @@ class CostModel:
     robot: Tuple[OperatorCost, ...]
     server: Tuple[OperatorCost, ...]
     codecs: Mapping[int, Tuple[CodecCost, ...]] = field(default_factory=dict)
-    link: Link = field(default_factory=Link)
+    link: LinkCosts = field(default_factory=LinkCosts)
     power: StatePowers = field(default_factory=StatePowers)
     request_s: float = 0.0
     alone_s: Optional[float] = None
-    copies: Mapping[Side, Copies] = field(default_factory=dict)
+    copies: Mapping[Side, CopyCosts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.located.operators)
@@ -153,13 +153,13 @@ class CostModel:
         if self.located.operators[index].kind is Locality.FREE:
             return 0.0
         costs = self.robot if side is Side.ROBOT else self.server
-        return costs[index].seconds(rows)
+        return costs[index].seconds_for(rows)
 
-    def whole_s(self, side: Side) -> float:
+    def network_s(self, side: Side) -> float:
         """Return seconds for the whole network on one side, without any transfer."""
         return sum(self.operator_s(side, index, entry.length) for index, entry in enumerate(self.located.operators))
 
-    def codec(self, number: int, name: str) -> CodecCost:
+    def find_codec(self, number: int, name: str) -> CodecCost:
         """The codec called ``name`` for payloads of a value.
 
         Raises:
@@ -170,37 +170,39 @@ class CostModel:
                 return option
         raise BadInput(f"no cost is known of codec {name!r} for value {number}")
 
-    def payload(self, number: int, rows: int, sender: Side, name: str) -> Payload:
+    def make_payload(self, number: int, rows: int, sender: Side, name: str) -> Payload:
         """Return the costs of moving ``rows`` rows of a value with a codec."""
-        option = self.codec(number, name)
+        option = self.find_codec(number, name)
         raw = rows * self.located.row_bytes(number)
-        pieces = self.pieces(number, rows, sender)
+        pieces = self.count_pieces(number, rows, sender)
         encode_s, decode_s = option.encode_s(raw, sender), option.decode_s(raw, sender)
         sequence = self.located.sequence
         # inputs and whole results are on the robot's host
         if sender in self.copies and not (sender is Side.ROBOT and number in sequence.inputs):
-            encode_s += pieces * self.copies[sender].back.seconds(raw / pieces)
+            encode_s += pieces * self.copies[sender].to_host.seconds_for(raw / pieces)
         if sender.other in self.copies and not (sender is Side.SERVER and number in sequence.outputs):
-            decode_s += pieces * self.copies[sender.other].there.seconds(raw / pieces)
+            decode_s += pieces * self.copies[sender.other].to_device.seconds_for(raw / pieces)
         return Payload(raw, raw / option.ratio, encode_s, decode_s, pieces)
 
-    def own_copies_s(self, steps: Sequence[Step]) -> Tuple[float, float]:
+    def local_copies_s(self, steps: Sequence[PlanStep]) -> Tuple[float, float]:
         """Return seconds of copying the robot's inputs to its device, and its results back."""
         if Side.ROBOT not in self.copies or not steps:
             return 0.0, 0.0
         located, copies = self.located, self.copies[Side.ROBOT]
         operators = [located.sequence.operators[step.operator] for step in steps]
         read = {number for operator in operators for number in operator.input_ids()}
-        made = {number for operator in operators for number in operator.output_ids()}
-        there = sum(
-            copies.there.seconds(located.nbytes(number)) for number in located.sequence.inputs if number in read
+        produced = {number for operator in operators for number in operator.output_ids()}
+        to_device = sum(
+            copies.to_device.seconds_for(located.nbytes(number)) for number in located.sequence.inputs if number in read
         )
-        back = sum(
-            copies.back.seconds(located.nbytes(number)) for number in located.sequence.retained_ids() if number in made
+        to_host = sum(
+            copies.to_host.seconds_for(located.nbytes(number))
+            for number in located.sequence.retained_ids()
+            if number in produced
         )
-        return there, back
+        return to_device, to_host
 
-    def pieces(self, number: int, rows: int, sender: Side) -> int:
+    def count_pieces(self, number: int, rows: int, sender: Side) -> int:
         """Return the number of pieces of a transfer: the robot cuts along the rows, the server sends one message."""
         if sender is Side.SERVER or number not in self.located.axes:
             return 1
@@ -213,7 +215,7 @@ class CostModel:
             return RAW.name
         rate = bandwidth * (1.0 if sender is Side.ROBOT else self.link.down_factor)
         return min(
-            options, key=lambda option: float(self.payload(number, rows, sender, option.name).alone_s(rate))
+            options, key=lambda option: float(self.make_payload(number, rows, sender, option.name).idle_link_s(rate))
         ).name
 
 
@@ -230,7 +232,7 @@ class Payload:
     decode_s: Any
     pieces: Any
 
-    def alone_s(self, rate: Seconds) -> Array:
+    def idle_link_s(self, rate: Seconds) -> Array:
         """Return seconds from ready to usable on an idle link without delay, at one bandwidth or several."""
         wire = self.coded_bytes / np.maximum(rate, 1e-9)
         slowest = np.maximum(np.maximum(self.encode_s, wire), self.decode_s)
@@ -247,7 +249,7 @@ def uniform_costs(located: LocalityMap, side_costs: Mapping[int, float], launch_
     """
     costs = []
     for index, entry in enumerate(located.operators):
-        whole = side_costs.get(index, 0.0)
-        launch = min(launch_s, whole)
-        costs.append(OperatorCost(launch, (whole - launch) / entry.length))
+        operator_s = side_costs.get(index, 0.0)
+        launch = min(launch_s, operator_s)
+        costs.append(OperatorCost(launch, (operator_s - launch) / entry.length))
     return tuple(costs)

@@ -16,12 +16,12 @@ from edge_offload.split.footprints import element as footprint_element
 from edge_offload.split.footprints import rows as footprint_rows
 from edge_offload.split.footprints import shape as footprint_shape
 from edge_offload.split.footprints import window as footprint_window
-from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range, Site, bind, find_rule
+from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range, Site, bind_arguments, find_rule
 
 _REGISTERED = (footprint_element, footprint_rows, footprint_shape, footprint_window)
 
 
-UNKNOWN_BYTES = 4096
+DYNAMIC_BYTES = 4096
 """Taken for a value whose size only running tells: 25 people of 39 numbers."""
 
 
@@ -64,15 +64,15 @@ class LocalityMap:
     stored: Tuple[Tuple[Optional[int], ...], ...] = field(default=(), repr=False, compare=False)
     kernels: Kernels = field(default_factory=lambda: Kernels(()), repr=False, compare=False)
 
-    _elsewhere: Dict[str, Kernels] = field(default_factory=dict, repr=False, compare=False)
+    _device_kernels: Dict[str, Kernels] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "made_by", tuple(operator.output_ids() for operator in self.sequence.operators))
         object.__setattr__(self, "producer", self.sequence.producer_indices())
         object.__setattr__(self, "kernels", Kernels(self.sequence.operators))
         stored = [
-            tuple(number if found.local is None or number in self.axes else None for number in operator.outputs)
-            for found, operator in zip(self.operators, self.sequence.operators)
+            tuple(number if entry.local is None or number in self.axes else None for number in operator.outputs)
+            for entry, operator in zip(self.operators, self.sequence.operators)
         ]
         object.__setattr__(self, "stored", tuple(stored))
 
@@ -80,12 +80,12 @@ class LocalityMap:
         """Return :attr:`kernels` on this device."""
         if device.type == "cpu":
             return self.kernels
-        found = self._elsewhere.get(str(device))
-        if found is None:
-            found = self._elsewhere[str(device)] = Kernels(self.sequence.operators, str(device))
-        return found
+        kernels = self._device_kernels.get(str(device))
+        if kernels is None:
+            kernels = self._device_kernels[str(device)] = Kernels(self.sequence.operators, str(device))
+        return kernels
 
-    def length(self, number: int) -> int:
+    def count_rows(self, number: int) -> int:
         """Return the rows of a value; 1 if it exists only whole."""
         axis = self.axes.get(number)
         return 1 if axis is None else self.sequence.values[number].shape[axis]
@@ -93,11 +93,11 @@ class LocalityMap:
     def nbytes(self, number: int) -> int:
         """Return bytes of a value; of one with dynamic sizes, those of a usual read-out."""
         value = self.sequence.values[number]
-        return value.nbytes if value.is_static else UNKNOWN_BYTES
+        return value.nbytes if value.is_static else DYNAMIC_BYTES
 
     def row_bytes(self, number: int) -> float:
         """Bytes of one row of a value."""
-        return self.nbytes(number) / self.length(number)
+        return self.nbytes(number) / self.count_rows(number)
 
     def footprint(self, index: int, low: int, high: int) -> Dict[int, Range]:
         """Return rows of every non-free argument that output rows [low, high) of operator ``index`` need.
@@ -106,57 +106,57 @@ class LocalityMap:
         """
         if low >= high:
             return {}
-        known = self._memo.get((index, low, high))
-        if known is not None:
-            return known
-        found = self.operators[index]
+        cached = self._memo.get((index, low, high))
+        if cached is not None:
+            return cached
+        entry = self.operators[index]
         needs: Dict[int, Range] = {}
         for number in self.sequence.operators[index].input_ids():
             if number in self.free:
                 continue
-            if found.local is not None and number in found.local.needs:
-                rows = found.local.needs[number](low, high)
+            if entry.local is not None and number in entry.local.needs:
+                rows = entry.local.needs[number](low, high)
             else:
-                rows = (0, self.length(number))
+                rows = (0, self.count_rows(number))
             if rows[0] < rows[1]:
                 needs[number] = rows
         self._memo[(index, low, high)] = needs
         return needs
 
-    def counts(self) -> Dict[str, int]:
+    def count_kinds(self) -> Dict[str, int]:
         """Count operators per kind, with ``local`` as the sum of the three local ones."""
         counted = Counter(entry.kind.value for entry in self.operators)
         local = sum(counted[kind.value] for kind in (Locality.ELEMENT, Locality.BLOCK, Locality.ROW))
         return {**{kind.value: counted[kind.value] for kind in Locality}, "local": local}
 
-    def undivided(self) -> Counter[str]:
+    def count_global(self) -> Counter[str]:
         """Count operators that run in one piece, by name."""
         pairs = zip(self.operators, self.sequence.operators)
-        return Counter(operator.name for found, operator in pairs if found.kind is Locality.GLOBAL)
+        return Counter(operator.name for entry, operator in pairs if entry.kind is Locality.GLOBAL)
 
-    def needed(self) -> Dict[int, Range]:
+    def needed_rows(self) -> Dict[int, Range]:
         """Return rows of every value that the network's outputs depend on, unsplit (hull)."""
         hull: Dict[int, Range] = {}
         for number in self.sequence.retained_ids():
             if number not in self.free:
-                hull[number] = (0, self.length(number))
+                hull[number] = (0, self.count_rows(number))
         for index in range(len(self.sequence.operators) - 1, -1, -1):
-            low, high = self.made(index, hull)
+            low, high = self.made_rows(index, hull)
             for number, rows in self.footprint(index, low, high).items():
-                hull[number] = union(hull.get(number, EMPTY), rows)
+                hull[number] = unite_rows(hull.get(number, EMPTY), rows)
         return hull
 
-    def made(self, index: int, hull: Mapping[int, Range]) -> Range:
+    def made_rows(self, index: int, hull: Mapping[int, Range]) -> Range:
         """Return rows of operator ``index`` that are in ``hull``, over all its outputs."""
         rows = EMPTY
         for number in self.made_by[index]:
-            found = hull.get(number)
-            if found is not None:
-                rows = union(rows, found)
+            needed = hull.get(number)
+            if needed is not None:
+                rows = unite_rows(rows, needed)
         return rows
 
 
-def analyse(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> LocalityMap:
+def analyse_locality(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> LocalityMap:
     """Apply the registry.
 
     Args:
@@ -175,25 +175,25 @@ def analyse(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> Locali
             raise BadInput(f"value {number} of shape {list(shape)} cannot be split along axis {axis}")
         axes[number] = axis
     consumers = sequence.consumer_indices()
-    kept = set(sequence.retained_ids())
+    outputs = set(sequence.retained_ids())
     free = set(sequence.constants)
-    found: List[OperatorLocality] = []
+    entries: List[OperatorLocality] = []
     for operator in sequence.operators:
         if all(number in free for number in operator.input_ids()) and not _is_random(operator):
             free.update(operator.output_ids())
-            found.append(OperatorLocality(Locality.FREE, 1, None))
+            entries.append(OperatorLocality(Locality.FREE, 1, None))
             continue
         used = [position for position, number in enumerate(operator.outputs)
-                if number is not None and (consumers[number] or number in kept)]  # fmt: skip
-        local = _look_up(Site(sequence, operator, axes, used))
+                if number is not None and (consumers[number] or number in outputs)]  # fmt: skip
+        local = _apply_rule(Site(sequence, operator, axes, used))
         if local is None:
-            found.append(OperatorLocality(Locality.GLOBAL, 1, None))
+            entries.append(OperatorLocality(Locality.GLOBAL, 1, None))
             continue
-        for made, place in zip(operator.outputs, local.axes):
-            if made is not None and place is not None:
-                axes[made] = place
-        found.append(OperatorLocality(local.kind, local.length, local))
-    return LocalityMap(sequence, tuple(found), axes, frozenset(free))
+        for output, place in zip(operator.outputs, local.axes):
+            if output is not None and place is not None:
+                axes[output] = place
+        entries.append(OperatorLocality(local.kind, local.length, local))
+    return LocalityMap(sequence, tuple(entries), axes, frozenset(free))
 
 
 def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
@@ -204,13 +204,13 @@ def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
     main = max(sequence.inputs, key=lambda number: sequence.values[number].nbytes)
     shape = sequence.values[main].shape
     choices = [{main: axis} for axis, size in enumerate(shape) if size > 1]
-    scored = [(analyse(sequence, choice).counts()["local"], -position, choice)
+    scored = [(analyse_locality(sequence, choice).count_kinds()["local"], -position, choice)
               for position, choice in enumerate(choices)]  # fmt: skip
     ranked = sorted(scored, key=lambda item: item[:2], reverse=True)
     return [choice for count, _, choice in ranked if count]
 
 
-def union(one: Range, other: Range) -> Range:
+def unite_rows(one: Range, other: Range) -> Range:
     """Return the smallest range that contains both; an empty range contains no rows."""
     if one[0] >= one[1]:
         return other
@@ -219,7 +219,7 @@ def union(one: Range, other: Range) -> Range:
     return min(one[0], other[0]), max(one[1], other[1])
 
 
-def _look_up(site: Site) -> Optional[Local]:
+def _apply_rule(site: Site) -> Optional[Local]:
     """The rule's answer, or ``None`` where a rule, or what the operator is used for, makes it global."""
     function = find_rule(site.operator)
     values = site.sequence.values
@@ -243,12 +243,12 @@ def _is_random(operator: Operator) -> bool:
     Operators with built-in dropout are tagged as random by torch even where the dropout is off.
     """
     try:
-        found = find_overload(operator.name)
+        schema = find_overload(operator.name)
     except Unsupported:
         return True
-    if torch.Tag.nondeterministic_seeded not in found.tags:
+    if torch.Tag.nondeterministic_seeded not in schema.tags:
         return False
-    bound = bind(operator)
-    names = {argument.name for argument in found._schema.arguments}
+    bound = bind_arguments(operator)
+    names = {argument.name for argument in schema._schema.arguments}
     return not (("train" in names and bound.get("train") is False)
                 or ("dropout_p" in names and bound.get("dropout_p", 0.0) == 0.0))  # fmt: skip

@@ -14,7 +14,7 @@ from edge_offload.split.model.locality import LocalityMap
 
 
 @dataclass(frozen=True)
-class Network:
+class TracedNetwork:
     """A traced model.
 
     Attributes:
@@ -33,7 +33,7 @@ class Network:
     readout: Optional[nn.Module] = None
     module: Optional[nn.Module] = None
 
-    def on(self, device: torch.device) -> Network:
+    def copy_to(self, device: torch.device) -> TracedNetwork:
         """Copy its sample input and its module to a device, and wait for it."""
         if device.type == "cpu":
             return self

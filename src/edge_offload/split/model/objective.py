@@ -31,7 +31,7 @@ class Objective:
         if not (self.seconds_per_joule >= 0 and self.deadline_s > 0):
             raise BadInput("a weight must not be negative, and a deadline must be positive")
 
-    def cost(self, makespan_s: float, energy_j: float) -> float:
+    def compute_cost(self, makespan_s: float, energy_j: float) -> float:
         """Return the number to minimise."""
         if self.kind == "latency":
             return makespan_s

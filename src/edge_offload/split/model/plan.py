@@ -1,6 +1,6 @@
 """A plan: which rows of which operator each side computes, in which order, and what crosses the link.
 
-A plan is data, small, readable, and tied to one sequence by its hash. :func:`edge_offload.split.model.check.check`
+A plan is data, small, readable, and tied to one sequence by its hash. :func:`edge_offload.split.model.check.check_plan`
 proves that it computes what the unsplit network computes; nothing runs a plan that has not passed it.
 """
 
@@ -30,7 +30,7 @@ class Side(str, enum.Enum):
         return Side.SERVER if self is Side.ROBOT else Side.ROBOT
 
 
-class Step(NamedTuple):
+class PlanStep(NamedTuple):
     """Compute output rows [low, high) of an operator; a global operator has the one row 0."""
 
     operator: int
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class RowTransfer:
     """Send rows [low, high) of a value to the other side, as soon as ``sender`` has them all.
 
     Attributes:
@@ -57,7 +57,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """A whole plan.
 
     Attributes:
@@ -70,20 +70,20 @@ class Plan:
 
     sequence: str
     axes: Mapping[int, int]
-    robot: Tuple[Step, ...]
-    server: Tuple[Step, ...]
-    transfers: Tuple[Transfer, ...]
+    robot: Tuple[PlanStep, ...]
+    server: Tuple[PlanStep, ...]
+    transfers: Tuple[RowTransfer, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def steps(self, side: Side) -> Tuple[Step, ...]:
+    def steps_of(self, side: Side) -> Tuple[PlanStep, ...]:
         """The steps of one side."""
         return self.robot if side is Side.ROBOT else self.server
 
-    def sent(self, sender: Side) -> Tuple[Transfer, ...]:
+    def transfers_from(self, sender: Side) -> Tuple[RowTransfer, ...]:
         """Return the transfers of one direction, in order."""
         return tuple(transfer for transfer in self.transfers if transfer.sender is sender)
 
-    def with_about(self, **facts: Any) -> Plan:
+    def with_about(self, **facts: Any) -> SplitPlan:
         """Return the plan with more facts on its origin."""
         return replace(self, about={**self.about, **facts})
 
@@ -98,7 +98,7 @@ class Plan:
         return bool({step.operator for step in self.robot} & {step.operator for step in self.server})
 
     @property
-    def shape(self) -> str:
+    def kind(self) -> str:
         """``device``, ``server``, ``layers`` (whole operators on both sides) or ``split`` (an operator on both)."""
         if self.is_local:
             return "device"
@@ -121,7 +121,7 @@ class Plan:
         )
 
     @staticmethod
-    def from_json(text: str) -> Plan:
+    def from_json(text: str) -> SplitPlan:
         """The plan in ``text``.
 
         Raises:
@@ -132,32 +132,32 @@ class Plan:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"not a plan: {error}") from error
         if not isinstance(document, dict) or set(document) != _KEYS or document["format"] != FORMAT:
-            _refuse(f"not a plan of format {FORMAT}")
+            _refuse_plan(f"not a plan of format {FORMAT}")
         if not isinstance(document["sequence"], str) or not isinstance(document["about"], dict):
-            _refuse("a hash and facts are missing")
+            _refuse_plan("a hash and facts are missing")
         axes = document["axes"]
         if not isinstance(axes, dict) or not all(key.isdecimal() and _is_count(axis) for key, axis in axes.items()):
-            _refuse("axes are not numbers")
-        transfers: List[Transfer] = []
-        for row in _rows(document["transfers"]):
-            read = Transfer(*row) if len(row) == len(fields(Transfer)) else None
+            _refuse_plan("axes are not numbers")
+        transfers: List[RowTransfer] = []
+        for row in _parse_rows(document["transfers"]):
+            read = RowTransfer(*row) if len(row) == len(fields(RowTransfer)) else None
             counts = read is not None and all(map(_is_count, (read.value, read.low, read.high)))
             if read is None or not counts or not isinstance(read.codec, str) or len(read.codec) > 64:
-                _refuse("a transfer is [value, low, high, sender, codec]")
+                _refuse_plan("a transfer is [value, low, high, sender, codec]")
             if read.sender not in (Side.ROBOT.value, Side.SERVER.value):
-                _refuse(f"{read.sender!r} is neither robot nor server")
+                _refuse_plan(f"{read.sender!r} is neither robot nor server")
             transfers.append(replace(read, sender=Side(read.sender)))
-        return Plan(
+        return SplitPlan(
             document["sequence"],
             {int(number): axis for number, axis in axes.items()},
-            _steps(document["robot"]),
-            _steps(document["server"]),
+            _parse_steps(document["robot"]),
+            _parse_steps(document["server"]),
             tuple(transfers),
             document["about"],
         )
 
 
-def merge_steps(steps: Iterable[Step]) -> Dict[int, Tuple[int, int]]:
+def merge_steps(steps: Iterable[PlanStep]) -> Dict[int, Tuple[int, int]]:
     """Return operator -> hull of the rows that the steps compute."""
     hull: Dict[int, Tuple[int, int]] = {}
     for step in steps:
@@ -166,18 +166,18 @@ def merge_steps(steps: Iterable[Step]) -> Dict[int, Tuple[int, int]]:
     return hull
 
 
-def _steps(item: Any) -> Tuple[Step, ...]:
+def _parse_steps(item: Any) -> Tuple[PlanStep, ...]:
     steps = []
-    for row in _rows(item):
+    for row in _parse_rows(item):
         if len(row) != 3 or not all(map(_is_count, row)):
-            _refuse("a step is [operator, low, high]")
-        steps.append(Step(*row))
+            _refuse_plan("a step is [operator, low, high]")
+        steps.append(PlanStep(*row))
     return tuple(steps)
 
 
-def _rows(item: Any) -> List[List[Any]]:
+def _parse_rows(item: Any) -> List[List[Any]]:
     if not isinstance(item, list) or len(item) > MAX_STEPS or not all(isinstance(row, list) for row in item):
-        _refuse(f"no list of at most {MAX_STEPS} rows")
+        _refuse_plan(f"no list of at most {MAX_STEPS} rows")
     return list(item)
 
 
@@ -185,5 +185,5 @@ def _is_count(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**53
 
 
-def _refuse(why: str) -> NoReturn:
-    raise BadInput(f"not a plan: {why}")
+def _refuse_plan(reason: str) -> NoReturn:
+    raise BadInput(f"not a plan: {reason}")

@@ -20,7 +20,7 @@ VIEWS = ("aten._unsafe_view",)
 """Views that do not call themselves one."""
 
 
-class Half(Values):
+class SideValues(Values):
     """What one side has: pieces of values, each with the row that it starts at.
 
     Args:
@@ -52,7 +52,7 @@ class Half(Values):
         value = self.located.sequence.values[number]
         shape = list(value.shape)
         shape[axis] = high - low
-        result = poison(shape, getattr(torch, value.dtype), self.device)
+        result = make_poison(shape, getattr(torch, value.dtype), self.device)
         for start, piece in self.pieces.get(number, []):
             first, last = max(low, start), min(high, start + piece.shape[axis])
             if first < last:
@@ -64,14 +64,14 @@ class Half(Values):
         if number in self.shared:
             return self.shared[number]
         if number in self.located.axes:
-            return self.rows(number, 0, self.located.length(number))
-        found = self.pieces.get(number)
-        if found:
-            return found[0][1]
+            return self.rows(number, 0, self.located.count_rows(number))
+        pieces = self.pieces.get(number)
+        if pieces:
+            return pieces[0][1]
         value = self.located.sequence.values[number]
-        return poison(list(value.shape), getattr(torch, value.dtype), self.device)
+        return make_poison(list(value.shape), getattr(torch, value.dtype), self.device)
 
-    def has(self, number: int, low: int, high: int) -> bool:
+    def has_rows(self, number: int, low: int, high: int) -> bool:
         """True if all of these rows are present."""
         if number not in self.located.axes:
             return bool(self.pieces.get(number))
@@ -98,10 +98,10 @@ class Half(Values):
         local = self.located.operators[index].local
         if local is None:
             return self.kernels[index](self.whole)
-        results = self._in_one_piece(local, index, low, high)
+        results = self._run_whole(local, index, low, high)
         return local.run(low, high, self) if results is None else results
 
-    def _in_one_piece(self, local: Local, index: int, low: int, high: int) -> Optional[List[Any]]:
+    def _run_whole(self, local: Local, index: int, low: int, high: int) -> Optional[List[Any]]:
         """Results of a step that is the whole operator, on whole values: nothing has to be cut or padded for it.
 
         None if it is a part of the operator, if rows are missing (some may not be needed), or if it is a view, which
@@ -110,21 +110,21 @@ class Half(Values):
         operator = self.kernels.operators[index]
         if low != 0 or high != local.length or operator.aliases or operator.base_name in VIEWS:
             return None
-        held: Dict[int, torch.Tensor] = {}
+        operands: Dict[int, torch.Tensor] = {}
         for number in local.needs:
-            length = self.located.length(number)
-            if not self.has(number, 0, length):
+            length = self.located.count_rows(number)
+            if not self.has_rows(number, 0, length):
                 return None
-            held[number] = self.rows(number, 0, length)
+            operands[number] = self.rows(number, 0, length)
 
-        def fetch(number: int) -> torch.Tensor:
-            found = held.get(number)
-            return self.whole(number) if found is None else found
+        def read_value(number: int) -> torch.Tensor:
+            operand = operands.get(number)
+            return self.whole(number) if operand is None else operand
 
-        return self.kernels[index](fetch)
+        return self.kernels[index](read_value)
 
 
-def poison(shape: Sequence[int], dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
+def make_poison(shape: Sequence[int], dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
     """A tensor that spoils whatever is computed from it: NaN, or the smallest number of an integer dtype.
 
     A size that only running tells is taken as 1.
@@ -147,6 +147,6 @@ def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -
     return shared.tensors
 
 
-def on_device(values: Mapping[int, torch.Tensor], device: torch.device) -> Dict[int, torch.Tensor]:
+def copy_values(values: Mapping[int, torch.Tensor], device: torch.device) -> Dict[int, torch.Tensor]:
     """Copy values of the host to a half's device, and wait for it."""
     return dict(values) if device.type == "cpu" else {number: tensor.to(device) for number, tensor in values.items()}

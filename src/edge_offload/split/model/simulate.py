@@ -17,15 +17,15 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.cost import CostModel, Payload, Seconds
-from edge_offload.split.model.plan import Plan, Side, Transfer
+from edge_offload.split.model.plan import RowTransfer, Side, SplitPlan
 
 Sources = Callable[[Side, int, Range, int], Tuple[int, List[int]]]
 Times = Tuple[Array, Array]
-LANES = ("robot", "uplink", "server", "downlink")
+TIMELINE_ROWS = ("robot", "uplink", "server", "downlink")
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """Steps of one side without a wait in between.
 
     Attributes:
@@ -41,7 +41,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledPlan:
     """A plan as blocks and payloads.
 
     Attributes:
@@ -52,25 +52,25 @@ class Compiled:
         results: transfers that bring outputs to the robot, beyond what its steps wait for.
     """
 
-    plan: Plan
-    blocks: Mapping[Side, Tuple[Block, ...]]
+    plan: SplitPlan
+    blocks: Mapping[Side, Tuple[StepBlock, ...]]
     payloads: Tuple[Payload, ...]
     after: Tuple[Tuple[int, Tuple[int, ...]], ...]
     results: Tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Span:
-    """Something that takes time, for drawing: lane of :data:`LANES`, start and end in seconds, what."""
+class TimelineSpan:
+    """Something that takes time, for drawing: lane of :data:`TIMELINE_ROWS`, start and end in seconds, what."""
 
-    lane: str
+    row: str
     start_s: float
     end_s: float
     label: str
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlanCost:
     """What a plan costs at one bandwidth.
 
     Attributes:
@@ -89,17 +89,17 @@ class Outcome:
     bytes_down: float
     communication_s: float
     energy_j: float
-    spans: Tuple[Span, ...]
+    spans: Tuple[TimelineSpan, ...]
 
 
-def energy(model: CostModel, makespan: Seconds, robot_s: Seconds, communication_s: Seconds) -> Seconds:
+def robot_energy(model: CostModel, makespan: Seconds, robot_s: Seconds, communication_s: Seconds) -> Seconds:
     """Return the robot's joules over a makespan: standby throughout, plus computing and communication."""
     power = model.power
     return (makespan * power.standby + robot_s * (power.inference - power.standby)
             + communication_s * (power.communication - power.standby))  # fmt: skip
 
 
-def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Payload]] = None) -> Compiled:
+def compile_plan(plan: SplitPlan, model: CostModel, payloads: Optional[Sequence[Payload]] = None) -> CompiledPlan:
     """Find out who waits for what. ``payloads`` replaces those of the plan's codecs (arrays over bandwidths).
 
     Raises:
@@ -107,131 +107,140 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
     """
     makers: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
     for side in Side:
-        for position, step in enumerate(plan.steps(side)):
+        for position, step in enumerate(plan.steps_of(side)):
             for number in model.located.made_by[step.operator]:
                 makers[side].setdefault(number, []).append(((step.low, step.high), position))
     arrivals: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
     for index, transfer in enumerate(plan.transfers):
         arrivals[transfer.sender.other].setdefault(transfer.value, []).append(((transfer.low, transfer.high), index))
 
-    def sources(side: Side, number: int, rows: Range, before: int) -> Tuple[int, List[int]]:
+    def find_sources(side: Side, number: int, rows: Range, before: int) -> Tuple[int, List[int]]:
         """Last own step that makes the rows, and the transfers that bring what no own step makes."""
         if side is Side.ROBOT and number in model.located.sequence.inputs:
             return -1, []
-        own = makers[side].get(number, [])
-        if len(own) == 1 and own[0][1] < before and own[0][0][0] <= rows[0] and rows[1] <= own[0][0][1]:
-            return own[0][1], []
+        own_steps = makers[side].get(number, [])
+        if (
+            len(own_steps) == 1
+            and own_steps[0][1] < before
+            and own_steps[0][0][0] <= rows[0]
+            and rows[1] <= own_steps[0][0][1]
+        ):
+            return own_steps[0][1], []
         last, missing = -1, [rows]
-        for made, position in own:
+        for made, position in own_steps:
             if position < before and made[0] < rows[1] and rows[0] < made[1]:
                 last = max(last, position)
-                missing = _without(missing, made)
-        brought: List[int] = []
+                missing = _subtract_rows(missing, made)
+        transfers: List[int] = []
         for made, index in arrivals[side].get(number, []):
             if any(made[0] < part[1] and part[0] < made[1] for part in missing):
-                brought.append(index)
-                missing = _without(missing, made)
+                transfers.append(index)
+                missing = _subtract_rows(missing, made)
         if missing:
             raise BadInput(f"rows {missing} of value {number} never reach the {side.value}", remedy="check the plan")
-        return last, brought
+        return last, transfers
 
     after: List[Tuple[int, Tuple[int, ...]]] = []
     cuts: Dict[Side, Set[int]] = {side: set() for side in Side}
     raw_after: List[Tuple[int, Tuple[int, ...]]] = []
     for transfer in plan.transfers:
-        last, needed = sources(transfer.sender, transfer.value, (transfer.low, transfer.high), 1 << 60)
+        last, needed = find_sources(transfer.sender, transfer.value, (transfer.low, transfer.high), 1 << 60)
         raw_after.append((last, tuple(needed)))
         if last >= 0:
             cuts[transfer.sender].add(last)
-    blocks: Dict[Side, Tuple[Block, ...]] = {}
+    blocks: Dict[Side, Tuple[StepBlock, ...]] = {}
     block_of: Dict[Side, Dict[int, int]] = {side: {} for side in Side}
     for side in Side:
-        blocks[side], block_of[side] = _blocks(plan, model, side, cuts[side], sources)
+        blocks[side], block_of[side] = _make_blocks(plan, model, side, cuts[side], find_sources)
     if plan.is_local and plan.robot and model.alone_s is not None:  # the network as it is, nothing by plan
-        blocks[Side.ROBOT] = (Block((), model.alone_s, 0, len(plan.robot) - 1),)
-    blocks[Side.ROBOT] = _with_copies(blocks[Side.ROBOT], *model.own_copies_s(plan.robot))
-    for transfer, (last, brought) in zip(plan.transfers, raw_after):
-        after.append((block_of[transfer.sender][last] + 1 if last >= 0 else 0, brought))
+        blocks[Side.ROBOT] = (StepBlock((), model.alone_s, 0, len(plan.robot) - 1),)
+    blocks[Side.ROBOT] = _add_copies(blocks[Side.ROBOT], *model.local_copies_s(plan.robot))
+    for transfer, (last, awaited) in zip(plan.transfers, raw_after):
+        after.append((block_of[transfer.sender][last] + 1 if last >= 0 else 0, awaited))
     results: List[int] = []
     for number in model.located.sequence.retained_ids():
         if number not in model.located.free:
-            results += sources(Side.ROBOT, number, (0, model.located.length(number)), 1 << 60)[1]
-    found = (
+            results += find_sources(Side.ROBOT, number, (0, model.located.count_rows(number)), 1 << 60)[1]
+    all_payloads = (
         payloads
         if payloads is not None
         else tuple(
-            model.payload(transfer.value, transfer.high - transfer.low, transfer.sender, transfer.codec)
+            model.make_payload(transfer.value, transfer.high - transfer.low, transfer.sender, transfer.codec)
             for transfer in plan.transfers
         )
     )
-    return Compiled(plan, blocks, tuple(found), tuple(after), tuple(dict.fromkeys(results)))
+    return CompiledPlan(plan, blocks, tuple(all_payloads), tuple(after), tuple(dict.fromkeys(results)))
 
 
-def _with_copies(blocks: Tuple[Block, ...], there_s: float, back_s: float) -> Tuple[Block, ...]:
+def _add_copies(blocks: Tuple[StepBlock, ...], to_device_s: float, to_host_s: float) -> Tuple[StepBlock, ...]:
     """Add copies of inputs before the first block, and of results behind the last."""
-    if not blocks or not there_s + back_s:
+    if not blocks or not to_device_s + to_host_s:
         return blocks
-    blocks = (replace(blocks[0], seconds=blocks[0].seconds + there_s), *blocks[1:])
-    return (*blocks[:-1], replace(blocks[-1], seconds=blocks[-1].seconds + back_s))
+    blocks = (replace(blocks[0], seconds=blocks[0].seconds + to_device_s), *blocks[1:])
+    return (*blocks[:-1], replace(blocks[-1], seconds=blocks[-1].seconds + to_host_s))
 
 
-def sweep(compiled: Compiled, model: CostModel, bandwidths: Array) -> Tuple[Array, Array]:
+def sweep_bandwidths(compiled: CompiledPlan, model: CostModel, bandwidths: Array) -> Tuple[Array, Array]:
     """Return makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink)."""
-    makespan, _, wire = _run(compiled, model, np.asarray(bandwidths, dtype=float))
+    makespan, _, wire = _run_schedule(compiled, model, np.asarray(bandwidths, dtype=float))
     robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
-    busy = _busy(compiled, wire)
-    return makespan, np.asarray(energy(model, makespan, robot_s, busy))
+    busy = _busy_seconds(compiled, wire)
+    return makespan, np.asarray(robot_energy(model, makespan, robot_s, busy))
 
 
-def _busy(compiled: Compiled, wire: Sequence[Times]) -> Array:
+def _busy_seconds(compiled: CompiledPlan, wire: Sequence[Times]) -> Array:
     """Return seconds in which the link is busy in either direction; each direction's spans are disjoint."""
-    lanes: Dict[Side, List[Times]] = {side: [] for side in Side}
+    spans_by_side: Dict[Side, List[Times]] = {side: [] for side in Side}
     for transfer, span in zip(compiled.plan.transfers, wire):
-        lanes[transfer.sender].append(span)
+        spans_by_side[transfer.sender].append(span)
     total: Array = sum((end - start for start, end in wire), np.zeros(()))
-    for start, end in lanes[Side.ROBOT]:
-        for other_start, other_end in lanes[Side.SERVER]:
+    for start, end in spans_by_side[Side.ROBOT]:
+        for other_start, other_end in spans_by_side[Side.SERVER]:
             total = total - np.maximum(np.minimum(end, other_end) - np.maximum(start, other_start), 0.0)
     return total
 
 
-def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
+def simulate_plan(plan: SplitPlan, model: CostModel, bandwidth: float) -> PlanCost:
     """Return the plan's cost at one bandwidth (bytes per second, uplink)."""
     compiled = compile_plan(plan, model)
-    makespan, side_spans, link_spans = _run(compiled, model, np.asarray([bandwidth], dtype=float))
-    spans: List[Span] = []
+    makespan, side_spans, link_spans = _run_schedule(compiled, model, np.asarray([bandwidth], dtype=float))
+    spans: List[TimelineSpan] = []
     busy: List[Tuple[float, float]] = []
-    for side, found in side_spans.items():
-        for block, (start, end) in zip(compiled.blocks[side], found):
-            spans.append(Span(side.value, float(start[0]), float(end[0]), _block_label(compiled, model, side, block)))
+    for side, times in side_spans.items():
+        for block, (start, end) in zip(compiled.blocks[side], times):
+            spans.append(
+                TimelineSpan(side.value, float(start[0]), float(end[0]), _block_label(compiled, model, side, block))
+            )
     for transfer, (start, end) in zip(plan.transfers, link_spans):
-        lane = "uplink" if transfer.sender is Side.ROBOT else "downlink"
-        spans.append(Span(lane, float(start[0]), float(end[0]), _transfer_label(transfer)))
+        row = "uplink" if transfer.sender is Side.ROBOT else "downlink"
+        spans.append(TimelineSpan(row, float(start[0]), float(end[0]), _transfer_label(transfer)))
         busy.append((float(start[0]), float(end[0])))
     robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
-    communication = union_s(busy)
+    communication = union_seconds(busy)
     total = float(makespan[0])
-    return Outcome(
+    return PlanCost(
         makespan_s=total,
         robot_s=robot_s,
         server_s=sum(block.seconds for block in compiled.blocks[Side.SERVER]),
-        bytes_up=_bytes(compiled, Side.ROBOT),
-        bytes_down=_bytes(compiled, Side.SERVER),
+        bytes_up=_count_bytes(compiled, Side.ROBOT),
+        bytes_down=_count_bytes(compiled, Side.SERVER),
         communication_s=communication,
-        energy_j=float(energy(model, total, robot_s, communication)),
-        spans=tuple(sorted(spans, key=lambda span: (LANES.index(span.lane), span.start_s))),
+        energy_j=float(robot_energy(model, total, robot_s, communication)),
+        spans=tuple(sorted(spans, key=lambda span: (TIMELINE_ROWS.index(span.row), span.start_s))),
     )
 
 
-def _run(compiled: Compiled, model: CostModel, bandwidth: Array) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
+def _run_schedule(
+    compiled: CompiledPlan, model: CostModel, bandwidth: Array
+) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
     """Return the schedule at each bandwidth."""
     rate = {Side.ROBOT: np.maximum(bandwidth, 1e-9),
             Side.SERVER: np.maximum(bandwidth * model.link.down_factor, 1e-9)}  # fmt: skip
-    return schedule(compiled, model, lambda side, start, size: size / rate[side], np.zeros_like(bandwidth))
+    return schedule_plan(compiled, model, lambda side, start, size: size / rate[side], np.zeros_like(bandwidth))
 
 
-def schedule(
-    compiled: Compiled, model: CostModel, wire_s: Callable[[Side, Array, float], Array], zero: Array
+def schedule_plan(
+    compiled: CompiledPlan, model: CostModel, wire_s: Callable[[Side, Array, float], Array], zero: Array
 ) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
     """Last result on the robot, times of every block and of every transfer; arrays over links that are simulated alike.
 
@@ -264,22 +273,22 @@ def schedule(
                 progress = True
             while queue[side]:
                 index = queue[side][0]
-                steps, brought = compiled.after[index]
-                if len(end[side]) < steps or any(i not in arrived for i in brought):
+                steps, awaited = compiled.after[index]
+                if len(end[side]) < steps or any(i not in arrived for i in awaited):
                     break
                 ready = end[side][steps - 1][1] if steps else zero + (overhead if side is Side.ROBOT else 0.0)
-                for other in brought:
+                for other in awaited:
                     ready = np.maximum(ready, arrived[other])
                 payload = compiled.payloads[index]
                 start = np.maximum(free[side], ready + payload.encode_s / payload.pieces)
                 seconds = wire_s(side, start, payload.coded_bytes)
-                done = np.maximum(start + seconds, ready + payload.encode_s + seconds / payload.pieces)
-                done = done + model.link.message_s
-                free[side] = done
+                sent_at = np.maximum(start + seconds, ready + payload.encode_s + seconds / payload.pieces)
+                sent_at = sent_at + model.link.message_s
+                free[side] = sent_at
                 arrived[index] = model.link.latency_s + np.maximum(
-                    done + payload.decode_s / payload.pieces, start + seconds / payload.pieces + payload.decode_s
+                    sent_at + payload.decode_s / payload.pieces, start + seconds / payload.pieces + payload.decode_s
                 )
-                wire[index] = (start, done)
+                wire[index] = (start, sent_at)
                 queue[side].pop(0)
                 progress = True
         if not progress:
@@ -289,51 +298,51 @@ def schedule(
     total = end[Side.ROBOT][-1][1] if end[Side.ROBOT] else zero
     for index in compiled.results:
         total = np.maximum(total, arrived[index])
-    return total, {side: list(found) for side, found in end.items()}, wire
+    return total, {side: list(times) for side, times in end.items()}, wire
 
 
-def _blocks(
-    plan: Plan, model: CostModel, side: Side, cuts: Set[int], sources: Sources
-) -> Tuple[Tuple[Block, ...], Dict[int, int]]:
-    blocks: List[Block] = []
+def _make_blocks(
+    plan: SplitPlan, model: CostModel, side: Side, cuts: Set[int], sources: Sources
+) -> Tuple[Tuple[StepBlock, ...], Dict[int, int]]:
+    blocks: List[StepBlock] = []
     block_of: Dict[int, int] = {}
     seen: Set[int] = set()
     awaits: Tuple[int, ...] = ()
     seconds, first = 0.0, 0
-    steps = plan.steps(side)
+    steps = plan.steps_of(side)
     for position, step in enumerate(steps):
         needed: List[int] = []
         for number, rows in model.located.footprint(step.operator, step.low, step.high).items():
             needed += sources(side, number, rows, position)[1]
         fresh = tuple(index for index in dict.fromkeys(needed) if index not in seen)
         if fresh and position > first:
-            blocks.append(Block(awaits, seconds, first, position - 1))
+            blocks.append(StepBlock(awaits, seconds, first, position - 1))
             awaits, seconds, first = (), 0.0, position
         awaits += fresh
         seen.update(fresh)
         seconds += model.operator_s(side, step.operator, step.high - step.low)
         block_of[position] = len(blocks)
         if position in cuts or position == len(steps) - 1:
-            blocks.append(Block(awaits, seconds, first, position))
+            blocks.append(StepBlock(awaits, seconds, first, position))
             awaits, seconds, first = (), 0.0, position + 1
     return tuple(blocks), block_of
 
 
-def _without(parts: Sequence[Range], made: Range) -> List[Range]:
-    left: List[Range] = []
+def _subtract_rows(parts: Sequence[Range], made: Range) -> List[Range]:
+    remaining: List[Range] = []
     for low, high in parts:
         for piece in ((low, min(high, made[0])), (max(low, made[1]), high)):
             if piece[0] < piece[1]:
-                left.append(piece)
-    return left
+                remaining.append(piece)
+    return remaining
 
 
-def _bytes(compiled: Compiled, sender: Side) -> float:
+def _count_bytes(compiled: CompiledPlan, sender: Side) -> float:
     pairs = zip(compiled.plan.transfers, compiled.payloads)
     return float(sum(payload.coded_bytes for transfer, payload in pairs if transfer.sender is sender))
 
 
-def _merged(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+def _merge_spans(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
     merged: List[Tuple[float, float]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -343,17 +352,17 @@ def _merged(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
     return merged
 
 
-def union_s(spans: Sequence[Tuple[float, float]]) -> float:
+def union_seconds(spans: Sequence[Tuple[float, float]]) -> float:
     """Return the length of the union of intervals."""
-    return sum(end - start for start, end in _merged(spans))
+    return sum(end - start for start, end in _merge_spans(spans))
 
 
-def _block_label(compiled: Compiled, model: CostModel, side: Side, block: Block) -> str:
-    steps = compiled.plan.steps(side)[block.first : block.last + 1]
+def _block_label(compiled: CompiledPlan, model: CostModel, side: Side, block: StepBlock) -> str:
+    steps = compiled.plan.steps_of(side)[block.first : block.last + 1]
     operators = model.located.sequence.operators
     name = operators[steps[0].operator].scope or operators[steps[0].operator].base_name.split(".")[-1]
     return name if len(steps) == 1 else f"{name} … {len(steps)} operators"
 
 
-def _transfer_label(transfer: Transfer) -> str:
+def _transfer_label(transfer: RowTransfer) -> str:
     return f"%{transfer.value}[{transfer.low}:{transfer.high}] {transfer.codec}"

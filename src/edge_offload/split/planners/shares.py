@@ -14,18 +14,18 @@ from typing import Callable, Dict, List, Sequence, Set, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
-from edge_offload.split.model.complete import backward
-from edge_offload.split.model.locality import union
+from edge_offload.split.model.complete import decide_backward
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.replicated import one_input, waists
-from edge_offload.split.planners.space import Scored, Space, remainder
+from edge_offload.split.planners.replicated import find_waists, has_one_input
+from edge_offload.split.planners.space import ScoredPlan, Space, uncovered_rows
 
-SHARES = tuple(k / 28 for k in range(1, 14))
+START_SHARES = tuple(k / 28 for k in range(1, 14))
 """Of the robot where the server has the same share of every operator."""
 Ranges = Tuple[Dict[int, Range], Dict[int, Range]]
 
 
-def server_rows(space: Space, scored: Scored) -> Tuple[Tuple[int, ...], bool]:
+def server_rows(space: Space, scored: ScoredPlan) -> Tuple[Tuple[int, ...], bool]:
     """Return the limit of the server's rows of every operator in a plan; True if they are counted from the last row."""
     operators, server = space.located.operators, scored.server
     counted_back = any(low > 0 for low, _ in server.values())
@@ -35,33 +35,33 @@ def server_rows(space: Space, scored: Scored) -> Tuple[Tuple[int, ...], bool]:
     return tuple(rows), counted_back
 
 
-def ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
+def split_ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
     """Return the rows of both sides for these limits of the server's rows."""
-    operators, kept = space.located.operators, set(space.located.sequence.retained_ids())
+    operators, outputs = space.located.operators, set(space.located.sequence.retained_ids())
 
-    def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
+    def decide_rows(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
         count, length = rows[index], operators[index].length
-        both = union(robot, server)
+        both = unite_rows(robot, server)
         if operators[index].kind is Locality.GLOBAL:
             return (EMPTY, both) if count else (both, EMPTY)
-        if kept.intersection(space.located.made_by[index]):
+        if outputs.intersection(space.located.made_by[index]):
             robot, server = EMPTY, both
         low, high = (max(server[0], length - count), server[1]) if counted_back else (server[0], min(server[1], count))
         mine = (low, high) if low < high else EMPTY
-        lacking = remainder(server, mine)
-        return (union(robot, lacking) if lacking[0] < lacking[1] else robot), mine
+        missing = uncovered_rows(server, mine)
+        return (unite_rows(robot, missing) if missing[0] < missing[1] else robot), mine
 
-    return backward(space.located, decide)
+    return decide_backward(space.located, decide_rows)
 
 
-def even(space: Space, share: float, until: int) -> Tuple[int, ...]:
+def even_rows(space: Space, share: float, until: int) -> Tuple[int, ...]:
     """Return limits that give the robot this share of every operator before ``until``, and no rows behind."""
     lengths = [entry.length for entry in space.located.operators]
     return tuple(length - int(share * length + 1e-9) * (index < until) for index, length in enumerate(lengths))
 
 
-def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: int, chooser: random.Random,
-           stop: Callable[[], bool] = lambda: False, slack: float = 0.0) -> List[Scored]:  # fmt: skip
+def refine_rows(space: Space, objective: Objective, best: Sequence[ScoredPlan], tries: int, chooser: random.Random,
+           stop: Callable[[], bool] = lambda: False, slack: float = 0.0) -> List[ScoredPlan]:  # fmt: skip
     """The plans, one per bandwidth of the space, or better ones that moving the server's rows has led to.
 
     It begins with even shares up to a place. A move gives the server a row more or less of each operator of a stretch,
@@ -70,11 +70,11 @@ def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: in
     With ``slack`` it begins with the plans that it is given and goes on from plans that cost up to this share more,
     too; the share falls to 0 with the tries (threshold accepting: Dueck and Scheuer, 1990).
     """
-    found, held = list(best), list(best)
+    results, current = list(best), list(best)
     count = len(space.located.operators)
     waist = _behind_waists(space)
     places = [range(count + 1), sorted({0, count, *waist})]
-    starts = [even(space, share, end) for end in waist[1 :: len(waist) // 16 + 1] for share in SHARES]
+    starts = [even_rows(space, share, end) for end in waist[1 :: len(waist) // 16 + 1] for share in START_SHARES]
     starts = [] if slack else chooser.sample(starts, min(len(starts), tries // 4))
     seen: Set[Tuple[Tuple[int, ...], bool]] = set()
     for attempt in range(tries):
@@ -83,26 +83,26 @@ def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: in
         if attempt < len(starts):
             moved, counted_back = starts[attempt], False
         else:
-            rows, counted_back = server_rows(space, held[attempt % len(held)])
-            moved = _moved(space, rows, chooser.choice(places), chooser)
+            rows, counted_back = server_rows(space, current[attempt % len(current)])
+            moved = _move_rows(space, rows, chooser.choice(places), chooser)
         if (moved, counted_back) in seen:
             continue
         seen.add((moved, counted_back))
         try:
-            scored = space.score_ranges(*ranges(space, moved, counted_back))
+            scored = space.score_ranges(*split_ranges(space, moved, counted_back))
         except BadInput:  # rows that no one side has
             continue
         worse = 1.0 + slack * (1.0 - attempt / tries)
-        for at, known in enumerate(found):
-            cost = _cost(objective, scored, at)
-            if cost <= worse * _cost(objective, held[at], at):
-                held[at] = scored
-            if cost <= _cost(objective, known, at):
-                found[at] = scored
-    return found
+        for index, result in enumerate(results):
+            cost = _cost(objective, scored, index)
+            if cost <= worse * _cost(objective, current[index], index):
+                current[index] = scored
+            if cost <= _cost(objective, result, index):
+                results[index] = scored
+    return results
 
 
-def _moved(space: Space, rows: Sequence[int], places: Sequence[int], chooser: random.Random) -> Tuple[int, ...]:
+def _move_rows(space: Space, rows: Sequence[int], places: Sequence[int], chooser: random.Random) -> Tuple[int, ...]:
     first = chooser.randrange(len(places) - 1)
     last = min(first + chooser.choice((1, 2, 3, 4, 6, 10, 20, 40, 80)), len(places) - 1)
     stretch = range(places[first], places[last])
@@ -118,8 +118,8 @@ def _moved(space: Space, rows: Sequence[int], places: Sequence[int], chooser: ra
 
 
 def _behind_waists(space: Space) -> List[int]:
-    return [waist.after + 1 for waist in waists(space.located)] if one_input(space.located) else []
+    return [waist.after + 1 for waist in find_waists(space.located)] if has_one_input(space.located) else []
 
 
-def _cost(objective: Objective, scored: Scored, index: int) -> float:
-    return objective.cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
+def _cost(objective: Objective, scored: ScoredPlan, index: int) -> float:
+    return objective.compute_cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))

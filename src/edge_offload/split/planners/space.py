@@ -20,27 +20,27 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
-from edge_offload.split.model.complete import Ranges, backward, complete
+from edge_offload.split.model.complete import Ranges, complete_plan, decide_backward
 from edge_offload.split.model.cost import RAW, CostModel, Payload
-from edge_offload.split.model.locality import union
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.plan import Plan, Side
-from edge_offload.split.model.simulate import compile_plan, sweep
+from edge_offload.split.model.plan import Side, SplitPlan
+from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
 
 
 @dataclass(frozen=True, order=True)
 class Recut:
     """Cut what operator ``position`` and those before it hand on; the robot makes ``fraction`` of the rows.
 
-    ``flipped`` gives the robot the last rows instead of the first. ``handed``: between the recut before and this one
+    ``flipped`` gives the robot the last rows instead of the first. ``sent``: between the recut before and this one
     no row is computed twice; what both sides would need of a value is the robot's, who hands it over.
     """
 
     position: int
     fraction: float
     flipped: bool = False
-    handed: bool = False
-    kept: bool = False
+    sent: bool = False
+    fixed_share: bool = False
 
 
 Recuts = Tuple[Recut, ...]
@@ -48,7 +48,7 @@ Recuts = Tuple[Recut, ...]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredPlan:
     """A plan's shape with its makespan and energy at every bandwidth of the space."""
 
     recuts: Recuts
@@ -79,9 +79,9 @@ class Space:
         self.codecs = codecs
         self.identity = sequence_hash(self.located.sequence)
         self.last = len(self.located.operators) - 1
-        self._reach = self._last_consumers()
-        self.partitions: Dict[Tuple[int, Objective], Scored] = {}
-        self._known: Dict[Recuts, Scored] = {}
+        self._last_uses = self._find_last_uses()
+        self.partitions: Dict[Tuple[int, Objective], ScoredPlan] = {}
+        self._scored: Dict[Recuts, ScoredPlan] = {}
         self._payloads: Dict[Tuple[int, int, Side], Payload] = {}
 
     @property
@@ -95,44 +95,46 @@ class Space:
         return (Recut(self.last, 0.0),)
 
     @property
-    def evaluated(self) -> int:
+    def evaluated_count(self) -> int:
         """Number of different recut lists that have been scored."""
-        return len(self._known)
+        return len(self._scored)
 
-    def score(self, recuts: Recuts) -> Scored:
+    def score_recuts(self, recuts: Recuts) -> ScoredPlan:
         """Return the cost at every bandwidth; cached."""
-        known = self._known.get(recuts)
-        if known is None:
-            robot, server = self.ranges(recuts)
-            known = self._known[recuts] = self.score_ranges(robot, server, recuts)
-        return known
+        scored = self._scored.get(recuts)
+        if scored is None:
+            robot, server = self.split_ranges(recuts)
+            scored = self._scored[recuts] = self.score_ranges(robot, server, recuts)
+        return scored
 
-    def least_energy(self, best: Sequence[Scored], longer: float) -> List[Scored]:
+    def least_energy(self, best: Sequence[ScoredPlan], longer: float) -> List[ScoredPlan]:
         """By bandwidth, the scored plan of least energy whose makespan is that of ``best`` or longer by a share.
 
         Args:
             best: a plan for each bandwidth.
             longer: the share by which a makespan may be longer.
         """
-        plans = [*self._known.values(), *best]
-        makespan, joules = (np.array([getattr(one, name) for one in plans]) for name in ("makespan_s", "energy_j"))
-        least = np.array([one.makespan_s[index] for index, one in enumerate(best)])
+        plans = [*self._scored.values(), *best]
+        makespan, joules = (
+            np.array([getattr(scored, name) for scored in plans]) for name in ("makespan_s", "energy_j")
+        )
+        least = np.array([scored.makespan_s[index] for index, scored in enumerate(best)])
         allowed = np.where(makespan <= least * (1 + longer), joules, np.inf)
         allowed[-len(best) :] -= 1e-12  # on a tie the given plans
         return [plans[row] for row in allowed.argmin(axis=0)]
 
-    def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> Scored:
+    def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> ScoredPlan:
         """Return the cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
         background.check()
-        plan = complete(self.located, robot, server, identity=self.identity)
-        payloads = [self._payload(t.value, t.high - t.low, t.sender) for t in plan.transfers]
+        plan = complete_plan(self.located, robot, server, identity=self.identity)
+        payloads = [self._payload_for(t.value, t.high - t.low, t.sender) for t in plan.transfers]
         compiled = compile_plan(plan, self.model, payloads)
-        makespan, joules = sweep(compiled, self.model, self.bandwidths)
-        return Scored(recuts, robot, server, makespan, joules)
+        makespan, joules = sweep_bandwidths(compiled, self.model, self.bandwidths)
+        return ScoredPlan(recuts, robot, server, makespan, joules)
 
-    def plan(self, scored: Scored, bandwidth: float) -> Plan:
+    def make_plan(self, scored: ScoredPlan, bandwidth: float) -> SplitPlan:
         """Return the finished plan for one bandwidth, codecs chosen."""
-        plan = complete(self.located, scored.robot, scored.server, identity=self.identity)
+        plan = complete_plan(self.located, scored.robot, scored.server, identity=self.identity)
         if not self.codecs:
             return plan
         choose = self.model.best_codec
@@ -140,48 +142,48 @@ class Space:
             replace(t, codec=choose(t.value, t.high - t.low, t.sender, bandwidth)) for t in plan.transfers
         ))  # fmt: skip
 
-    def ranges(self, recuts: Recuts) -> Tuple[Dict[int, Range], Dict[int, Range]]:
+    def split_ranges(self, recuts: Recuts) -> Tuple[Dict[int, Range], Dict[int, Range]]:
         """Return the rows that each side computes."""
         tail_on_robot = not recuts or recuts[-1].position < self.last or recuts[-1].fraction >= 0.5
-        active = self._active(recuts)
-        handed: Set[int] = set()
-        kept: Dict[int, Recut] = {}
+        active = self._active_recuts(recuts)
+        sent: Set[int] = set()
+        fixed_shares: Dict[int, Recut] = {}
         for before, recut in zip([-1, *(recut.position for recut in recuts)], recuts):
-            if recut.handed:
-                handed.update(range(before + 1, recut.position + 1))
-            if recut.kept:
-                kept.update(dict.fromkeys(range(before + 1, recut.position + 1), recut))
+            if recut.sent:
+                sent.update(range(before + 1, recut.position + 1))
+            if recut.fixed_share:
+                fixed_shares.update(dict.fromkeys(range(before + 1, recut.position + 1), recut))
 
-        def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
-            low, high = union(robot, server)
+        def decide_rows(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
+            low, high = unite_rows(robot, server)
             recut = active.get(index)
             if self.located.operators[index].kind is Locality.GLOBAL:
                 if recut is not None:
-                    here = recut.fraction >= 0.5
+                    on_robot = recut.fraction >= 0.5
                 else:
-                    here = robot[0] < robot[1] and (server[0] >= server[1] or tail_on_robot)
-                return ((low, high), EMPTY) if here else (EMPTY, (low, high))
-            if index in kept and index != kept[index].position:
-                mine = self.kept(index, kept[index].fraction, kept[index].flipped, server)
-                lacking = remainder(server, mine)
-                return (union(robot, lacking) if lacking[0] < lacking[1] else robot), mine
+                    on_robot = robot[0] < robot[1] and (server[0] >= server[1] or tail_on_robot)
+                return ((low, high), EMPTY) if on_robot else (EMPTY, (low, high))
+            if index in fixed_shares and index != fixed_shares[index].position:
+                mine = self.share_rows(index, fixed_shares[index].fraction, fixed_shares[index].flipped, server)
+                missing = uncovered_rows(server, mine)
+                return (unite_rows(robot, missing) if missing[0] < missing[1] else robot), mine
             if recut is None:
-                return (robot, remainder(server, robot)) if index in handed else (robot, server)
+                return (robot, uncovered_rows(server, robot)) if index in sent else (robot, server)
             share = round(recut.fraction * (high - low))
             if recut.flipped:
                 return (high - share, high), (low, high - share)
             return (low, low + share), (low + share, high)
 
-        return backward(self.located, decide)
+        return decide_backward(self.located, decide_rows)
 
-    def kept(self, index: int, fraction: float, flipped: bool, rows: Range) -> Range:
+    def share_rows(self, index: int, fraction: float, flipped: bool, rows: Range) -> Range:
         """Return those of ``rows`` in the server's share, if the robot has ``fraction`` of all rows."""
         length = self.located.operators[index].length
         cut = int(fraction * length + 1e-9)
         low, high = (rows[0], min(rows[1], length - cut)) if flipped else (max(rows[0], cut), rows[1])
         return (low, high) if low < high else EMPTY
 
-    def positions(self, most: int = 24, largest: float = 4.0) -> List[int]:
+    def find_positions(self, most: int = 24, largest: float = 4.0) -> List[int]:
         """Operators behind which little is handed on: candidates for recuts, ascending.
 
         Of neighbours that hand on as many bytes, the last; of each of ``most`` equal stretches of computation, the one
@@ -213,27 +215,27 @@ class Space:
         """Return for each operator p the bytes of values made up to p (the input included) and used behind p."""
         changes = np.zeros(len(self.located.operators) + 1)
         producer = self.located.producer
-        for number, reach in self._reach.items():
+        for number, last_use in self._last_uses.items():
             if number in self.located.free:
                 continue
             start = producer.get(number, 0)
             size = self.located.nbytes(number)
-            if reach > start:
+            if last_use > start:
                 changes[start] += size
-                changes[min(reach, len(self.located.operators))] -= size
+                changes[min(last_use, len(self.located.operators))] -= size
         total: Array = np.cumsum(changes)[:-1]
         return total
 
-    def _last_consumers(self) -> Dict[int, int]:
-        reach = dict.fromkeys(self.located.sequence.values, -1)
+    def _find_last_uses(self) -> Dict[int, int]:
+        last_uses = dict.fromkeys(self.located.sequence.values, -1)
         for number, users in self.located.sequence.consumer_indices().items():
             if users:
-                reach[number] = users[-1]
+                last_uses[number] = users[-1]
         for number in self.located.sequence.retained_ids():
-            reach[number] = len(self.located.operators)
-        return reach
+            last_uses[number] = len(self.located.operators)
+        return last_uses
 
-    def _active(self, recuts: Recuts) -> Mapping[int, Recut]:
+    def _active_recuts(self, recuts: Recuts) -> Mapping[int, Recut]:
         """Return operator -> its recut, for those with a value that crosses one."""
         active: Dict[int, Recut] = {}
         if not recuts:
@@ -245,11 +247,11 @@ class Space:
                 slot += 1
             if slot == len(ordered):
                 break
-            if any(self._reach[number] > ordered[slot].position for number in self.located.made_by[index]):
+            if any(self._last_uses[number] > ordered[slot].position for number in self.located.made_by[index]):
                 active[index] = ordered[slot]
         return active
 
-    def _payload(self, number: int, rows: int, sender: Side) -> Payload:
+    def _payload_for(self, number: int, rows: int, sender: Side) -> Payload:
         """Return the payload as arrays over the bandwidths, with the best codec at each; cached."""
         key = (number, rows, sender)
         if key not in self._payloads:
@@ -259,38 +261,44 @@ class Space:
     def _best_payload(self, number: int, rows: int, sender: Side) -> Payload:
         options = (RAW, *self.model.codecs.get(number, ())) if self.codecs else (RAW,)
         if len(options) == 1:
-            return self.model.payload(number, rows, sender, RAW.name)
-        found = [self.model.payload(number, rows, sender, option.name) for option in options]
+            return self.model.make_payload(number, rows, sender, RAW.name)
+        payloads = [self.model.make_payload(number, rows, sender, option.name) for option in options]
         factor = 1.0 if sender is Side.ROBOT else self.model.link.down_factor
-        times = np.array([payload.alone_s(self.bandwidths * factor) for payload in found])
+        times = np.array([payload.idle_link_s(self.bandwidths * factor) for payload in payloads])
         best = times.argmin(axis=0)
 
-        def take(name: str) -> Array:
-            values = np.array([getattr(payload, name) for payload in found], dtype=float)
+        def select_best(name: str) -> Array:
+            values = np.array([getattr(payload, name) for payload in payloads], dtype=float)
             return np.asarray(values[best])
 
-        return Payload(take("raw_bytes"), take("coded_bytes"), take("encode_s"), take("decode_s"), take("pieces"))
+        return Payload(
+            select_best("raw_bytes"),
+            select_best("coded_bytes"),
+            select_best("encode_s"),
+            select_best("decode_s"),
+            select_best("pieces"),
+        )
 
 
-def remainder(rows: Range, other: Range) -> Range:
+def uncovered_rows(rows: Range, other: Range) -> Range:
     """Return ``rows`` that ``other`` does not cover; all of them if two stretches would remain."""
     low = other[1] if other[0] <= rows[0] < other[1] else rows[0]
     high = other[0] if other[0] < rows[1] <= other[1] else rows[1]
     return (low, high) if low < high else EMPTY
 
 
-def best_of(scored: Sequence[Scored], objective: Objective, bin_index: int) -> Scored:
+def choose_best(scored: Sequence[ScoredPlan], objective: Objective, bin_index: int) -> ScoredPlan:
     """Return the best plan of a list at one bandwidth; the earlier one on a tie."""
-    costs = [objective.cost(float(s.makespan_s[bin_index]), float(s.energy_j[bin_index])) for s in scored]
+    costs = [objective.compute_cost(float(s.makespan_s[bin_index]), float(s.energy_j[bin_index])) for s in scored]
     return scored[int(np.argmin(costs))]
 
 
-def insert(recuts: Recuts, recut: Recut) -> Recuts:
+def insert_recut(recuts: Recuts, recut: Recut) -> Recuts:
     """Return ``recuts`` with one more, replacing any at the same position."""
     return tuple(sorted([*(r for r in recuts if r.position != recut.position), recut]))
 
 
-def without(recuts: Recuts, index: int) -> Recuts:
+def remove_recut(recuts: Recuts, index: int) -> Recuts:
     """Return ``recuts`` except the one at ``index``."""
     return recuts[:index] + recuts[index + 1 :]
 

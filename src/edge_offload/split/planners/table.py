@@ -26,19 +26,28 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.split.model.check import check
+from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.plan import Plan
+from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.planners.mincut import layer_partition
-from edge_offload.split.planners.replicated import Search, one_input
-from edge_offload.split.planners.shares import refine
-from edge_offload.split.planners.space import Recut, Recuts, Scored, Space, best_of, fraction_grid, insert, without
+from edge_offload.split.planners.replicated import ReplicatedSearch, has_one_input
+from edge_offload.split.planners.shares import refine_rows
+from edge_offload.split.planners.space import (
+    Recut,
+    Recuts,
+    ScoredPlan,
+    Space,
+    choose_best,
+    fraction_grid,
+    insert_recut,
+    remove_recut,
+)
 
-WORTHWHILE = 0.01
+LEAST_GAIN = 0.01
 """Relative gain below which the search of replicated splits does not look for better ones."""
 
-Choice = List[Scored]
+Choice = List[ScoredPlan]
 """One scored plan per bandwidth of the space."""
 Method = Callable[[Space, Objective, "Effort"], Choice]
 
@@ -72,21 +81,21 @@ class PlanTable:
 
     planner: str
     bandwidths: Tuple[float, ...]
-    plans: Tuple[Plan, ...]
+    plans: Tuple[SplitPlan, ...]
     predicted_s: Tuple[float, ...]
     predicted_j: Tuple[float, ...]
 
-    def index(self, bandwidth: float) -> int:
+    def find_index(self, bandwidth: float) -> int:
         """Return the index of the entry for a measured bandwidth."""
         return max(int(np.searchsorted(self.bandwidths, bandwidth, side="right")) - 1, 0)
 
-    def look_up(self, bandwidth: float) -> Plan:
+    def plan_at(self, bandwidth: float) -> SplitPlan:
         """Return the plan for a measured bandwidth."""
-        return self.plans[self.index(bandwidth)]
+        return self.plans[self.find_index(bandwidth)]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PredictedPlan:
     """A plan and what is known about it.
 
     Attributes:
@@ -95,7 +104,7 @@ class Planned:
         certified_gap: at most cost / cost of the best replicated split - 1; ``None`` if it was not asked for.
     """
 
-    plan: Plan
+    plan: SplitPlan
     predicted_s: float
     predicted_j: float
     certified_gap: Optional[float] = None
@@ -115,38 +124,43 @@ class Planner:
     effort: Effort = field(default_factory=Effort)
     codecs: bool = True
 
-    def table(self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None) -> PlanTable:
+    def make_table(
+        self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None
+    ) -> PlanTable:
         """Return a plan for every bandwidth (bytes per second, ascending); ``model`` has sequence, profile and link."""
         return plan_table(Space(model, bandwidths, self.codecs), self.name, objective, self.effort)
 
-    def plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> Planned:
+    def make_plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> PredictedPlan:
         """Return the plan for one bandwidth."""
-        table = self.table(model, [bandwidth], objective)
-        return Planned(table.plans[0], table.predicted_s[0], table.predicted_j[0])
+        table = self.make_table(model, [bandwidth], objective)
+        return PredictedPlan(table.plans[0], table.predicted_s[0], table.predicted_j[0])
 
 
 def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Plan without the link."""
     del objective, effort
-    return [space.score(space.device_only)] * len(space.bandwidths)
+    return [space.score_recuts(space.device_only)] * len(space.bandwidths)
 
 
 def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Plan with the input up and the results down."""
     del objective, effort
-    return [space.score(space.server_only)] * len(space.bandwidths)
+    return [space.score_recuts(space.server_only)] * len(space.bandwidths)
 
 
 def dsccs(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Find the optimal layer partition, re-scored by the event simulation; never worse than the two extremes."""
     del effort
-    cuts = [space.score(space.device_only), space.score(space.server_only)]
-    cuts += [space.score(insert(space.server_only, Recut(p, 1.0))) for p in space.positions(most=32, largest=1.01)]
+    cuts = [space.score_recuts(space.device_only), space.score_recuts(space.server_only)]
+    cuts += [
+        space.score_recuts(insert_recut(space.server_only, Recut(p, 1.0)))
+        for p in space.find_positions(most=32, largest=1.01)
+    ]
     chosen = []
     for index in range(len(space.bandwidths)):
         cut = layer_partition(space, index, objective)
         cuts.append(cut)
-        chosen.append(best_of(cuts, objective, index))
+        chosen.append(choose_best(cuts, objective, index))
     return chosen
 
 
@@ -159,43 +173,43 @@ def spso_ga(space: Space, objective: Objective, effort: Effort) -> Choice:
     """
     goal = objective if objective.kind == "deadline" else Objective("deadline", deadline_s=objective.deadline_s)
     chooser = random.Random(effort.seed)
-    positions = sorted({*space.positions(most=10, largest=1.01), space.last})
+    positions = sorted({*space.find_positions(most=10, largest=1.01), space.last})
     seeds: List[Tuple[int, ...]] = [(1,) * len(positions), (0,) * len(positions)]
     seeds += [(1,) * k + (0,) * (len(positions) - k) for k in range(1, len(positions))]
     while len(seeds) < 16:
         seeds.append(tuple(chooser.randint(0, 1) for _ in positions))
 
-    def score(places: Tuple[int, ...]) -> Scored:
-        return space.score(_segments(places, positions, space.last))
+    def score_places(places: Tuple[int, ...]) -> ScoredPlan:
+        return space.score_recuts(_place_segments(places, positions, space.last))
 
     chosen = []
     for index in range(len(space.bandwidths)):
 
-        def cost(places: Tuple[int, ...], at: int = index) -> float:
-            found = score(places)
-            return goal.cost(float(found.makespan_s[at]), float(found.energy_j[at]))
+        def cost_of(places: Tuple[int, ...], at: int = index) -> float:
+            found = score_places(places)
+            return goal.compute_cost(float(found.makespan_s[at]), float(found.energy_j[at]))
 
-        swarm, own = list(seeds), list(seeds)
-        best = min(swarm, key=cost)
+        swarm, personal_best = list(seeds), list(seeds)
+        best = min(swarm, key=cost_of)
         for generation in range(10):
             for k, places in enumerate(swarm):
                 agreement = sum(a == b for a, b in zip(places, best)) / len(best)
                 if chooser.random() < 0.9 - 0.5 * generation / 10 * agreement:
                     at = chooser.randrange(len(places))
                     places = (*places[:at], 1 - places[at], *places[at + 1 :])
-                for guide in (own[k], best):
+                for guide in (personal_best[k], best):
                     if chooser.random() < 0.5:
                         low, high = sorted((chooser.randrange(len(places) + 1), chooser.randrange(len(places) + 1)))
                         places = (*places[:low], *guide[low:high], *places[high:])
                 swarm[k] = places
-                if cost(places) < cost(own[k]):
-                    own[k] = places
-            best = min([best, *own], key=cost)
-        chosen.append(score(best))
+                if cost_of(places) < cost_of(personal_best[k]):
+                    personal_best[k] = places
+            best = min([best, *personal_best], key=cost_of)
+        chosen.append(score_places(best))
     return chosen
 
 
-def _segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
+def _place_segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
     """Return recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
     recuts: List[Recut] = []
     for k, position in enumerate(positions):
@@ -213,35 +227,35 @@ def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
     A gene of at least 0.5 + 0.5 x is the fraction x at its anchor, anything smaller leaves the anchor alone.
     """
     chooser = np.random.default_rng(effort.seed)
-    anchors = space.positions(most=6)
+    anchors = space.find_positions(most=6)
     if not anchors:
         return dsccs(space, objective, effort)
-    baselines = _baselines(space, objective, effort)
-    stop = _Stop(space, effort)
+    baselines = _baseline_plans(space, objective, effort)
+    stop = _Budget(space, effort)
 
-    def decode(genes: Array) -> Recuts:
+    def decode_genes(genes: Array) -> Recuts:
         recuts = space.server_only
         for anchor, gene in zip(anchors, genes):
             if gene >= 0.5:
-                recuts = insert(recuts, Recut(anchor, round(float(gene - 0.5) * 16) / 8))
+                recuts = insert_recut(recuts, Recut(anchor, round(float(gene - 0.5) * 16) / 8))
         return recuts
 
     size = max(8, 2 * len(anchors))
     population = chooser.random((size, len(anchors)))
-    seen: List[Scored] = [space.score(decode(genes)) for genes in population]
-    every = [choice for pair in zip(*baselines) for choice in pair] + seen
+    seen: List[ScoredPlan] = [space.score_recuts(decode_genes(genes)) for genes in population]
+    candidates = [choice for pair in zip(*baselines) for choice in pair] + seen
     while not stop():
-        at = int(chooser.integers(len(space.bandwidths)))  # each trial is judged at one bandwidth, kept for all
+        judged = int(chooser.integers(len(space.bandwidths)))  # each trial is judged at one bandwidth, kept for all
         for k in range(size):
             if stop():
                 break
             a, b, c = population[chooser.choice(size, 3, replace=False)]
             trial = np.clip(np.where(chooser.random(len(anchors)) < 0.8, a + 0.6 * (b - c), population[k]), 0.0, 1.0)
-            scored = space.score(decode(trial))
-            every.append(scored)
-            if _cost(objective, scored, at) <= _cost(objective, seen[k], at):
+            scored = space.score_recuts(decode_genes(trial))
+            candidates.append(scored)
+            if _cost_of(objective, scored, judged) <= _cost_of(objective, seen[k], judged):
                 population[k], seen[k] = trial, scored
-    return [best_of(every, objective, index) for index in range(len(space.bandwidths))]
+    return [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
@@ -252,89 +266,95 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
     goes. The last quarter of the time moves the server's rows, operator by operator.
     """
-    until = time.monotonic() + effort.seconds
-    best = _recut(space, objective, replace(effort, seconds=0.75 * effort.seconds))
+    end_s = time.monotonic() + effort.seconds
+    best = _search_recuts(space, objective, replace(effort, seconds=0.75 * effort.seconds))
     chooser = random.Random(effort.seed)
-    return refine(space, objective, best, effort.evaluations, chooser, lambda: time.monotonic() >= until)
+    return refine_rows(space, objective, best, effort.evaluations, chooser, lambda: time.monotonic() >= end_s)
 
 
-def _recut(space: Space, objective: Objective, effort: Effort) -> Choice:
+def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Search lists of recuts for :func:`loss_beam`."""
-    stop = _Stop(space, effort)
-    every: List[Scored] = [scored for choice in _baselines(space, objective, effort) for scored in choice]
-    every += loss_de(space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3))
-    best = [best_of(every, objective, index) for index in range(len(space.bandwidths))]
-    positions = space.positions()
+    stop = _Budget(space, effort)
+    candidates: List[ScoredPlan] = [scored for choice in _baseline_plans(space, objective, effort) for scored in choice]
+    candidates += loss_de(
+        space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3)
+    )
+    best = [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
+    positions = space.find_positions()
     for tail in (space.server_only, space.device_only):
         for fraction in (0.5, 0.25, 0.75):
             for position in positions:
                 if stop():
                     return best
-                _keep(best, space.score(insert(tail, Recut(position, fraction))), objective)
-    best = _neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
-    if one_input(space.located):
-        costs = np.array([_cost(objective, scored, index) for index, scored in enumerate(best)])
-        Search(space, objective, costs * (1.0 - WORTHWHILE), lambda scored: _keep(best, scored, objective), stop).run()
+                _store_better(best, space.score_recuts(insert_recut(tail, Recut(position, fraction))), objective)
+    best = _search_neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
+    if has_one_input(space.located):
+        costs = np.array([_cost_of(objective, scored, index) for index, scored in enumerate(best)])
+        ReplicatedSearch(
+            space, objective, costs * (1.0 - LEAST_GAIN), lambda scored: _store_better(best, scored, objective), stop
+        ).run_search()
     return best
 
 
-def _neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
+def _search_neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
                     stop: Callable[[], bool], chooser: random.Random) -> Choice:  # fmt: skip
     fruitless = 0
     tried = 0
     while not stop() and fruitless < 12 * len(best) and positions:
         index = tried % len(best)
         tried += 1
-        recuts = _moved(space, best[index].recuts, positions, chooser)
+        recuts = _move_recut(space, best[index].recuts, positions, chooser)
         if recuts is None:
             fruitless += 1
             continue
-        fruitless = 0 if _keep(best, space.score(recuts), objective) else fruitless + 1
+        fruitless = 0 if _store_better(best, space.score_recuts(recuts), objective) else fruitless + 1
     return best
 
 
-def _moved(space: Space, recuts: Recuts, positions: Sequence[int], chooser: random.Random) -> Optional[Recuts]:
+def _move_recut(space: Space, recuts: Recuts, positions: Sequence[int], chooser: random.Random) -> Optional[Recuts]:
     """Return a neighbour: shift a recut's fraction or position, flip it, drop it, or add one."""
     inner = [k for k, recut in enumerate(recuts) if recut.position in positions]
     move = chooser.choice(["fraction", "fraction", "position", "add", "drop", "flip", "tail"])
     if move == "add" or not inner:
-        return insert(recuts, Recut(chooser.choice(list(positions)), chooser.choice([*fraction_grid(), 1.0, 0.0])))
+        return insert_recut(
+            recuts, Recut(chooser.choice(list(positions)), chooser.choice([*fraction_grid(), 1.0, 0.0]))
+        )
     k = chooser.choice(inner)
     recut = recuts[k]
-    rest = without(recuts, k)
+    others = remove_recut(recuts, k)
     if move == "drop":
-        return rest if rest != space.device_only else None
+        return others if others != space.device_only else None
     if move == "fraction":
         step = chooser.choice([-0.125, -0.0625, -0.03125, 0.03125, 0.0625, 0.125])
-        return insert(rest, replace(recut, fraction=min(max(recut.fraction + step, 0.0), 1.0)))
+        return insert_recut(others, replace(recut, fraction=min(max(recut.fraction + step, 0.0), 1.0)))
     if move == "flip":
-        return insert(rest, replace(recut, flipped=not recut.flipped))
+        return insert_recut(others, replace(recut, flipped=not recut.flipped))
     if move == "tail":
         ends = recuts[-1].position == space.last
-        return recuts[:-1] if ends and len(recuts) > 1 else insert(recuts, Recut(space.last, 0.0))
+        return recuts[:-1] if ends and len(recuts) > 1 else insert_recut(recuts, Recut(space.last, 0.0))
     near = sorted(positions, key=lambda position: abs(position - recut.position))[1:5]
-    return insert(rest, replace(recut, position=chooser.choice(near))) if near else None
+    return insert_recut(others, replace(recut, position=chooser.choice(near))) if near else None
 
 
-def _keep(best: Choice, scored: Scored, objective: Objective) -> bool:
+def _store_better(best: Choice, scored: ScoredPlan, objective: Objective) -> bool:
     """Store ``scored`` at every bandwidth where it is better; return True if there was one."""
     improved = False
-    for index, known in enumerate(best):
-        if _cost(objective, scored, index) < _cost(objective, known, index) - 1e-12:
+    for index, present in enumerate(best):
+        if _cost_of(objective, scored, index) < _cost_of(objective, present, index) - 1e-12:
             best[index] = scored
             improved = True
     return improved
 
 
-def _baselines(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
+def _baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
     return [planner(space, objective, effort) for planner in (device_only, server_only, dsccs)]
 
 
-def _cost(objective: Objective, scored: Scored, index: int) -> float:
-    return objective.cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
+def _cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
+    return objective.compute_cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
 
 
-class _Stop:
+class _Budget:
     """True once the budget is spent.
 
     Plans that are only met again count a tenth, so that a search of a small space ends.
@@ -342,14 +362,14 @@ class _Stop:
 
     def __init__(self, space: Space, effort: Effort) -> None:
         self.space = space
-        self.until = time.monotonic() + effort.seconds
-        self.most = space.evaluated + effort.evaluations
-        self.asked, self.patience = 0, 10 * effort.evaluations
+        self.end_s = time.monotonic() + effort.seconds
+        self.most_evaluations = space.evaluated_count + effort.evaluations
+        self.checks, self.most_checks = 0, 10 * effort.evaluations
 
     def __call__(self) -> bool:
-        self.asked += 1
-        spent = self.space.evaluated >= self.most or self.asked >= self.patience
-        return spent or time.monotonic() >= self.until
+        self.checks += 1
+        spent = self.space.evaluated_count >= self.most_evaluations or self.checks >= self.most_checks
+        return spent or time.monotonic() >= self.end_s
 
 
 PLANNERS: Dict[str, Method] = {
@@ -360,14 +380,14 @@ PLANNERS: Dict[str, Method] = {
     "loss_de": loss_de,
     "loss_beam": loss_beam,
 }
-DEFAULT = "loss_beam"
+DEFAULT_PLANNER = "loss_beam"
 #: Makespans within this share count as equal: of such plans the one of least energy is taken (bench papers).
-EQUAL = 0.01
+EQUAL_SHARE = 0.01
 #: Who finds the best plan that divides no operator, the two extremes included.
-UNDIVIDED = "dsccs"
+UNDIVIDED_PLANNER = "dsccs"
 
 
-def plan_table(space: Space, planner: str = DEFAULT, objective: Optional[Objective] = None,
+def plan_table(space: Space, planner: str = DEFAULT_PLANNER, objective: Optional[Objective] = None,
                effort: Optional[Effort] = None) -> PlanTable:  # fmt: skip
     """Return one checked plan per bandwidth of ``space``.
 
@@ -379,15 +399,15 @@ def plan_table(space: Space, planner: str = DEFAULT, objective: Optional[Objecti
         raise BadInput(f"unknown planner {planner!r}", remedy=f"use one of: {', '.join(PLANNERS)}")
     objective = objective or Objective()
     choice = PLANNERS[planner](space, objective, effort or Effort())
-    if planner == DEFAULT and objective.kind == "latency":  # the others choose as published
-        choice = space.least_energy(choice, EQUAL)
-    plans: List[Plan] = []
+    if planner == DEFAULT_PLANNER and objective.kind == "latency":  # the others choose as published
+        choice = space.least_energy(choice, EQUAL_SHARE)
+    plans: List[SplitPlan] = []
     proven: Set[Tuple[Any, ...]] = set()
     for index, (scored, bandwidth) in enumerate(zip(choice, space.bandwidths)):
-        plan = space.plan(scored, float(bandwidth))
+        plan = space.make_plan(scored, float(bandwidth))
         shape = (plan.robot, plan.server, tuple((t.value, t.low, t.high, t.sender) for t in plan.transfers))
         if shape not in proven:  # codecs aside, neighbouring bandwidths mostly share a plan
-            check(plan, space.located, space.identity)
+            check_plan(plan, space.located, space.identity)
             proven.add(shape)
         plans.append(plan.with_about(planner=planner, objective=objective.kind, bandwidth=float(bandwidth),
                                      makespan_s=float(scored.makespan_s[index]),

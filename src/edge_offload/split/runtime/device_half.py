@@ -33,72 +33,72 @@ class DeviceHalf(PieceHalf):
         super().__init__(located, shared, gathered, lanes.device)
         self._lanes = lanes
         self._writable: Dict[int, Any] = {}
-        self._behind: List[Any] = []
-        self._came: Dict[int, List[Any]] = {}
+        self._pending: List[Any] = []
+        self._arrivals: Dict[int, List[Any]] = {}
         self._blocks: List[Tuple[Any, Any]] = []
-        self._known = 0
+        self._synchronised = 0
 
-    def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
+    def take_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """Start copying the rows to the device."""
         with gpu_failures():
             if number in self._gathered:
-                start, buffer = self._buffer(number, tensor)
+                start, buffer = self._buffer_for(number, tensor)
                 axis = self.located.axes[number]
-                to = buffer.narrow(axis, low - start, tensor.shape[axis])
+                target = buffer.narrow(axis, low - start, tensor.shape[axis])
             else:
-                to, _ = self._lanes.allocate_rows(tensor.shape, tensor.dtype)
-            event = self._lanes.send_rows(tensor, to)
+                target, _ = self._lanes.allocate_rows(tensor.shape, tensor.dtype)
+            event = self._lanes.send_rows(tensor, target)
         with self._lock:
-            self._behind.append(event)
-            self._came.setdefault(number, []).append(event)
+            self._pending.append(event)
+            self._arrivals.setdefault(number, []).append(event)
         if number in self._gathered:
-            self._note(number, low, tensor)
+            self._record_rows(number, low, tensor)
         else:
-            super().store_rows(number, low, to)
+            super().store_rows(number, low, target)
 
     def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """Add rows while a block is computed."""
         if number in self._gathered:
-            self._buffer(number, tensor)
+            self._buffer_for(number, tensor)
             with self._lanes.compute_after([self._writable[number]]):
                 super().store_rows(number, low, tensor)
         else:
             super().store_rows(number, low, tensor)
 
-    def _room(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        made, self._writable[number] = self._lanes.allocate_rows(shape, dtype)
-        return made
+    def _allocate(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        buffer, self._writable[number] = self._lanes.allocate_rows(shape, dtype)
+        return buffer
 
-    def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
+    def run_block(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
         """Launch a block, and return before it is done."""
         with self._lock:
-            behind, self._behind = self._behind, []
-        with gpu_failures(), self._lanes.compute_after(behind):
-            began = self._lanes.record_mark()
+            pending, self._pending = self._pending, []
+        with gpu_failures(), self._lanes.compute_after(pending):
+            started = self._lanes.record_mark()
             self.run(steps, unused)
-            self._blocks.append((began, self._lanes.record_mark()))
+            self._blocks.append((started, self._lanes.record_mark()))
 
-    def catch_up(self) -> None:
+    def wait_blocks(self) -> None:
         """Wait for all blocks."""
         with gpu_failures():
             self._blocks[-1][1].synchronize()
-        self._known = len(self._blocks)
+        self._synchronised = len(self._blocks)
 
-    def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
+    def fetch_rows(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
         """Copy rows to the host, behind the blocks that make them."""
 
-        def rows() -> torch.Tensor:
+        def read_rows() -> torch.Tensor:
             return self.rows(number, low, high) if number in self.located.axes else self.whole(number)
 
         with self._lock:
-            behind = list(self._came.get(number, ()))
+            events = list(self._arrivals.get(number, ()))
         if blocks:
-            behind.append(self._blocks[blocks - 1][1])
+            events.append(self._blocks[blocks - 1][1])
         with gpu_failures():
-            found = self._lanes.fetch_rows(rows, behind)
-        self._known = max(self._known, blocks)
-        return found
+            fetched = self._lanes.fetch_rows(read_rows, events)
+        self._synchronised = max(self._synchronised, blocks)
+        return fetched
 
-    def seconds(self) -> float:
+    def device_seconds(self) -> float:
         """Return seconds of the blocks that were waited for."""
-        return float(sum(began.elapsed_time(ended) for began, ended in self._blocks[: self._known])) / 1e3
+        return float(sum(started.elapsed_time(ended) for started, ended in self._blocks[: self._synchronised])) / 1e3

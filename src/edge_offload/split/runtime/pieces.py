@@ -13,14 +13,14 @@ from edge_offload.link import codecs
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.cost import MAX_PIECES, PIECE_BYTES
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Transfer
-from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.model.plan import RowTransfer
+from edge_offload.split.runtime.progress import SplitProgress
 
 MAX_DYNAMIC_BYTES = 16 << 20
 """Of a value whose size only running tells."""
 
 
-def cut(located: LocalityMap, transfer: Transfer, piece_bytes: int = PIECE_BYTES) -> List[Range]:
+def cut_transfer(located: LocalityMap, transfer: RowTransfer, piece_bytes: int = PIECE_BYTES) -> List[Range]:
     """Return the rows of each piece, in order."""
     if transfer.value not in located.axes:
         return [(transfer.low, transfer.high)]
@@ -39,7 +39,9 @@ def encode_piece(tensor: torch.Tensor, codec: str) -> Tuple[List[Dict[str, Any]]
         return pack_tensors([tensor], "raw")
 
 
-def decode_piece(progress: Progress, body: Dict[str, Any], buffers: List[memoryview]) -> Tuple[int, int, torch.Tensor]:
+def decode_piece(
+    progress: SplitProgress, body: Dict[str, Any], buffers: List[memoryview]
+) -> Tuple[int, int, torch.Tensor]:
     """(transfer, first row, rows) of a message, checked against what is awaited before a byte is decoded.
 
     Raises:
@@ -48,12 +50,12 @@ def decode_piece(progress: Progress, body: Dict[str, Any], buffers: List[memoryv
     index, low, high = (body.get(key) for key in ("transfer", "low", "high"))
     if type(index) is not int or type(low) is not int or type(high) is not int:
         raise ProtocolError("a piece says its transfer and rows as whole numbers")
-    dtype, shape = progress.expect(index, low, high)
+    dtype, shape = progress.expect_rows(index, low, high)
     if DYNAMIC in shape:
         (tensor,) = unpack_tensors(body.get("tensors"), buffers, max_bytes=MAX_DYNAMIC_BYTES)
-        found = TensorSpec.of(tensor)
-        if found.dtype != dtype or len(found.shape) != len(shape):
-            raise ProtocolError(f"transfer {index} is {dtype} of {len(shape)} dimensions, and came as {found}")
+        spec_found = TensorSpec.of(tensor)
+        if spec_found.dtype != dtype or len(spec_found.shape) != len(shape):
+            raise ProtocolError(f"transfer {index} is {dtype} of {len(shape)} dimensions, and came as {spec_found}")
         return index, low, tensor
     spec = TensorSpec(dtype, shape)
     (tensor,) = unpack_tensors(body.get("tensors"), buffers, [spec], max(spec.nbytes, 1))

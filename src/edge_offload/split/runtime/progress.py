@@ -11,16 +11,16 @@ import torch
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.clocks import busy_clock
 from edge_offload.split.footprints.registry import Range
-from edge_offload.split.model.check import add, covers
+from edge_offload.split.model.check import add_rows, covers
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Side, Transfer
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.spans import Spans
+from edge_offload.split.model.plan import RowTransfer, Side
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.spans import ComputeSpans
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
-class Progress:
-    """Blocks of steps are run by one thread at a time (:meth:`compute`); pieces may arrive from any thread.
+class SplitProgress:
+    """Blocks of steps are run by one thread at a time (:meth:`compute_block`); pieces may arrive from any thread.
 
     Args:
         ready: the plan.
@@ -41,16 +41,16 @@ class Progress:
         located: LocalityMap,
         shared: Mapping[int, torch.Tensor],
         slowdown: float = 1.0,
-        place: Optional[Place] = None,
+        place: Optional[SplitDevice] = None,
     ) -> None:
         self.ready = ready
         self.side = side
         self.located = located
-        self.mine = ready.sides[side]
-        self.half = (place or Place()).half(ready, side, located, shared)
-        self._own_s = 0.0
-        self.spans = Spans()
-        self._given: Dict[int, torch.Tensor] = {}
+        self.side_plan = ready.sides[side]
+        self.half = (place or SplitDevice()).make_half(ready, side, located, shared)
+        self._computed_s = 0.0
+        self.spans = ComputeSpans()
+        self._host_values: Dict[int, torch.Tensor] = {}
         self.rows_computed = 0
         self._slowdown = slowdown
         self._slowed_s = 0.0
@@ -61,118 +61,120 @@ class Progress:
         self._changed = threading.Condition()
         self._failure: Optional[BaseException] = None
 
-    def transfer(self, index: int) -> Transfer:
+    def transfer_at(self, index: int) -> RowTransfer:
         """A transfer of the plan."""
         return self.ready.plan.transfers[index]
 
-    def expect(self, index: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:
+    def expect_rows(self, index: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:
         """Return dtype and shape of rows [low, high) of an incoming transfer.
 
         Raises:
             ProtocolError: they are not due: no such transfer, outside it, or here already.
         """
-        if index not in self.mine.receives:
+        if index not in self.side_plan.receives:
             raise ProtocolError(f"transfer {index} does not come this way")
-        transfer = self.transfer(index)
+        transfer = self.transfer_at(index)
         with self._changed:
             seen = self._pieces.get(index, [])
             if not transfer.low <= low < high <= transfer.high or any(a < high and low < b for a, b in seen):
                 raise ProtocolError(f"rows [{low}, {high}) of transfer {index} are not awaited")
         return shape_of(self.located, transfer.value, low, high)
 
-    def give(self, number: int, tensor: torch.Tensor) -> None:
+    def give_input(self, number: int, tensor: torch.Tensor) -> None:
         """Add an input of the sequence, on the host (the robot's side)."""
-        self._given[number] = tensor
-        if number in self.mine.reads:
-            self.half.take(number, 0, tensor)
+        self._host_values[number] = tensor
+        if number in self.side_plan.reads:
+            self.half.take_rows(number, 0, tensor)
 
-    def arrive(self, index: int, low: int, tensor: torch.Tensor) -> None:
+    def add_rows(self, index: int, low: int, tensor: torch.Tensor) -> None:
         """Add received rows of an incoming transfer, from ``low`` on."""
-        transfer = self.transfer(index)
+        transfer = self.transfer_at(index)
         axis = self.located.axes.get(transfer.value)
         high = low + (1 if axis is None else tensor.shape[axis])
         number = transfer.value
-        stays = number not in self.mine.reads and tuple(tensor.shape) == self.located.sequence.values[number].shape
+        stays = number not in self.side_plan.reads and tuple(tensor.shape) == self.located.sequence.values[number].shape
         with self._changed:
             if stays:  # a result that is there at once, which nothing here is computed from
-                self._given[number] = tensor
+                self._host_values[number] = tensor
             else:
-                self.half.take(number, low, tensor)
-            add(self._pieces, index, (low, high))
+                self.half.take_rows(number, low, tensor)
+            add_rows(self._pieces, index, (low, high))
             if covers(self._pieces[index], (transfer.low, transfer.high)):
                 self._arrived.add(index)
                 self._changed.notify_all()
 
-    def computable(self) -> bool:
+    def can_compute(self) -> bool:
         """True if the next block has all awaited rows."""
-        blocks = self.mine.blocks
+        blocks = self.side_plan.blocks
         return self._done < len(blocks) and self._arrived.issuperset(blocks[self._done].awaits)
 
     @torch.no_grad()
-    def compute(self) -> None:
+    def compute_block(self) -> None:
         """Run the next block, which must be computable."""
-        began, busy = time.monotonic(), busy_clock()
-        block = self.mine.blocks[self._done]
+        started, busy = time.monotonic(), busy_clock()
+        block = self.side_plan.blocks[self._done]
         places = slice(block.first, block.last + 1)
-        steps = self.ready.plan.steps(self.side)[places]
-        self.half.advance(steps, self.mine.dead[places])
+        steps = self.ready.plan.steps_of(self.side)[places]
+        self.half.run_block(steps, self.side_plan.dead[places])
         self.rows_computed += sum(step.high - step.low for step in steps)
         if self._slowdown > 1.0:
-            self.half.catch_up()
-            device_s = self.half.seconds()
+            self.half.wait_blocks()
+            device_s = self.half.device_seconds()
             busy_s = busy_clock() - busy if device_s is None else device_s - self._slowed_s
             time.sleep((self._slowdown - 1.0) * busy_s)
             self._slowed_s = device_s or 0.0
-        self._own_s += time.monotonic() - began
-        self.spans.add(began)
+        self._computed_s += time.monotonic() - started
+        self.spans.add_span(started)
         with self._changed:
             self._done += 1
 
-    def sendable(self) -> List[int]:
+    def take_sendable(self) -> List[int]:
         """Return transfers that may leave now, in order; each is named once."""
-        found: List[int] = []
+        ready: List[int] = []
         with self._changed:
-            while self._sent < len(self.mine.sends):
-                index = self.mine.sends[self._sent]
-                blocks, brought = self.ready.compiled.after[index]
-                if self._done < blocks or not self._arrived.issuperset(brought):
+            while self._sent < len(self.side_plan.sends):
+                index = self.side_plan.sends[self._sent]
+                blocks, awaited = self.ready.compiled.after[index]
+                if self._done < blocks or not self._arrived.issuperset(awaited):
                     break
-                found.append(index)
+                ready.append(index)
                 self._sent += 1
-        return found
+        return ready
 
-    def payload(self, index: int, low: int, high: int) -> torch.Tensor:
+    def read_payload(self, index: int, low: int, high: int) -> torch.Tensor:
         """Return rows [low, high) of an outgoing transfer on the host."""
-        number = self.transfer(index).value
-        given = self._given.get(number)
-        if given is None:
-            return self.half.fetch(number, low, high, self.ready.compiled.after[index][0])
+        number = self.transfer_at(index).value
+        on_host = self._host_values.get(number)
+        if on_host is None:
+            return self.half.fetch_rows(number, low, high, self.ready.compiled.after[index][0])
         axis = self.located.axes.get(number)
-        return given if axis is None else given.narrow(axis, low, high - low)
+        return on_host if axis is None else on_host.narrow(axis, low, high - low)
 
     @property
     def compute_s(self) -> float:
         """Seconds of own steps; on a GPU, of those that were waited for."""
-        device_s = self.half.seconds()
-        return self._own_s if device_s is None else device_s * self._slowdown
+        device_s = self.half.device_seconds()
+        return self._computed_s if device_s is None else device_s * self._slowdown
 
     @property
-    def computed(self) -> bool:
+    def all_computed(self) -> bool:
         """True if all own steps are done."""
-        return self._done == len(self.mine.blocks)
+        return self._done == len(self.side_plan.blocks)
 
     @property
-    def finished(self) -> bool:
+    def has_results(self) -> bool:
         """True if the results are present (the robot's side)."""
-        return self.computed and self._arrived.issuperset(self.ready.compiled.results)
+        return self.all_computed and self._arrived.issuperset(self.ready.compiled.results)
 
-    def results(self) -> Tuple[torch.Tensor, ...]:
+    def read_results(self) -> Tuple[torch.Tensor, ...]:
         """Return the outputs (the robot's side, when finished)."""
-        return tuple(self._result(number) for number in self.located.sequence.outputs)
+        return tuple(self._read_result(number) for number in self.located.sequence.outputs)
 
-    def _result(self, number: int) -> torch.Tensor:
-        given = self._given.get(number)
-        return self.half.fetch(number, 0, self.located.length(number), self._done) if given is None else given
+    def _read_result(self, number: int) -> torch.Tensor:
+        on_host = self._host_values.get(number)
+        return (
+            self.half.fetch_rows(number, 0, self.located.count_rows(number), self._done) if on_host is None else on_host
+        )
 
     def fail(self, error: BaseException) -> None:
         """Record a failure, which ends all waits; the first one counts."""
@@ -185,14 +187,14 @@ class Progress:
         """First failure, or None."""
         return self._failure
 
-    def wait(self, until_s: float, enough: Callable[[], bool]) -> bool:
+    def wait_until(self, until_s: float, enough: Callable[[], bool]) -> bool:
         """Wait until ``enough``, or a failure, which is raised; False at ``until_s`` (monotonic)."""
         with self._changed:
             while self._failure is None and not enough():
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
+                remaining_s = until_s - time.monotonic()
+                if remaining_s <= 0:
                     return False
-                self._changed.wait(left_s)
+                self._changed.wait(remaining_s)
         if self._failure is not None:
             raise self._failure
         return True

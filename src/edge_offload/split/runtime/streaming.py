@@ -12,20 +12,20 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from edge_offload.split.model.check import BadPlan, check
+from edge_offload.split.model.check import BadPlan, check_plan
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Plan, Side, Step, Transfer
-from edge_offload.split.model.simulate import compile_plan, sweep
+from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
+from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
 
-WAVES = (2, 4)
-DEPTHS = (6, 24, 80)
-WORTHWHILE = 0.15
+WAVE_COUNTS = (2, 4)
+STEP_DEPTHS = (6, 24, 80)
+LEAST_GAIN = 0.15
 """Expected gain below which a plan stays whole: rows in waves are gathered and read in slices, which costs leave out
 (measured: a quarter to a half more time)."""
 
 
-def stream(plan: Plan, located: LocalityMap, waves: int, depth: int) -> Plan:
+def stream_plan(plan: SplitPlan, located: LocalityMap, waves: int, depth: int) -> SplitPlan:
     """``plan`` with the first input transfer in ``waves`` parts, and the first ``depth`` steps behind it likewise.
 
     The plan as it is, where its input does not travel, has too few rows, or the steps are not local; or where waves
@@ -42,72 +42,76 @@ def stream(plan: Plan, located: LocalityMap, waves: int, depth: int) -> Plan:
     if size < 4 * waves:
         return plan
     edges = [transfer.low + size * k // waves for k in range(waves + 1)]
-    early, late = _early(plan, located, transfer, depth)
+    early, late = _early_steps(plan, located, transfer, depth)
     if not early:
         return plan
-    order: List[Step] = []
-    done: Dict[int, int] = {step.operator: step.low for step in early}
+    order: List[PlanStep] = []
+    finished: Dict[int, int] = {step.operator: step.low for step in early}
     limit = {step.operator: step.high for step in early}
-    reach: Dict[int, int] = {}
+    ends: Dict[int, int] = {}
     for edge in edges[1:]:
-        reach[transfer.value] = edge
+        ends[transfer.value] = edge
         for step in early:
-            upto = _upto(located, step.operator, done[step.operator], limit[step.operator], reach, edge == edges[-1])
-            if upto > done[step.operator]:
-                order.append(Step(step.operator, done[step.operator], upto))
-                done[step.operator] = upto
+            end = _last_row(
+                located, step.operator, finished[step.operator], limit[step.operator], ends, edge == edges[-1]
+            )
+            if end > finished[step.operator]:
+                order.append(PlanStep(step.operator, finished[step.operator], end))
+                finished[step.operator] = end
             for number in located.made_by[step.operator]:
-                reach[number] = done[step.operator]
-    parts = [Transfer(transfer.value, low, high, transfer.sender, transfer.codec)
+                ends[number] = finished[step.operator]
+    parts = [RowTransfer(transfer.value, low, high, transfer.sender, transfer.codec)
              for low, high in zip(edges, edges[1:])]  # fmt: skip
     transfers = (*plan.transfers[:place], *parts, *plan.transfers[place + 1 :])
-    found = replace(plan, server=(*order, *late), transfers=transfers)
+    streamed = replace(plan, server=(*order, *late), transfers=transfers)
     try:
-        return check(found, located, plan.sequence)
+        return check_plan(streamed, located, plan.sequence)
     except BadPlan:
         return plan
 
 
-def _early(plan: Plan, located: LocalityMap, transfer: Transfer, depth: int) -> Tuple[List[Step], List[Step]]:
+def _early_steps(
+    plan: SplitPlan, located: LocalityMap, transfer: RowTransfer, depth: int
+) -> Tuple[List[PlanStep], List[PlanStep]]:
     """Return the server's first local steps that need only this transfer, and the rest; order is preserved."""
-    reached = {transfer.value}
-    early: List[Step] = []
+    available = {transfer.value}
+    early: List[PlanStep] = []
     for position, step in enumerate(plan.server):
         needs = located.footprint(step.operator, step.low, step.high)
         local = located.operators[step.operator].local is not None
         repeated = any(other.operator == step.operator for other in early)
-        if not local or repeated or not set(needs) <= reached or len(early) == depth:
+        if not local or repeated or not set(needs) <= available or len(early) == depth:
             return early, list(plan.server[position:])
         early.append(step)
-        reached.update(located.made_by[step.operator])
+        available.update(located.made_by[step.operator])
     return early, []
 
 
-def _upto(located: LocalityMap, operator: int, low: int, high: int, reach: Dict[int, int], last: bool) -> int:
+def _last_row(located: LocalityMap, operator: int, low: int, high: int, ends: Dict[int, int], last: bool) -> int:
     """Return the last row that an operator can compute from the present rows, by bisection: footprints grow."""
     if last:
         return high
 
     def fits(end: int) -> bool:
-        return all(rows[1] <= reach[number] for number, rows in located.footprint(operator, low, end).items())
+        return all(rows[1] <= ends[number] for number, rows in located.footprint(operator, low, end).items())
 
-    first, behind = low, high + 1
-    while behind - first > 1:
-        middle = (first + behind) // 2
+    first, beyond = low, high + 1
+    while beyond - first > 1:
+        middle = (first + beyond) // 2
         if fits(middle):
             first = middle
         else:
-            behind = middle
+            beyond = middle
     return first
 
 
 def best_stream(
-    plan: Plan,
+    plan: SplitPlan,
     model: CostModel,
     bandwidths: Sequence[float],
-    waves: Sequence[int] = WAVES,
-    depths: Sequence[int] = DEPTHS,
-) -> Plan:
+    waves: Sequence[int] = WAVE_COUNTS,
+    depths: Sequence[int] = STEP_DEPTHS,
+) -> SplitPlan:
     """Return the variant of ``plan`` with the best simulated mean; ``plan`` itself for little gain.
 
     Args:
@@ -119,14 +123,14 @@ def best_stream(
     """
     rates = np.asarray(bandwidths, dtype=float)
 
-    def mean_s(candidate: Plan) -> float:
-        return float(sweep(compile_plan(candidate, model), model, rates)[0].mean())
+    def mean_s(candidate: SplitPlan) -> float:
+        return float(sweep_bandwidths(compile_plan(candidate, model), model, rates)[0].mean())
 
-    best, shortest = plan, mean_s(plan) * (1 - WORTHWHILE)
-    seen: List[Tuple[Step, ...]] = [plan.server]
+    best, shortest = plan, mean_s(plan) * (1 - LEAST_GAIN)
+    seen: List[Tuple[PlanStep, ...]] = [plan.server]
     for count in waves:
         for depth in depths:
-            candidate = stream(plan, model.located, count, depth)
+            candidate = stream_plan(plan, model.located, count, depth)
             if candidate.server in seen:
                 continue
             seen.append(candidate.server)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Sequence, Set, Tuple
 
 from edge_offload.split.footprints.registry import Range
-from edge_offload.split.model.check import check
+from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.cost import CostModel, OperatorCost, Payload
-from edge_offload.split.model.locality import LocalityMap, union
-from edge_offload.split.model.plan import Plan, Side
-from edge_offload.split.model.simulate import Block, Compiled, compile_plan
+from edge_offload.split.model.locality import LocalityMap, unite_rows
+from edge_offload.split.model.plan import Side, SplitPlan
+from edge_offload.split.model.simulate import CompiledPlan, StepBlock, compile_plan
 
 MAX_PLANS = 256
 
-_NOTHING = Payload(0, 0.0, 0.0, 0.0, 1)
+_EMPTY_PAYLOAD = Payload(0, 0.0, 0.0, 0.0, 1)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SidePlan:
         reads: values that its steps read.
     """
 
-    blocks: Tuple[Block, ...]
+    blocks: Tuple[StepBlock, ...]
     sends: Tuple[int, ...]
     receives: Tuple[int, ...]
     dead: Tuple[Tuple[int, ...], ...]
@@ -42,12 +42,12 @@ class SidePlan:
 class ReadyPlan:
     """A checked plan, compiled for both sides."""
 
-    plan: Plan
-    compiled: Compiled
+    plan: SplitPlan
+    compiled: CompiledPlan
     sides: Mapping[Side, SidePlan]
 
 
-def ready(plan: Plan, located: LocalityMap, identity: str, pieces: bool = True) -> ReadyPlan:
+def compile_ready(plan: SplitPlan, located: LocalityMap, identity: str, pieces: bool = True) -> ReadyPlan:
     """Check and compile a plan.
 
     Args:
@@ -59,17 +59,17 @@ def ready(plan: Plan, located: LocalityMap, identity: str, pieces: bool = True) 
     Raises:
         BadPlan: it would not compute what the network computes.
     """
-    plan = check(plan, located, identity)
+    plan = check_plan(plan, located, identity)
     free = (OperatorCost(0.0, 0.0),) * len(located.operators)
-    compiled = compile_plan(plan, CostModel(located, free, free), [_NOTHING] * len(plan.transfers))
-    return ReadyPlan(plan, compiled, {side: _side(compiled, located, side, pieces) for side in Side})
+    compiled = compile_plan(plan, CostModel(located, free, free), [_EMPTY_PAYLOAD] * len(plan.transfers))
+    return ReadyPlan(plan, compiled, {side: _make_side(compiled, located, side, pieces) for side in Side})
 
 
-def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) -> SidePlan:
+def _make_side(compiled: CompiledPlan, located: LocalityMap, side: Side, pieces: bool) -> SidePlan:
     plan = compiled.plan
-    steps, blocks = plan.steps(side), compiled.blocks[side]
+    steps, blocks = plan.steps_of(side), compiled.blocks[side]
     last_use: Dict[int, int] = {}
-    made: Dict[int, List[Range]] = {}
+    produced: Dict[int, List[Range]] = {}
     reads: Set[int] = set()
     for place, step in enumerate(steps):
         for number in located.footprint(step.operator, step.low, step.high):
@@ -77,21 +77,21 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
             reads.add(number)
         for number in located.made_by[step.operator]:
             last_use.setdefault(number, place)
-            made.setdefault(number, []).append((step.low, step.high))
+            produced.setdefault(number, []).append((step.low, step.high))
     for transfer in plan.transfers:
         if transfer.sender is not side:
-            made.setdefault(transfer.value, []).append((transfer.low, transfer.high))
+            produced.setdefault(transfer.value, []).append((transfer.low, transfer.high))
             if pieces and transfer.value in located.axes:
-                made[transfer.value].append((transfer.low, transfer.low))  # more than one piece may come
-    kept: Set[int] = {transfer.value for transfer in plan.transfers if transfer.sender is side}
+                produced[transfer.value].append((transfer.low, transfer.low))  # more than one piece may come
+    needed_later: Set[int] = {transfer.value for transfer in plan.transfers if transfer.sender is side}
     if side is Side.ROBOT:
-        kept.update(located.sequence.retained_ids())
-        kept.update(located.sequence.inputs)
+        needed_later.update(located.sequence.retained_ids())
+        needed_later.update(located.sequence.inputs)
     dead: List[List[int]] = [[] for _ in steps]
     for number, place in last_use.items():
-        if number not in kept:
+        if number not in needed_later:
             dead[place].append(number)
-    gathered = {number: _hull(ranges) for number, ranges in made.items()
+    gathered = {number: _find_hull(ranges) for number, ranges in produced.items()
                 if len(ranges) > 1 and number in located.axes and number not in located.free}  # fmt: skip
     if side is Side.ROBOT:
         for number in located.sequence.inputs:
@@ -107,8 +107,8 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
     )
 
 
-def _hull(ranges: Sequence[Range]) -> Range:
+def _find_hull(ranges: Sequence[Range]) -> Range:
     hull = ranges[0]
     for rows in ranges[1:]:
-        hull = union(hull, rows) if rows[0] < rows[1] else hull
+        hull = unite_rows(hull, rows) if rows[0] < rows[1] else hull
     return hull

@@ -47,10 +47,10 @@ class BoundTrace:
     readout: Optional[nn.Module]
 
 
-def write(program: TracedProgram, module: nn.Module) -> Optional[WrittenTrace]:
+def write_trace(program: TracedProgram, module: nn.Module) -> Optional[WrittenTrace]:
     """Return the trace of ``module`` as data; None if it cannot be written."""
-    shared = {_memory(tensor) for tensor in _state(module).values()}
-    extras = [tensor for tensor in program.constants.values() if _memory(tensor) not in shared]
+    shared = {_memory_key(tensor) for tensor in _named_tensors(module).values()}
+    extras = [tensor for tensor in program.constants.values() if _memory_key(tensor) not in shared]
     many = len(extras) > MAX_TENSORS or sum(tensor.nbytes for tensor in extras) > MAX_EXTRA_BYTES
     # strides decide which kernel runs, and would be lost
     if many or not all(tensor.is_contiguous() for tensor in extras):
@@ -62,32 +62,32 @@ def write(program: TracedProgram, module: nn.Module) -> Optional[WrittenTrace]:
     return WrittenTrace(wire.encode(program.sequence), descriptors, buffers)
 
 
-def read(written: WrittenTrace, sequence: str, module: nn.Module) -> BoundTrace:
+def read_trace(written: WrittenTrace, sequence: str, module: nn.Module) -> BoundTrace:
     """The trace of the sequence of that hash, bound to the weights of ``module``.
 
     Raises:
         EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError: it is another one, or of other weights.
     """
-    found = wire.decode(written.sequence)
+    decoded = wire.decode(written.sequence)
     extras = unpack_tensors(written.descriptors, written.buffers, max_bytes=MAX_EXTRA_BYTES)
-    known = {tensor_digest(tensor): tensor for tensor in extras}
-    known.update((tensor_digest(tensor), tensor.detach()) for tensor in _state(module).values())
-    readout = _readout(found, module)
-    program = TracedProgram(found, {digest: known[digest] for digest in found.constants.values()})
-    if sequence_hash(found) != sequence:
+    constants = {tensor_digest(tensor): tensor for tensor in extras}
+    constants.update((tensor_digest(tensor), tensor.detach()) for tensor in _named_tensors(module).values())
+    readout = _find_readout(decoded, module)
+    program = TracedProgram(decoded, {digest: constants[digest] for digest in decoded.constants.values()})
+    if sequence_hash(decoded) != sequence:
         raise ValueError("a sequence of another hash")
     return BoundTrace(program, readout)
 
 
-def _state(module: nn.Module) -> Dict[str, torch.Tensor]:
+def _named_tensors(module: nn.Module) -> Dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _memory(tensor: torch.Tensor) -> Any:
+def _memory_key(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
-def _readout(sequence: OperatorSequence, module: nn.Module) -> Optional[nn.Module]:
+def _find_readout(sequence: OperatorSequence, module: nn.Module) -> Optional[nn.Module]:
     """The part that the sequence's opaque operators name.
 
     Raises:

@@ -13,23 +13,25 @@ from edge_offload import background
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir import opaque
 from edge_offload.ir.build import from_module
-from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.locality import LocalityMap, analyse_locality, axis_choices
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.runtime.traces import BoundTrace
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps state of its own outside the threads
 
 
 @background.sliced()
-def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Optional[int] = None) -> Network:
+def trace_module(
+    name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Optional[int] = None
+) -> TracedNetwork:
     """Trace all of ``module``; a ``readout`` behind its ``network`` whose sizes depend on the data is one operator.
 
     Raises:
         Unsupported: it cannot be traced, changes its own buffers, or nothing in it is local along any input axis.
         BadInput: nothing in it is local along ``axis``.
     """
-    timed = _with_own_buffers(alias(module))
-    module = alias(module)
+    timed = _clone_buffers(alias_module(module))
+    module = alias_module(module)
     readout: Optional[nn.Module] = None
     with _ONE_AT_A_TIME:
         try:
@@ -43,21 +45,23 @@ def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Op
                 program = opaque.append_module(program, readout, readout(*network(*inputs)))
     if program.sequence.rebinds:
         raise Unsupported(f"{name} changes its own buffers in an inference", remedy="use another mode")
-    return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout, timed)
+    return TracedNetwork(name, program, locate_along(name, program.sequence, axis), tuple(inputs), readout, timed)
 
 
 @background.sliced()
-def bound_network(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], trace: BoundTrace) -> Network:
-    """What :func:`trace` gives, of ``module`` that was traced elsewhere.
+def bind_network(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], trace: BoundTrace) -> TracedNetwork:
+    """What :func:`trace_module` gives, of ``module`` that was traced elsewhere.
 
     Raises:
         Unsupported: nothing in it is local along any input axis.
     """
-    located = located_along(name, trace.program.sequence, None)
-    return Network(name, trace.program, located, tuple(inputs), trace.readout, _with_own_buffers(alias(module)))
+    located = locate_along(name, trace.program.sequence, None)
+    return TracedNetwork(
+        name, trace.program, located, tuple(inputs), trace.readout, _clone_buffers(alias_module(module))
+    )
 
 
-def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
+def locate_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
     """Return the locality along ``axis`` of the input, or along the axis with most local operators.
 
     Errors as `trace`.
@@ -69,10 +73,10 @@ def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
         choices = [choice for choice in choices if axis in choice.values()]
         if not choices:
             raise BadInput(f"no operator of {name} is local along axis {axis} of its input")
-    return analyse(sequence, choices[0])
+    return analyse_locality(sequence, choices[0])
 
 
-def _with_own_buffers(module: nn.Module) -> nn.Module:
+def _clone_buffers(module: nn.Module) -> nn.Module:
     """Clone the buffers, so that runs of the module do not change those of others."""
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
@@ -80,7 +84,7 @@ def _with_own_buffers(module: nn.Module) -> nn.Module:
     return module
 
 
-def alias(module: nn.Module) -> nn.Module:
+def alias_module(module: nn.Module) -> nn.Module:
     """A copy that shares the weights' memory.
 
     While torch traces a module it puts stand-ins in their place, which an inference on another thread must not meet.

@@ -11,7 +11,7 @@ from edge_offload.execute.engines import export
 from edge_offload.execute.engines.tensor_rt import TensorRT
 from edge_offload.execute.module import Divided
 from edge_offload.models import registry
-from edge_offload.split.networks import module_and_inputs, synthetic_frame
+from edge_offload.split.networks import build_module, synthetic_frame
 from tests.execute.engines.driver import prepare
 
 QUICK = ("kapao_vtest",)
@@ -20,7 +20,7 @@ NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for
 
 def dense(name):
     try:
-        module, inputs = module_and_inputs(name, {}, synthetic_frame(480, 640))
+        module, inputs = build_module(name, {}, synthetic_frame(480, 640))
     except Unsupported as error:
         pytest.skip(str(error))
     return (module.eval().dense_part()[0] if isinstance(module, Divided) else module.eval()), inputs

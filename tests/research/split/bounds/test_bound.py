@@ -12,10 +12,10 @@ import torch
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir import Ref
-from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost
-from edge_offload.split.model.locality import LocalityMap, analyse
+from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost
+from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.simulate import simulate
+from edge_offload.split.model.simulate import simulate_plan
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.split.bounds.bound import Limits, improve_and_bound, lower_bound
@@ -60,7 +60,7 @@ def network(seed: int, rows: int, operators: int) -> LocalityMap:
             chain.call("aten.add.Tensor", Ref(one), Ref(other))
     if chooser.random() < 0.6:
         chain.call("aten.mean.dim", chain.tail, [2, 3])
-    return analyse(chain.finish(), {0: 2})
+    return analyse_locality(chain.finish(), {0: 2})
 
 
 def model_of(located: LocalityMap, seed: int) -> CostModel:
@@ -71,7 +71,7 @@ def model_of(located: LocalityMap, seed: int) -> CostModel:
     server = tuple(OperatorCost(cost.launch_s / factor * float(chooser.uniform(0.5, 1.5)),
                                 cost.row_s / factor * float(chooser.uniform(0.5, 1.5))) for cost in robot)  # fmt: skip
     codecs = {number: (CodecCost("half", 2.0, 2e3, 1e4, 3e3, 1e4),) for number in (0, 2, 4) if chooser.random() < 0.5}
-    link = Link(float(chooser.choice([0, 0.002, 0.05])), float(chooser.choice([0, 0.001, 0.01])),
+    link = LinkCosts(float(chooser.choice([0, 0.002, 0.05])), float(chooser.choice([0, 0.001, 0.01])),
                 float(chooser.choice([1.0, 2.0])))  # fmt: skip
     return CostModel(located, robot, server, codecs, link, request_s=float(chooser.choice([0, 0.02])))
 
@@ -106,7 +106,7 @@ def test_no_random_plan_of_a_larger_network_is_below_the_bound(seed: int) -> Non
         for attempt in range(15):
             for make in (random_plan, random_split):
                 plan = make(located, random.Random(100 * seed + attempt))
-                assert found <= simulate(plan, model, rate).makespan_s * (1 + 1e-7)
+                assert found <= simulate_plan(plan, model, rate).makespan_s * (1 + 1e-7)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_no_plan_of_a_larger_network_is_below_the_bound_by_clocks(seed: int, com
         for attempt in range(8):
             for make in (random_plan, random_split):
                 plan = make(located, random.Random(100 * seed + attempt))
-                assert found <= simulate(plan, model, rate).makespan_s * (1 + 1e-7)
+                assert found <= simulate_plan(plan, model, rate).makespan_s * (1 + 1e-7)
 
 
 def test_blocks_and_runs_are_found(compiled: None) -> None:
@@ -152,7 +152,7 @@ def test_blocks_and_runs_are_found(compiled: None) -> None:
     chain.call("aten.add.Tensor", Ref(made), Ref(side))
     chain.call("aten.relu.default", chain.tail)
     chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     costs = tuple(OperatorCost(0.0, 1e-5 if k == 4 else 1.0) for k in range(6))
     clocks = Clocks(Counts(Space(CostModel(located, costs, costs), [300.0]), 300.0))
     assert clocks.runs == [[0], [1], [3, 4], [5]]
@@ -165,7 +165,7 @@ def test_blocks_whose_projection_comes_first_are_followed(compiled: None) -> Non
     side = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 1, 1), None, [1, 1], [0, 0])
     made = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     chain.call("aten.add.Tensor", Ref(made), Ref(side))
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     shares = []
     for seed in range(3):
         model = model_of(located, seed)
@@ -202,7 +202,7 @@ def test_rows_of_a_skip_that_the_server_lacks_are_sent(
     if beside and not early:
         skip = Ref(chain.call("aten.conv2d.default", skip, rand(8, 8, 1, 1), None, [1, 1], [0, 0]))
     chain.call("aten.add.Tensor", Ref(made), skip)
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     shares = []
     for seed in range(3):
         model = replace(model_of(located, seed), codecs={})
@@ -223,11 +223,11 @@ def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> No
     chain = Chain(rand(1, 2, 24, 3))
     for _ in range(6):
         chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
     robot = tuple(OperatorCost(5.0, 5.0) for _ in located.operators)
-    space = Space(CostModel(located, robot, server, link=Link(0.002, 0.0)), [1e4])
-    best = float(space.score(space.server_only).makespan_s[0])
+    space = Space(CostModel(located, robot, server, link=LinkCosts(0.002, 0.0)), [1e4])
+    best = float(space.score_recuts(space.server_only).makespan_s[0])
     found = Clocks(Counts(space, 1e4), classes).least_makespan(3.0 * best)
     assert found == pytest.approx(best, rel=1e-3)
     assert found <= best * (1 + 1e-9)
@@ -270,10 +270,10 @@ def test_a_certificate_is_within_the_gap_that_was_asked_for() -> None:
     chain = Chain(rand(1, 2, 24, 3))
     for _ in range(6):
         chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
     robot = tuple(OperatorCost(0.05, 0.05) for _ in located.operators)
-    space = Space(CostModel(located, robot, server, link=Link(0.002, 0.0)), [1e4])
+    space = Space(CostModel(located, robot, server, link=LinkCosts(0.002, 0.0)), [1e4])
     _, (gap,) = improve_and_bound(space, plan_table(space, "server_only"))
     assert gap is not None
     assert gap <= 0.03 + 1e-9
@@ -284,7 +284,7 @@ def test_what_is_left_out_of_the_potentials_does_not_change_what_is_found() -> N
     for seed in range(6):
         space = Space(model_of(network(seed, rows=4, operators=5), seed), [300.0])
         counts = Counts(space, 300.0)
-        target = float(space.score(space.device_only).makespan_s[0]) * 1.5
+        target = float(space.score_recuts(space.device_only).makespan_s[0]) * 1.5
         plain = Search(counts, target, 10**9, 0.0, potentials(counts, []))
         guided = Search(counts, target, 10**9, 0.0)
         assert guided.run() == pytest.approx(plain.run(), rel=1e-9)
@@ -295,7 +295,7 @@ def test_a_good_plan_has_a_small_gap_and_a_bad_one_a_large_one() -> None:
     located = network(1, rows=12, operators=5)
     free = tuple(OperatorCost(0.0, 1e-6) for _ in located.operators)
     slow = tuple(OperatorCost(0.0, 1.0) for _ in located.operators)
-    space = Space(CostModel(located, slow, free, link=Link(0.0, 0.0)), [1e3])
+    space = Space(CostModel(located, slow, free, link=LinkCosts(0.0, 0.0)), [1e3])
     for name in ("server_only", "device_only"):
         given = plan_table(space, name)
         makespan = given.predicted_s[0]
@@ -303,14 +303,14 @@ def test_a_good_plan_has_a_small_gap_and_a_bad_one_a_large_one() -> None:
         better, (gap,) = improve_and_bound(space, given)
         assert gap is not None
         assert gap < 0.1
-        assert simulate(better.plans[0], space.model, 1e3).makespan_s == pytest.approx(better.predicted_s[0])
+        assert simulate_plan(better.plans[0], space.model, 1e3).makespan_s == pytest.approx(better.predicted_s[0])
 
 
 def test_what_rows_need_is_counted() -> None:
     chain = Chain(rand(1, 2, 9, 3))
     chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 1, 1), None, [2, 1], [0, 0])
-    located = analyse(chain.finish(), {0: 2})
+    located = analyse_locality(chain.finish(), {0: 2})
     assert strictly_needed(located) == {0: 5, 1: 5}, "every second row is used by nobody"
     (least,) = least_footprints(located, 0).values()
     assert least.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9, 9]
@@ -320,7 +320,7 @@ def test_several_results_have_no_bound() -> None:
     chain = Chain(rand(1, 2, 9, 3))
     first = chain.call("aten.relu.default", chain.tail)
     second = chain.call("aten.relu.default", Ref(first))
-    located = analyse(chain.finish(first, second), {0: 2})
+    located = analyse_locality(chain.finish(first, second), {0: 2})
     space = Space(model_of(located, 0), [300.0])
     with pytest.raises(BadInput, match="one result"):
         Counts(space, 300.0)

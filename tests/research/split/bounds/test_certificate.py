@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from edge_offload.split.model.check import check
-from edge_offload.split.model.complete import complete
-from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost
-from edge_offload.split.model.locality import analyse
+from edge_offload.split.model.check import check_plan
+from edge_offload.split.model.complete import complete_plan
+from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost
+from edge_offload.split.model.locality import analyse_locality
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.replicated import waists
+from edge_offload.split.planners.replicated import find_waists
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.split.bounds.certificate import TOLERANCE, certify
@@ -35,19 +35,19 @@ def network(seed: int) -> Chain:
 
 
 def space_of(seed: int) -> Space:
-    located = analyse(network(seed).finish(), {0: 2})
+    located = analyse_locality(network(seed).finish(), {0: 2})
     chooser = np.random.default_rng(seed)
     robot = tuple(OperatorCost(float(chooser.uniform(0, 0.1)), float(chooser.uniform(0.02, 0.1)))
                   for _ in located.operators)  # fmt: skip
     server = tuple(OperatorCost(cost.launch_s / 3, cost.row_s / 5) for cost in robot)
     codecs = {0: (CodecCost("half", 2.0, 2e3, 1e4),)} if seed % 2 else {}
-    model = CostModel(located, robot, server, codecs, Link(0.002, 0.001), request_s=0.01)
+    model = CostModel(located, robot, server, codecs, LinkCosts(0.002, 0.001), request_s=0.01)
     return Space(model, [100.0, 400.0, 1500.0, 6000.0])
 
 
 def every_replicated_split(space: Space, objective: Objective) -> np.ndarray:
     best = np.full(len(space.bandwidths), np.inf)
-    places = [waist.after for waist in waists(space.located)]
+    places = [waist.after for waist in find_waists(space.located)]
     end = Recut(space.last, 0.0)
     options = [(), (end,)]
     for first in places:
@@ -59,24 +59,24 @@ def every_replicated_split(space: Space, objective: Objective) -> np.ndarray:
                         for rows in range(1, length) for flipped in (False, True)
                         for halos in ((False, False), (True, False), (False, True))]  # fmt: skip
     for recuts in options:
-        scored = space.score(recuts)
+        scored = space.score_recuts(recuts)
         pairs = zip(scored.makespan_s, scored.energy_j)
-        best = np.minimum(best, [objective.cost(float(s), float(j)) for s, j in pairs])
+        best = np.minimum(best, [objective.compute_cost(float(s), float(j)) for s, j in pairs])
     return best
 
 
 def test_waists_are_where_one_value_is_handed_on() -> None:
     located = space_of(0).located
-    assert [(waist.after, waist.value) for waist in waists(located)][:2] == [(-1, 0), (0, located.made_by[0][0])]
-    assert 2 not in [waist.after for waist in waists(located)], "behind the branch two values are handed on"
+    assert [(waist.after, waist.value) for waist in find_waists(located)][:2] == [(-1, 0), (0, located.made_by[0][0])]
+    assert 2 not in [waist.after for waist in find_waists(located)], "behind the branch two values are handed on"
 
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
     space = space_of(0)
-    place = waists(space.located)[-1].after
+    place = find_waists(space.located)[-1].after
     twice, once = (
-        space.ranges((Recut(place, 0.5, flipped, handed), Recut(space.last, 0.0))) for handed in (False, True)
+        space.split_ranges((Recut(place, 0.5, flipped, handed), Recut(space.last, 0.0))) for handed in (False, True)
     )
 
     def both(ranges) -> int:
@@ -89,16 +89,16 @@ def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
     assert both(once) == 0
     assert once[0] == twice[0], "the robot's rows are its own halos', too"
     for recuts in (twice, once):
-        check(complete(space.located, *recuts, identity=space.identity), space.located, space.identity)
+        check_plan(complete_plan(space.located, *recuts, identity=space.identity), space.located, space.identity)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flipped: bool) -> None:
     space = space_of(0)
-    place = waists(space.located)[-1].after
+    place = find_waists(space.located)[-1].after
     end = Recut(space.last, 0.0)
-    own = space.ranges((Recut(place, 0.5, flipped), end))
-    robot, server = space.ranges((Recut(place, 0.5, flipped, kept=True), end))
+    own = space.split_ranges((Recut(place, 0.5, flipped), end))
+    robot, server = space.split_ranges((Recut(place, 0.5, flipped, fixed_share=True), end))
     halos = 0
     for index, (low, high) in server.items():
         length = space.located.operators[index].length
@@ -108,7 +108,7 @@ def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flip
             assert robot[index][0] <= own[0][index][0]
             assert own[0][index][1] <= robot[index][1], "its own halos, too"
     assert halos > 0
-    check(complete(space.located, robot, server, identity=space.identity), space.located, space.identity)
+    check_plan(complete_plan(space.located, robot, server, identity=space.identity), space.located, space.identity)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -120,7 +120,7 @@ def test_gap_is_the_distance_from_the_best_of_the_family(seed: int, kind: str, n
     gaps = certify(Space(space.model, space.bandwidths), table, objective)
     best = every_replicated_split(space, objective)
     for index, gap in enumerate(gaps):
-        cost = objective.cost(table.predicted_s[index], table.predicted_j[index])
+        cost = objective.compute_cost(table.predicted_s[index], table.predicted_j[index])
         assert gap is not None
         true = cost / best[index] - 1.0
         assert true - 1e-9 <= gap <= max(true, TOLERANCE / (1 - TOLERANCE)) + 1e-9

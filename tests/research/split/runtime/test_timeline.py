@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from edge_offload.errors import RemoteError
-from edge_offload.split.model.complete import complete
-from edge_offload.split.model.cost import Link
+from edge_offload.split.model.complete import complete_plan
+from edge_offload.split.model.cost import LinkCosts
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import Span
-from edge_offload.split.runtime.tables import ready
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.model.simulate import TimelineSpan
+from edge_offload.split.runtime.tables import compile_ready
+from edge_offload.split.runtime.tracing import trace_module
 from edge_offload_research.split.runtime import timeline
 from edge_offload_research.split.runtime.timeline import Timeline, measure_timeline
 
@@ -21,10 +21,10 @@ NET = torch.nn.Sequential(*[torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4
 @pytest.fixture(scope="module")
 def divided():
     x = torch.randn(1, 8, 64, 64)
-    network = trace("net", NET, [x])
+    network = trace_module("net", NET, [x])
     local = [index for index, entry in enumerate(network.located.operators) if entry.local is not None]
-    plan = complete(network.located, dict.fromkeys(local, (0, 40)), dict.fromkeys(local, (40, 64)))
-    return network, ready(plan, network.located, plan.sequence)
+    plan = complete_plan(network.located, dict.fromkeys(local, (0, 40)), dict.fromkeys(local, (40, 64)))
+    return network, compile_ready(plan, network.located, plan.sequence)
 
 
 @pytest.mark.process
@@ -32,16 +32,23 @@ def test_a_link_of_half_the_rate_takes_twice_as_long_and_both_sides_compute(divi
     network, plan = divided
     found = {}
     for rate in (2e6, 1e6):
-        line, seconds = measure_timeline(plan, network, network.inputs, rate, Link(latency_s=0.0), repeats=1)
+        line, seconds = measure_timeline(plan, network, network.inputs, rate, LinkCosts(latency_s=0.0), repeats=1)
         assert seconds == [line.makespan_s]
-        assert {span.lane for span in line.spans} == {"robot", "uplink", "server", "downlink"}
+        assert {span.row for span in line.spans} == {"robot", "uplink", "server", "downlink"}
         assert all(0 <= span.start_s <= span.end_s <= line.makespan_s for span in line.spans)
-        found[rate] = sum(span.end_s - span.start_s for span in line.spans if span.lane == "uplink")
+        found[rate] = sum(span.end_s - span.start_s for span in line.spans if span.row == "uplink")
     assert found[1e6] == pytest.approx(2 * found[2e6], rel=0.2)
 
 
 def test_shares_of_a_timeline():
-    line = Timeline(1.0, (Span("robot", 0.0, 0.6, ""), Span("server", 0.5, 0.7, ""), Span("uplink", 0.0, 0.5, "")))
+    line = Timeline(
+        1.0,
+        (
+            TimelineSpan("robot", 0.0, 0.6, ""),
+            TimelineSpan("server", 0.5, 0.7, ""),
+            TimelineSpan("uplink", 0.0, 0.5, ""),
+        ),
+    )
     assert line.overlap_ratio == pytest.approx(0.1)
     assert [line.idle(side) for side in Side] == pytest.approx([0.4, 0.8])
 
@@ -51,4 +58,4 @@ def test_a_plan_that_does_not_end_is_an_error(divided, monkeypatch):
     network, plan = divided
     monkeypatch.setattr(timeline, "MOST_S", 0.2)
     with pytest.raises(RemoteError, match="came to no end"):
-        measure_timeline(plan, network, network.inputs, 1e3, Link(), repeats=1)
+        measure_timeline(plan, network, network.inputs, 1e3, LinkCosts(), repeats=1)

@@ -30,16 +30,16 @@ from edge_offload.link.transport.replies import Reply
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
-from edge_offload.modes.split.robot.frame import Planned
+from edge_offload.modes.split.robot.frame import SplitPlans
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.learning.planning import PlanSettings
-from edge_offload.split.learning.process import Learning
-from edge_offload.split.model.cost import CostModel, Link
-from edge_offload.split.model.network import Network
+from edge_offload.split.learning.process import SplitLearning
+from edge_offload.split.model.cost import CostModel, LinkCosts
+from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.profile import Profile, cost_model
-from edge_offload.split.runtime.tables import ready
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.profile import Profile, make_cost_model
+from edge_offload.split.runtime.tables import compile_ready
 
 BANDWIDTHS = tuple(
     1e6 * rate
@@ -51,7 +51,7 @@ BANDWIDTHS = tuple(
 """Bytes per second for which plans are made: close to each other where a frame takes most of its time on the link."""
 REQUEST_S = 1.5e-3
 """The runtime's own time per inference that uses the link, charged by the planner where it could not be measured."""
-ECHOES = 9
+ECHO_COUNT = 9
 MOST_REQUEST_S = 0.05
 OPEN_TIMEOUT_S = 600.0
 REOPEN_S, MOST_REOPEN_S = 5.0, 600.0
@@ -63,19 +63,19 @@ SAME_LINK_S = 0.02
 _log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class SplitSource(Protocol):
     """What is split: where its operators come from, and how the server comes to have them."""
 
     name: str
     computes: bool
     """Whether :meth:`run_here` does; otherwise the robot computes such an inference by itself, and it is not asked."""
-    learning: Learning
+    learning: SplitLearning
     """Who traces, measures and plans."""
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
+    def trace_operators(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
         """Return its operators, for inputs of these shapes."""
 
-    def ask_to_open(
+    def request_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
         """Request that the server traces and times it; ``sequence``: hash of the trace, if known."""
@@ -107,21 +107,21 @@ class ModelSource:
     state_hash: Callable[[], str]
     run_here: Callable[[Sequence[torch.Tensor]], Attempt]
     computes: bool = True
-    learning: Learning = field(init=False)
+    learning: SplitLearning = field(init=False)
     _reported: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self.state_hash = functools.lru_cache(maxsize=1)(self.state_hash)
-        self.learning = Learning(self.name, self.options, self.state_hash)
+        self.learning = SplitLearning(self.name, self.options, self.state_hash)
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
-        """Implement :class:`Source`."""
-        return self.learning.trace(self.module, examples, progress)
+    def trace_operators(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
+        """Implement :class:`SplitSource`."""
+        return self.learning.trace_model(self.module, examples, progress)
 
-    def ask_to_open(
+    def request_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
-        """Implement :class:`Source`."""
+        """Implement :class:`SplitSource`."""
         del progress
         descriptors, buffers = pack_tensors(examples)
         body = {
@@ -135,7 +135,7 @@ class ModelSource:
         return client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
 
     def retry_s(self, refusals: int) -> float:
-        """Implement :class:`Source`."""
+        """Implement :class:`SplitSource`."""
         return min(REOPEN_S * 2.0 ** max(0, refusals - 1), MOST_REOPEN_S)
 
     def report(self, problem: str) -> None:
@@ -146,20 +146,20 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class OpenSplit:
+class RobotSplit:
     """A split that is open: its number on the server, what both sides have, and what for its plans were made."""
 
     handle: int
-    planned: Planned
+    planned: SplitPlans
     objective: Optional[Objective] = None
 
 
 @dataclass(frozen=True)
-class _Made:
+class _MadePlans:
     """Plans that were made, the server's profile that they were made from, and what for."""
 
     theirs: Profile
-    planned: Planned
+    planned: SplitPlans
     objective: Optional[Objective]
 
 
@@ -175,60 +175,65 @@ class SplitOpener:
     """
 
     def __init__(
-        self, source: Source, client: Client, slowdown: float, settings: PlanSettings, place: Optional[Place] = None
+        self,
+        source: SplitSource,
+        client: Client,
+        slowdown: float,
+        settings: PlanSettings,
+        place: Optional[SplitDevice] = None,
     ) -> None:
-        self.source, self.settings, self.place = source, settings, place or Place()
+        self.source, self.settings, self.place = source, settings, place or SplitDevice()
         self._client, self._slowdown = client, slowdown
-        self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
-        self._made: Dict[Specs, _Made] = {}
+        self._learnt: Dict[Specs, Tuple[TracedNetwork, Profile, Mapping[int, torch.Tensor]]] = {}
+        self._made: Dict[Specs, _MadePlans] = {}
         self._untraceable: Dict[Specs, Unsupported] = {}
         self._learning = threading.Lock()
 
-    def open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
+    def open_split(self, examples: Sequence[torch.Tensor], progress: Progress) -> RobotSplit:
         """Open for inputs of these shapes; blocks for seconds to minutes.
 
         Raises:
             EdgeOffloadError: the server refused, or traces it differently; or there is no plan.
         """
-        with self.source.learning.at_work():
-            return self._open(examples, progress)
+        with self.source.learning.keep_process():
+            return self._open_split(examples, progress)
 
-    def _open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
+    def _open_split(self, examples: Sequence[torch.Tensor], progress: Progress) -> RobotSplit:
         specs = specs_of(examples)
         if specs in self._untraceable:
             raise self._untraceable[specs]
         progress("it is being traced here")
-        known = self._known.get(specs)
-        sequence = None if known is None else known[1].sequence
+        learnt = self._learnt.get(specs)
+        sequence = None if learnt is None else learnt[1].sequence
         connection = self._client.counters["connections"]
-        future = self.source.ask_to_open(self._client, examples, sequence, progress)
+        future = self.source.request_open(self._client, examples, sequence, progress)
         try:
-            return self._opened(examples, future, progress)
+            return self._finish_open(examples, future, progress)
         except BaseException:
-            future.add_done_callback(lambda done: self._not_wanted(done, connection))
+            future.add_done_callback(lambda opened: self._close_unused(opened, connection))
             raise
 
-    def _not_wanted(self, opened: Future[Any], connection: int) -> None:
+    def _close_unused(self, opened: Future[Any], connection: int) -> None:
         """Close a split that the server opened after this robot has given up."""
         if opened.exception() is None and self._client.counters["connections"] == connection:
             self._client.request("split_close", {"handle": opened.result().body.get("handle")})
 
-    def _opened(self, examples: Sequence[torch.Tensor], future: Future[Any], progress: Progress) -> OpenSplit:
+    def _finish_open(self, examples: Sequence[torch.Tensor], future: Future[Any], progress: Progress) -> RobotSplit:
         specs = specs_of(examples)
-        network, profile, shared = self.learn(examples, progress)
+        network, profile, shared = self.learn_network(examples, progress)
         progress("the server is still tracing and timing it")
         reply: Reply = background.result(future, OPEN_TIMEOUT_S)
         theirs = Profile.from_bytes(reply.buffers)
         if theirs.sequence != profile.sequence:
             raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
-        made = self._made.get(specs)
+        plans = self._made.get(specs)
         rtt_s = self._client.clock.rtt_s
-        link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
+        link = LinkCosts(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else LinkCosts().latency_s)
         objective = self.settings.objective
-        known_plans = made is not None and made.theirs == theirs and made.objective == objective
-        if made is None or not known_plans or not _similar(made.planned.model.link, link):
-            request_s = self._request_s(2 * link.latency_s)
-            model = cost_model(
+        unchanged = plans is not None and plans.theirs == theirs and plans.objective == objective
+        if plans is None or not unchanged or not _is_similar(plans.planned.model.link, link):
+            request_s = self._measure_request(2 * link.latency_s)
+            model = make_cost_model(
                 network.located,
                 profile,
                 theirs,
@@ -238,21 +243,21 @@ class SplitOpener:
                 slowdown=self._slowdown,
             )
             progress("plans are being made")
-            made = self._made[specs] = _Made(theirs, self.plan(network, model, shared, progress), objective)
+            plans = self._made[specs] = _MadePlans(theirs, self.make_plans(network, model, shared, progress), objective)
         handle = reply.body.get("handle")
         if type(handle) is not int:
             raise ProtocolError("the server opened the split without a handle")
-        return replace(self.put_in_force(handle, made.planned), objective=made.objective)
+        return replace(self.put_in_force(handle, plans.planned), objective=plans.objective)
 
-    def plan_again(self, split: OpenSplit, specs: Specs) -> OpenSplit:
+    def plan_again(self, split: RobotSplit, specs: Specs) -> RobotSplit:
         """Plan an open split again, with the present settings; blocks."""
-        planned = self.plan(split.planned.network, split.planned.model, split.planned.shared)
+        planned = self.make_plans(split.planned.network, split.planned.model, split.planned.shared)
         opened = replace(self.put_in_force(split.handle, planned), objective=self.settings.objective)
         if specs in self._made:
-            self._made[specs] = _Made(self._made[specs].theirs, planned, self.settings.objective)
+            self._made[specs] = _MadePlans(self._made[specs].theirs, planned, self.settings.objective)
         return opened
 
-    def put_in_force(self, handle: int, planned: Planned) -> OpenSplit:
+    def put_in_force(self, handle: int, planned: SplitPlans) -> RobotSplit:
         """Send these plans to the server; blocks.
 
         Raises:
@@ -261,63 +266,65 @@ class SplitOpener:
         table = json.dumps([item.plan.to_json() for item in planned.plans]).encode()
         future = self._client.request("split_table", {"handle": handle}, [table], timeout_s=60.0)
         background.result(future, 60.0)
-        return OpenSplit(handle, planned)
+        return RobotSplit(handle, planned)
 
-    def close(self, split: OpenSplit) -> None:
+    def close_split(self, split: RobotSplit) -> None:
         """Give the server's half up."""
         self._client.request("split_close", {"handle": split.handle})
 
-    def learn(
+    def learn_network(
         self, examples: Sequence[torch.Tensor], progress: Progress = lambda doing: None
-    ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
+    ) -> Tuple[TracedNetwork, Profile, Mapping[int, torch.Tensor]]:
         """Trace and profile here, once, whatever the link's state; blocks. Opening a split includes it."""
         specs = specs_of(examples)
         with self._learning:
-            if specs not in self._known:
+            if specs not in self._learnt:
                 retain_freed_memory()  # page faults come and go with the heap's state; no profile would foretell them
 
-                def between(doing: str) -> None:
+                def report(doing: str) -> None:
                     background.give_way()
                     progress(doing)
 
                 learning = self.source.learning
-                with learning.at_work():
+                with learning.keep_process():
                     try:
-                        network = self.source.trace(examples, between)
+                        network = self.source.trace_operators(examples, report)
                     except Unsupported as error:
                         self._untraceable[specs] = error  # it will not be another time either
                         raise
-                    measured = learning.measured(network, self.place, PROFILE_REPEATS, between)
-                    measured = measured or self.place.measure(network, PROFILE_REPEATS, between)
-                self._known[specs] = (network, measured, self.place.shared(network))
-            return self._known[specs]
+                    measured = learning.measure_profile(network, self.place, PROFILE_REPEATS, report)
+                    measured = measured or self.place.measure_profile(network, PROFILE_REPEATS, report)
+                self._learnt[specs] = (network, measured, self.place.share_values(network))
+            return self._learnt[specs]
 
-    def plan(
-        self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor],
+    def make_plans(
+        self, network: TracedNetwork, model: CostModel, shared: Mapping[int, torch.Tensor],
         progress: Progress = lambda doing: None,
-    ) -> Planned:  # fmt: skip
+    ) -> SplitPlans:  # fmt: skip
         """Make plans for :data:`BANDWIDTHS`, equal ones once."""
-        made = self.source.learning.plans(model, BANDWIDTHS, self.settings, progress)
+        distinct = self.source.learning.make_plans(model, BANDWIDTHS, self.settings, progress)
         identity, plans = sequence_hash(network.program.sequence), []
         with background.sliced():
-            for plan in made.plans:
+            for plan in distinct.plans:
                 background.give_way()
-                plans.append(ready(plan, network.located, identity))
-            times = PlanTimes.of([item.plan for item in plans], model)
-        return Planned(network, model, made.table, tuple(plans), made.place, times, shared, made.undivided)
+                plans.append(compile_ready(plan, network.located, identity))
+            times = PlanTimes.simulate_plans([item.plan for item in plans], model)
+        return SplitPlans(
+            network, model, distinct.table, tuple(plans), distinct.place, times, shared, distinct.undivided
+        )
 
-    def _request_s(self, rtt_s: float) -> float:
+    def _measure_request(self, rtt_s: float) -> float:
         """Measure a request's time beyond the round trip, through all the threads of both sides: a median."""
         seconds = []
         try:
-            for _ in range(ECHOES):
-                began = time.monotonic()
+            for _ in range(ECHO_COUNT):
+                started = time.monotonic()
                 background.result(self._client.request("split_echo", {}, timeout_s=5.0), 5.0)
-                seconds.append(time.monotonic() - began)
+                seconds.append(time.monotonic() - started)
         except (EdgeOffloadError, FutureTimeout):
             return REQUEST_S
         return min(max(statistics.median(seconds) - rtt_s, 0.0), MOST_REQUEST_S)
 
 
-def _similar(one: Link, other: Link) -> bool:
+def _is_similar(one: LinkCosts, other: LinkCosts) -> bool:
     return abs(one.latency_s - other.latency_s) <= SAME_LINK_S

@@ -13,36 +13,36 @@ from typing import Sequence, Tuple
 import numpy as np
 
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.plan import Plan
-from edge_offload.split.model.simulate import Compiled, compile_plan, sweep
+from edge_offload.split.model.plan import SplitPlan
+from edge_offload.split.model.simulate import CompiledPlan, compile_plan, sweep_bandwidths
 
 #: Bytes per second at which plans are simulated.
-GRID = np.geomspace(1e3, 1e8, 101)
+BANDWIDTH_GRID = np.geomspace(1e3, 1e8, 101)
 
 
 @dataclass(frozen=True)
 class PlanTimes:
-    """Makespans of plans over :data:`GRID` (seconds), one row per plan."""
+    """Makespans of plans over :data:`BANDWIDTH_GRID` (seconds), one row per plan."""
 
     rows: Tuple[Tuple[float, ...], ...]
 
     @staticmethod
-    def of(plans: Sequence[Plan], model: CostModel) -> PlanTimes:
+    def simulate_plans(plans: Sequence[SplitPlan], model: CostModel) -> PlanTimes:
         """Simulate every plan."""
-        return PlanTimes.of_compiled([compile_plan(plan, model) for plan in plans], model)
+        return PlanTimes.simulate_compiled([compile_plan(plan, model) for plan in plans], model)
 
     @staticmethod
-    def of_compiled(plans: Sequence[Compiled], model: CostModel) -> PlanTimes:
+    def simulate_compiled(plans: Sequence[CompiledPlan], model: CostModel) -> PlanTimes:
         """Simulate every plan; each is compiled already."""
-        found = []
+        makespans = []
         for plan in plans:
-            seconds = np.broadcast_to(sweep(plan, model, GRID)[0], GRID.shape)
-            found.append(tuple(float(item) for item in seconds))
-        return PlanTimes(tuple(found))
+            seconds = np.broadcast_to(sweep_bandwidths(plan, model, BANDWIDTH_GRID)[0], BANDWIDTH_GRID.shape)
+            makespans.append(tuple(float(item) for item in seconds))
+        return PlanTimes(tuple(makespans))
 
-    def seconds(self, place: int, bandwidth: float) -> float:
+    def predict_seconds(self, place: int, bandwidth: float) -> float:
         """Return the time of the plan at ``place`` at ``bandwidth`` (bytes per second, more than 0).
 
         Bytes over bandwidth are linear in 1/bandwidth, and so is the time between two points of the grid.
         """
-        return float(np.interp(1 / bandwidth, 1 / GRID[::-1], self.rows[place][::-1]))
+        return float(np.interp(1 / bandwidth, 1 / BANDWIDTH_GRID[::-1], self.rows[place][::-1]))

@@ -20,15 +20,15 @@ from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import Handles, Work
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
-from edge_offload.modes.split.robot.contest import Contest
-from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
-from edge_offload.modes.split.robot.opening import OpenSplit, Source, SplitOpener
+from edge_offload.modes.split.robot.contest import PlanContest
+from edge_offload.modes.split.robot.frame import FrameCounts, SplitFrame, SplitPlans, TransferThreads
+from edge_offload.modes.split.robot.opening import RobotSplit, SplitOpener, SplitSource
 from edge_offload.split.learning.planning import PlanSettings
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.plan import Plan
-from edge_offload.split.runtime.places import Place
+from edge_offload.split.model.plan import SplitPlan
+from edge_offload.split.runtime.places import SplitDevice
 
-UNKNOWN_BANDWIDTH = 5e6
+DEFAULT_BANDWIDTH = 5e6
 """Taken for granted until the link has shown what it carries."""
 PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
 """After a failure frames run locally for so long; it doubles with each failure in a row."""
@@ -47,7 +47,7 @@ class SplitRunner(Runner):
         settings: how plans are made (:class:`PlanSettings`).
 
     Attributes:
-        opener: opens splits; ``counted``: what the last inference did.
+        opener: opens splits; ``counts``: what the last inference did.
     """
 
     mode = Mode.SPLIT
@@ -55,31 +55,31 @@ class SplitRunner(Runner):
 
     def __init__(
         self,
-        source: Source,
+        source: SplitSource,
         client: Client,
         slowdown: float = 1.0,
         bandwidth: Optional[float] = None,
-        place: Optional[Place] = None,
+        place: Optional[SplitDevice] = None,
         **settings: Any,
     ) -> None:
         self.opener = SplitOpener(source, client, slowdown, PlanSettings(**settings), place)
         self.bandwidth = bandwidth
-        self.counted: Optional[Counted] = None
+        self.counts: Optional[FrameCounts] = None
         self._source, self._client, self._slowdown = source, client, slowdown
-        self._handles: Handles[Specs, OpenSplit] = Handles(
-            client, f"the split of {source.name!r}", self.opener.close, source.retry_s, MAX_SHAPES, source.report
+        self._handles: Handles[Specs, RobotSplit] = Handles(
+            client, f"the split of {source.name!r}", self.opener.close_split, source.retry_s, MAX_SHAPES, source.report
         )
         self._runs = itertools.count(1)
-        self._threads = Threads()
-        self._silent = 0
-        self._outdated: List[OpenSplit] = []
+        self._threads = TransferThreads()
+        self._failures = 0
+        self._outdated: List[RobotSplit] = []
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Implement :class:`~edge_offload.modes.runner.Runner`."""
 
-        def prepare() -> Work[OpenSplit]:
+        def prepare() -> Work[RobotSplit]:
             examples = [tensor.clone() for tensor in inputs]
-            return lambda progress: self.opener.open(examples, progress)
+            return lambda progress: self.opener.open_split(examples, progress)
 
         specs = specs_of(inputs)
         opened = self._handles.get(specs)
@@ -88,7 +88,7 @@ class SplitRunner(Runner):
             self._outdated.append(opened)
         return self._handles.unavailable_reason(specs, prepare)
 
-    def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
+    def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[SplitPlans]:
         """Return the plans for such inputs; None before the split is open."""
         opened = self._handles.get(specs_of(inputs))
         return None if opened is None else opened.planned
@@ -96,14 +96,14 @@ class SplitRunner(Runner):
     def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return True if the plan for the present bandwidth leaves all steps to the robot."""
         planned = self.planned(inputs)
-        return planned is not None and planned.plans[planned.in_use(self._bandwidth())].plan.is_local
+        return planned is not None and planned.plans[planned.plan_in_use(self._read_bandwidth())].plan.is_local
 
     def close(self) -> None:
         """Close the server's half, also of a split that is still being opened, and stop learning."""
         self._handles.close()
         self._source.learning.close()
 
-    def replan(self, inputs: Sequence[torch.Tensor], planner: str, codecs: bool = True) -> Planned:
+    def plan_again(self, inputs: Sequence[torch.Tensor], planner: str, codecs: bool = True) -> SplitPlans:
         """Plan again with another planner, and put its plans in force on both sides; blocks. For experiments.
 
         Raises:
@@ -112,7 +112,7 @@ class SplitRunner(Runner):
         """
         specs = specs_of(inputs)
         self.opener.settings.planner, self.opener.settings.codecs = planner, codecs
-        opened = self.opener.plan_again(self._open(specs), specs)
+        opened = self.opener.plan_again(self._require_open(specs), specs)
         self._handles.replace(specs, opened)
         return opened.planned
 
@@ -124,10 +124,10 @@ class SplitRunner(Runner):
         if objective != (self.opener.settings.objective or Objective()):
             self.opener.settings.objective = objective
 
-    def put_in_force(self, inputs: Sequence[torch.Tensor], change: Callable[[Planned], Planned]) -> OpenSplit:
-        """Use changed plans on both sides; blocks. For experiments; raises as :meth:`replan`."""
+    def put_in_force(self, inputs: Sequence[torch.Tensor], change: Callable[[SplitPlans], SplitPlans]) -> RobotSplit:
+        """Use changed plans on both sides; blocks. For experiments; raises as :meth:`plan_again`."""
         specs = specs_of(inputs)
-        opened = self._open(specs)
+        opened = self._require_open(specs)
         opened = replace(self.opener.put_in_force(opened.handle, change(opened.planned)), objective=opened.objective)
         self._handles.replace(specs, opened)
         return opened
@@ -136,93 +136,92 @@ class SplitRunner(Runner):
         """Implement :class:`~edge_offload.modes.runner.Runner`."""
         del meta
         specs = specs_of(inputs)
-        opened = self._open(specs)
+        opened = self._require_open(specs)
         while self._outdated:  # frames that ran with them are over
-            self.opener.close(self._outdated.pop())
+            self.opener.close_split(self._outdated.pop())
         planned = opened.planned
-        bandwidth = self._bandwidth()
-        place, contest = self._turn(planned, bandwidth)
-        divides = place == planned.choose(bandwidth)
+        bandwidth = self._read_bandwidth()
+        place, contest = self._next_plan(planned, bandwidth)
+        divides = place == planned.choose_plan(bandwidth)
         plan = planned.plans[place].plan
-        began = time.monotonic()
+        started = time.monotonic()
         if plan.is_local:
             attempt = replace(self._source.run_here(inputs), overlap_s=0.0)
-            self.counted = Counted(place, sum(step.high - step.low for step in plan.robot), 0, 0, 0)
+            self.counts = FrameCounts(place, sum(step.high - step.low for step in plan.robot), 0, 0, 0)
             if contest is not None:
-                contest.note(divides, time.monotonic() - began)
+                contest.record_inference(divides, time.monotonic() - started)
             return attempt
-        frame = Frame(
+        frame = SplitFrame(
             self._client,
             self._threads,
             self._slowdown,
             planned,
-            opened.handle,
+            {"handle": opened.handle, "run": next(self._runs)},
             place,
-            next(self._runs),
             inputs,
             self.opener.place,
         )
         try:
-            attempt = frame.run(began + budget.give_up_s)
+            attempt = frame.run(started + budget.give_up_s)
         except EdgeOffloadError as error:
-            self._silent += 1
+            self._failures += 1
             if contest is not None:
-                contest.drop()
-            pause_s = min(PAUSE_S * 2 ** (self._silent - 1), MOST_PAUSE_S)
+                contest.drop_inference()
+            pause_s = min(PAUSE_S * 2 ** (self._failures - 1), MOST_PAUSE_S)
             self._handles.pause(pause_s, "the server's half did not come a moment ago")
             if not isinstance(error, LinkLost):  # the session may be gone there: open again
                 self._handles.forget(specs, opened)
-            raise FailedAttempt(error, time.monotonic() - began, frame.bytes_up) from error
-        took_s = time.monotonic() - began
+            raise FailedAttempt(error, time.monotonic() - started, frame.bytes_up) from error
+        took_s = time.monotonic() - started
         if contest is not None:
-            contest.note(divides, took_s)
+            contest.record_inference(divides, took_s)
         elif divides:
-            self._against_local(planned, bandwidth, took_s, budget.local_s)
-        self.counted = frame.counted()
-        self._silent = 0
+            self._compare_local(planned, bandwidth, took_s, budget.local_s)
+        self.counts = frame.make_counts()
+        self._failures = 0
         return attempt
 
     def state(self) -> str:
         """Describe the state of the split."""
-        why, _ = self._handles.state()
+        reason, _ = self._handles.state()
         opened = self._handles.all()
-        if why or not opened or self._client.state is not LinkState.READY:
-            return why
+        if reason or not opened or self._client.state is not LinkState.READY:
+            return reason
         plans = opened[0].planned.plans
         shared = sum(plan.plan.splits_an_operator for plan in plans)
-        measured = opened[0].planned.contests.words()
-        told = f"{len(plans)} plans by {self.opener.settings.planner}, {shared} of them split operators"
+        measured = opened[0].planned.contests.describe_state()
+        summary = f"{len(plans)} plans by {self.opener.settings.planner}, {shared} of them split operators"
         problem = self._source.learning.problem
-        learnt = f"; learnt in threads of this process, for {problem}" if problem else ""
-        return f"{told}{measured and f': {measured}'}{learnt}"
+        learning_note = f"; learnt in threads of this process, for {problem}" if problem else ""
+        return f"{summary}{measured and f': {measured}'}{learning_note}"
 
-    def _turn(self, planned: Planned, bandwidth: float) -> Tuple[int, Optional[Contest]]:
+    def _next_plan(self, planned: SplitPlans, bandwidth: float) -> Tuple[int, Optional[PlanContest]]:
         """Return the place of the next plan to run, and its contest."""
-        found = planned.contest(bandwidth)
-        if found is None or (planned.plans[found[1]].plan.is_local and not self._source.computes):
-            return planned.in_use(bandwidth), None
-        contest, other = found
-        return planned.choose(bandwidth) if contest.divides() else other, contest
+        entry = planned.find_contest(bandwidth)
+        if entry is None or (planned.plans[entry[1]].plan.is_local and not self._source.computes):
+            return planned.plan_in_use(bandwidth), None
+        contest, other = entry
+        return planned.choose_plan(bandwidth) if contest.next_divides() else other, contest
 
-    def _against_local(self, planned: Planned, bandwidth: float, took_s: float, local_s: float) -> None:
+    def _compare_local(self, planned: SplitPlans, bandwidth: float, took_s: float, local_s: float) -> None:
         """Compare with the local time if the best undivided plan is computed outside this runner."""
-        found = planned.contest(bandwidth)
-        if found is not None and local_s > 0:
-            found[0].pair(took_s, local_s)
+        entry = planned.find_contest(bandwidth)
+        if entry is not None and local_s > 0:
+            entry[0].add_pair(took_s, local_s)
 
-    def _open(self, specs: Specs) -> OpenSplit:
+    def _require_open(self, specs: Specs) -> RobotSplit:
         opened = self._handles.get(specs)
         if opened is None:
             raise LinkLost(f"the split of {self._source.name!r} is not open")
         return opened
 
-    def _bandwidth(self) -> float:
+    def _read_bandwidth(self) -> float:
         if self.bandwidth is not None:
             return self.bandwidth
-        return self._client.estimator.make_reading(time.monotonic()).cautious.uplink or UNKNOWN_BANDWIDTH
+        return self._client.estimator.make_reading(time.monotonic()).cautious.uplink or DEFAULT_BANDWIDTH
 
 
-def ways(plan: Plan) -> str:
+def describe_plan(plan: SplitPlan) -> str:
     """Name a plan's kind: device-only, server-only, layer cut, or split."""
     if plan.is_local:
         return "device-only"

@@ -18,7 +18,7 @@ from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.replay.signatures import Definition, SegmentInvocation, SignatureTable
 
 
-class Use(NamedTuple):
+class StorageUse(NamedTuple):
     """A storage that the program uses behind the cut.
 
     Attributes:
@@ -34,81 +34,82 @@ class Use(NamedTuple):
     layout: Layout
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """True if it has no elements."""
         return 0 in self.layout.sizes
 
 
 @dataclass
-class Uses:
+class SegmentUses:
     """What a program uses of one segment, time after time.
 
     Attributes:
-        known: all that it ever used, in the order of the segment.
-        values: the latest contents of what is :attr:`read`; none where they were not kept, or not everything was used.
-        told: how often there was nothing new.
+        all_uses: all that it ever used, in the order of the segment.
+        values: the latest contents of what is :attr:`readable`; none where they were not kept, or not everything was
+            used.
+        unchanged: how often there was nothing new.
     """
 
-    known: Tuple[Use, ...] = ()
+    all_uses: Tuple[StorageUse, ...] = ()
     values: List[torch.Tensor] = field(default_factory=list)
-    told: int = 0
+    unchanged: int = 0
 
     @property
-    def read(self) -> Tuple[Use, ...]:
+    def readable(self) -> Tuple[StorageUse, ...]:
         """Results of the divided part."""
-        return tuple(use for use in self.known if not use.empty)
+        return tuple(use for use in self.all_uses if not use.is_empty)
 
-    def add(
+    def add_uses(
         self,
         piece: SegmentInvocation,
         items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]],
         forms: SignatureTable,
     ) -> None:
         """Record the uses of ``piece``: (storage, its number in it, entry of the read, contents)."""
-        found: Dict[int, Use] = {use.canonical: use for use in self.known}
+        uses: Dict[int, StorageUse] = {use.canonical: use for use in self.all_uses}
         values: Dict[int, torch.Tensor] = {}
         for number, canonical, entry, value in items:
-            if canonical not in found:
+            if canonical not in uses:
                 (view,) = forms.call_of(entry).operator.args
                 assert isinstance(view, View)
-                found[canonical] = Use(number - piece.base, canonical, entry, view.layout)
+                uses[canonical] = StorageUse(number - piece.base, canonical, entry, view.layout)
             if value is not None:
                 values[canonical] = value
-        self.told = self.told + 1 if len(found) == len(self.known) else 0
-        self.known = tuple(found[canonical] for canonical in sorted(found))
-        self.values = [values[use.canonical] for use in self.read if use.canonical in values]
-        if len(self.values) < len(self.read):
+        self.unchanged = self.unchanged + 1 if len(uses) == len(self.all_uses) else 0
+        self.all_uses = tuple(uses[canonical] for canonical in sorted(uses))
+        self.values = [values[use.canonical] for use in self.readable if use.canonical in values]
+        if len(self.values) < len(self.readable):
             self.values = []
 
 
-class Cut(NamedTuple):
+class CutInference(NamedTuple):
     """An inference that is being computed by the device, from its first call to the read behind the cut."""
 
     inference: Any
     piece: SegmentInvocation
 
 
-def with_reads(definition: Definition, uses: Sequence[Use], forms: SignatureTable) -> Definition:
+def append_reads(definition: Definition, uses: Sequence[StorageUse], forms: SignatureTable) -> Definition:
     """Return ``definition`` with a read of each of ``uses`` at its end."""
     reads = tuple(forms.call_of(use.entry) for use in uses)
-    words = tuple(word for use in uses for word in (use.entry, use.canonical))
-    return Definition(definition.codes + words, definition.calls + reads)
+    encoded = tuple(number for use in uses for number in (use.entry, use.canonical))
+    return Definition(definition.codes + encoded, definition.calls + reads)
 
 
-def put(
-    session: DeviceSession, piece: SegmentInvocation, uses: Uses, tensors: Sequence[torch.Tensor]
+def put_results(
+    session: DeviceSession, piece: SegmentInvocation, uses: SegmentUses, tensors: Sequence[torch.Tensor]
 ) -> SegmentInvocation:
     """Have ``session`` hold the results of a divided segment; returns the segment without them, which is owed."""
     results = iter(tensors)
-    for use in uses.known:
+    for use in uses.all_uses:
         with torch.inference_mode():
-            made = torch.empty_strided(use.layout.sizes, use.layout.strides, dtype=DTYPES[use.layout.dtype])
-            if not use.empty:
-                made.copy_(next(results).reshape(use.layout.sizes))
-        session.store_buffer(piece.base + use.place, StorageBuffer(made.untyped_storage()), None)
-    return replace(piece, dead=piece.dead | {use.canonical for use in uses.known})
+            result = torch.empty_strided(use.layout.sizes, use.layout.strides, dtype=DTYPES[use.layout.dtype])
+            if not use.is_empty:
+                result.copy_(next(results).reshape(use.layout.sizes))
+        session.store_buffer(piece.base + use.place, StorageBuffer(result.untyped_storage()), None)
+    return replace(piece, dead=piece.dead | {use.canonical for use in uses.all_uses})
 
 
-def held(session: DeviceSession, piece: SegmentInvocation, uses: Uses) -> List[torch.Tensor]:
+def read_results(session: DeviceSession, piece: SegmentInvocation, uses: SegmentUses) -> List[torch.Tensor]:
     """Return the same results as computed by the device."""
-    return [session.slot_of(piece.base + use.place).view(use.layout) for use in uses.read]
+    return [session.slot_of(piece.base + use.place).view(use.layout) for use in uses.readable]

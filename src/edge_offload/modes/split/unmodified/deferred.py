@@ -12,7 +12,12 @@ from typing import List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.ir.trace.segments import StepOutcome
-from edge_offload.modes.split.unmodified.inferences import FollowUpRead, Inference, Inferences, SplitCounters
+from edge_offload.modes.split.unmodified.inferences import (
+    FollowUpRead,
+    InferenceStore,
+    RecordedInference,
+    SplitCounters,
+)
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ, FlushedSegment
 from edge_offload.replay.signatures import SegmentInvocation
@@ -29,14 +34,14 @@ class DeferredStep:
     Attributes:
         invocations: its segments up to the read that came last.
         alive: storages that it would have made and that the program still holds.
-        gone: those that it dropped since.
+        dropped: those that it dropped since.
         withheld: storages that it reads, which the program has dropped since.
     """
 
     invocations: List[SegmentInvocation]
-    inference: Inference
+    inference: RecordedInference
     alive: Set[int]
-    gone: List[int] = field(default_factory=list)
+    dropped: List[int] = field(default_factory=list)
     withheld: List[int] = field(default_factory=list)
 
 
@@ -51,28 +56,28 @@ class PendingReads:
         place: the read that comes next.
     """
 
-    inference: Inference
+    inference: RecordedInference
     base: int
     tensors: Sequence[torch.Tensor]
     step: Optional[DeferredStep]
     place: int = 1
 
     @property
-    def next(self) -> FollowUpRead:
+    def next_call(self) -> FollowUpRead:
         """Calls that lead to the next read."""
         return self.inference.later[max(self.place, 1) - 1]
 
     def expects(self, segment: int, live: Sequence[Tuple[int, int]], numbers: bytes) -> bool:
         """Return True if a segment leads to the next read."""
-        return self.place > 0 and FollowUpRead.of(segment, live, numbers, self.base) == self.next
+        return self.place > 0 and FollowUpRead.describe_segment(segment, live, numbers, self.base) == self.next_call
 
-    def take(self) -> torch.Tensor:
+    def take_result(self) -> torch.Tensor:
         """Return the result of the next read."""
         self.place += 1
         return self.tensors[self.place - 1]
 
     @property
-    def over(self) -> bool:
+    def all_read(self) -> bool:
         """True if all results have been read."""
         return self.place == len(self.tensors)
 
@@ -89,7 +94,7 @@ class DeferredSteps:
         pending: see :class:`PendingReads`; None when nothing is to be read.
     """
 
-    def __init__(self, dispatcher: SegmentDispatcher, inferences: Inferences, counters: SplitCounters) -> None:
+    def __init__(self, dispatcher: SegmentDispatcher, inferences: InferenceStore, counters: SplitCounters) -> None:
         self._dispatcher, self._inferences, self._counters = dispatcher, inferences, counters
         self._steps: List[DeferredStep] = []
         self.pending: Optional[PendingReads] = None
@@ -97,91 +102,91 @@ class DeferredSteps:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
-    def before(self, flushed: FlushedSegment) -> List[int]:
+    def before_segment(self, flushed: FlushedSegment) -> List[int]:
         """What a step leaves is computed before this segment uses or changes it.
 
         Returns:
             Of the storages that the program dropped, those that the executor is to free now.
         """
-        if flushed.calls and not self._continues(flushed):
-            self.stop_reading()
+        if flushed.calls and not self._is_next_read(flushed):
+            self.end_reads()
             self._materialize(flushed)
-        return self.release(flushed.freed)
+        return self.release_storages(flushed.freed)
 
-    def forget(self) -> None:
+    def clear_steps(self) -> None:
         """Remove all steps: their storages do not exist any more."""
         self._steps.clear()
         self.pending = None
 
     # -- reads
 
-    def _continues(self, flushed: FlushedSegment) -> bool:
+    def _is_next_read(self, flushed: FlushedSegment) -> bool:
         """Return True if this is the next read of the inference that was computed last."""
         pending = self.pending
         if pending is None or flushed.reason != READ or flushed.payloads:
             return False
         if flushed.generation != self._dispatcher.generation:
             return False
-        return pending.expects(flushed.segment, _pairs(flushed.live), flushed.numbers)
+        return pending.expects(flushed.segment, _pair_numbers(flushed.live), flushed.numbers)
 
-    def keep_reads(self, pending: PendingReads) -> None:
+    def expect_reads(self, pending: PendingReads) -> None:
         """Expect the program to read these results."""
-        self.stop_reading()
+        self.end_reads()
         self.pending = pending
 
-    def stop_reading(self) -> None:
+    def end_reads(self) -> None:
         """End the reads: the program has read all results, or continues otherwise."""
         pending, self.pending = self.pending, None
         if pending is None:
             return
         if pending.step is None:  # it was to be compared
-            self._touched(pending.inference, "the program does not read it as it did before")
+            self._count_touched(pending.inference, "the program does not read it as it did before")
         elif pending.step in self._steps and not pending.step.alive:
-            self._drop(pending.step)
+            self._drop_step(pending.step)
 
     def next_read(self, invocation: SegmentInvocation) -> Optional[StepOutcome]:
         """Return the result of the next read, if it belongs to a deferred step, which stays deferred."""
         pending = self.pending
         if pending is None or pending.step is None:
             return None
-        later, step = pending.next, pending.step
-        invocation.definition = later.definition
+        follow_up, step = pending.next_call, pending.step
+        invocation.definition = follow_up.definition
         step.invocations.append(invocation)
-        step.alive |= _made(invocation, later.made)
-        tensor = pending.take()
-        if pending.over:
-            self.stop_reading()
+        step.alive |= _held_storages(invocation, follow_up.made)
+        tensor = pending.take_result()
+        if pending.all_read:
+            self.end_reads()
         return StepOutcome(tensor)
 
     # -- steps
 
-    def defer(self, inference: Inference, invocation: SegmentInvocation, more: bool) -> DeferredStep:
+    def defer_step(self, inference: RecordedInference, invocation: SegmentInvocation, more: bool) -> DeferredStep:
         """Defer a segment; ``more``: further results of it are going to be read."""
         invocation.definition = inference.definition
-        step = DeferredStep([invocation], inference, _made(invocation, inference.made))
+        step = DeferredStep([invocation], inference, _held_storages(invocation, inference.made))
         if step.alive or more:
             self._steps.append(step)
         else:
             inference.touched = 0
         if len(self._steps) > MAX_DEFERRED:
-            self._compute(self._steps[0])
+            self._compute_step(self._steps[0])
         return step
 
     def materialize_all(self) -> None:
         """Compute all deferred steps."""
-        self.stop_reading()
+        self.end_reads()
         for step in list(self._steps):
-            self._compute(step)
+            self._compute_step(step)
 
     def materialize(self, storage: int) -> None:
         """Compute the step that makes a storage."""
         for step in [step for step in self._steps if storage in step.alive]:
-            self._compute(step)
+            self._compute_step(step)
 
     def before_change(self, storages: Set[int]) -> None:
         """Compute steps that read storages which are about to change."""
         for step in [step for step in self._steps if step.inference.reads & storages]:
-            self._compute(step)
+            self._compute_step(step)
 
     def _materialize(self, flushed: FlushedSegment) -> None:
         """Compute steps whose storages a segment uses, or whose inputs it changes."""
@@ -189,31 +194,31 @@ class DeferredSteps:
             return
         used = set(flushed.live[1::2])
         for step in [step for step in self._steps if used & step.alive]:
-            self._compute(step)
+            self._compute_step(step)
         if self._steps and flushed.generation == self._dispatcher.generation:
-            self.before_change(self._inferences.changed_by(flushed.segment, _pairs(flushed.live)))
+            self.before_change(self._inferences.changed_by(flushed.segment, _pair_numbers(flushed.live)))
 
-    def _compute(self, step: DeferredStep) -> None:
+    def _compute_step(self, step: DeferredStep) -> None:
         """Run a deferred step; its result has been delivered already."""
         self._steps.remove(step)
         if self.pending is not None and self.pending.step is step:
             self.pending = None
         self._counters.owed += 1
-        self._touched(step.inference, "the program uses what the inference leaves on the device")
+        self._count_touched(step.inference, "the program uses what the inference leaves on the device")
         for invocation in step.invocations:
             self._dispatcher.run([invocation])
-        self._dispatcher.exchange.freed += step.gone
+        self._dispatcher.exchange.freed += step.dropped
         self._free_withheld(step)
 
-    def _touched(self, inference: Inference, why: str) -> None:
+    def _count_touched(self, inference: RecordedInference, reason: str) -> None:
         """Count a step that robot and server computed in vain."""
         inference.touched += 1
         if inference.touched >= MAX_TOUCHED and not inference.problem:
-            self._inferences.give_up(inference, why)
+            self._inferences.disable(inference, reason)
 
     # -- storages
 
-    def release(self, freed: List[int]) -> List[int]:
+    def release_storages(self, freed: List[int]) -> List[int]:
         """Record storages that the program dropped; return those that the executor can free now."""
         if not freed:
             return freed
@@ -226,17 +231,17 @@ class DeferredSteps:
             reader = next((step for step in self._steps if number in step.inference.reads), None)
             if maker is not None:
                 maker.alive.discard(number)
-                maker.gone.append(number)
+                maker.dropped.append(number)
             elif reader is not None:
                 reader.withheld.append(number)
             else:
                 unused.append(number)
         read_from = self.pending.step if self.pending is not None else None
         for step in [step for step in self._steps if not step.alive and step is not read_from]:
-            self._drop(step)
+            self._drop_step(step)
         return unused
 
-    def _drop(self, step: DeferredStep) -> None:
+    def _drop_step(self, step: DeferredStep) -> None:
         """Remove a step whose storages cannot be used any more."""
         self._steps.remove(step)
         step.inference.touched = 0
@@ -249,10 +254,10 @@ class DeferredSteps:
             (self._dispatcher.exchange.freed if reader is None else reader.withheld).append(number)
 
 
-def _pairs(live: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
+def _pair_numbers(live: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
     return tuple(zip(live[::2], live[1::2]))
 
 
-def _made(invocation: SegmentInvocation, made: Sequence[int]) -> Set[int]:
+def _held_storages(invocation: SegmentInvocation, made: Sequence[int]) -> Set[int]:
     """Return storages that a segment would have made and that the program uses."""
     return {invocation.base + place for place, number in enumerate(made) if number not in invocation.dead}

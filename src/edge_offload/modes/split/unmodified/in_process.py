@@ -21,23 +21,23 @@ from edge_offload.execute.heap import retain_freed_memory
 from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.storage import StorageBuffer
-from edge_offload.modes.split.unmodified.cut import Cut
-from edge_offload.modes.split.unmodified.inferences import REPEATS, Inference
+from edge_offload.modes.split.unmodified.cut import CutInference
+from edge_offload.modes.split.unmodified.inferences import REPEATS, RecordedInference
 from edge_offload.modes.split.unmodified.strategy import SplitStrategy
 from edge_offload.replay.flushed import BARRIER, CUT, READ
 from edge_offload.replay.recorder import Recorder
 from edge_offload.replay.signatures import SegmentInvocation
 
-KEEP_FOR = 8
+STORED_READS = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
-MAX_LEFT = 16
+MAX_OTHER_SEGMENTS = 16
 """Times in a row that the program did something else than the inference that was waited for."""
-LOOK_S = 0.25
+CHECK_S = 0.25
 """While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that.
 What is known of an idle link changes no sooner (:class:`~edge_offload.link.transport.prober.Prober`)."""
-MAX_RUNS = 4 * REPEATS
+MAX_CUT_RUNS = 4 * REPEATS
 """Of an inference that is cut, without the same being used of it twice and kept."""
-SAY_AFTER = 8
+NOTIFY_AFTER = 8
 """Segments that could be no inference for the same reason, after which that is said."""
 
 
@@ -57,7 +57,7 @@ class InProcessSession(DeviceSession):
         return super().slot_of(number)
 
 
-def in_process(session: InProcessSession) -> InProcessRemote:
+def in_process_remote(session: InProcessSession) -> InProcessRemote:
     """Return the remote that runs segments of an :class:`InProcessHandler`."""
     retain_freed_memory()  # as the executor process does that would compute otherwise
     remote = InProcessRemote(session)
@@ -83,25 +83,25 @@ class InProcessHandler:
         self._awaited: Set[int] = set()
         self._resting: Set[int] = set()
         self._unfit: Counter[str] = Counter()
-        self._cut: Optional[Cut] = None
-        self._keep_for = self._left = 0
-        self._native.compute_here(True, LOOK_S)
+        self._cut: Optional[CutInference] = None
+        self._reads_to_store = self._other_segments = 0
+        self._native.compute_here(True, CHECK_S)
 
     # -- called by the device, under its lock
 
     def flush(self, *fields: Any) -> Any:
         """Handle a noted segment: the awaited inference, or another one; see :meth:`Recorder.flush`."""
-        self._left = self._left + 1 if fields[0] == BARRIER else 0
+        self._other_segments = self._other_segments + 1 if fields[0] == BARRIER else 0
         try:
             return self._recorder.flush(*fields)
         finally:
-            if self._left >= MAX_LEFT:
-                for (segment, _, _), inference in self._inferences.items():
+            if self._other_segments >= MAX_OTHER_SEGMENTS:
+                for (segment, _, _), inference in self._inferences.list_items():
                     if segment in self._awaited:
-                        self._inferences.give_up(
+                        self._inferences.disable(
                             inference, inference.problem or "the program often does something else"
                         )
-            self._tidy()
+            self._update_device()
 
     def computed(
         self,
@@ -132,24 +132,24 @@ class InProcessHandler:
             seconds: since its first call.
             written: storages that were written and had been there before, since this was last reported.
         """
-        self._follow(generation, base, freed, written)
+        self._update_storages(generation, base, freed, written)
         if isinstance(segment, str):
             self._unfit[segment] += 1
-            if segment and self._unfit[segment] == SAY_AFTER:
+            if segment and self._unfit[segment] == NOTIFY_AFTER:
                 self._once.notify(f"an inference {segment}: it is computed here")
             if segment:
-                self._learner.conclude()
-            self._learner.interrupt()
+                self._learner.end_trace()
+            self._learner.stop_trace()
         else:
-            invocation = self._invocation(segment, base, live, dead, numbers, payloads, READ, seconds)
-            inference = self._inferences.of(invocation)
+            invocation = self._make_invocation(segment, base, live, dead, numbers, payloads, READ, seconds)
+            inference = self._inferences.find_or_add(invocation)
             if inference is not None:
                 inference.seconds.append(seconds * self._slowdown)
-            self._learner.computed(inference, invocation, tensor)
-            if inference is not None and _coming(inference):
-                self._keep_for = KEEP_FOR + 1 + len(inference.later)
-        self._keep_for -= self._keep_for > 0
-        self._tidy()
+            self._learner.add_computed(inference, invocation, tensor)
+            if inference is not None and _will_record(inference):
+                self._reads_to_store = STORED_READS + 1 + len(inference.later)
+        self._reads_to_store -= self._reads_to_store > 0
+        self._update_device()
 
     def cut(
         self,
@@ -169,19 +169,19 @@ class InProcessHandler:
         Returns:
             Whether the device is to report what the program uses of it (:meth:`used`).
         """
-        self._follow(generation, base, freed, written)
-        self._learner.conclude()
-        invocation = self._invocation(segment, base, live, dead, numbers, payloads, CUT, seconds)
-        inference = self._inferences.of(invocation)
+        self._update_storages(generation, base, freed, written)
+        self._learner.end_trace()
+        invocation = self._make_invocation(segment, base, live, dead, numbers, payloads, CUT, seconds)
+        inference = self._inferences.find_or_add(invocation)
         self._cut = None
         if inference is not None:
             inference.seconds.append(seconds * self._slowdown)
             if inference.definition is None and not inference.problem:
                 inference.runs += 1
-                self._cut = Cut(inference, invocation)
-                if _coming(inference):
-                    self._keep_for = KEEP_FOR + 1
-        self._tidy()
+                self._cut = CutInference(inference, invocation)
+                if _will_record(inference):
+                    self._reads_to_store = STORED_READS + 1
+        self._update_device()
         return self._cut is not None
 
     def used(self, items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]]) -> None:
@@ -195,20 +195,20 @@ class InProcessHandler:
         if cut is None or cut.inference.problem:
             return
         inference, invocation = cut
-        inference.uses.add(invocation, items, self._recorder.dispatcher.definitions.signatures)
-        values, kept = inference.uses.values, all(payload is not None for payload in invocation.payloads)
-        if inference.runs >= REPEATS and values and kept and inference.uses.told:
-            self._learner.begin(inference, [invocation], values)
-        elif inference.runs >= MAX_RUNS:
+        inference.uses.add_uses(invocation, items, self._recorder.dispatcher.definitions.signatures)
+        values, stored = inference.uses.values, all(payload is not None for payload in invocation.payloads)
+        if inference.runs >= REPEATS and values and stored and inference.uses.unchanged:
+            self._learner.start_recording(inference, [invocation], values)
+        elif inference.runs >= MAX_CUT_RUNS:
             inference.problem = "the program uses something else of it each time"
 
     def rested(self) -> None:
         """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing.
 
-        Called for the first of them in a row, and then every :data:`LOOK_S` at most.
+        Called for the first of them in a row, and then every :data:`CHECK_S` at most.
         """
-        self._learner.interrupt()
-        self._tidy()
+        self._learner.stop_trace()
+        self._update_device()
 
     def memory(self, number: int) -> torch.Tensor:
         """The bytes of a storage that the device waited with.
@@ -217,7 +217,7 @@ class InProcessHandler:
             LinkLost: nobody made it.
         """
         self._deferred.materialize(number)
-        self._tidy()
+        self._update_device()
         buffer = self._session.slots.get(number)
         if buffer is None:
             raise LinkLost("a tensor on the device holds nothing: the call that should have made it failed")
@@ -226,17 +226,17 @@ class InProcessHandler:
     def before_write(self, number: int) -> None:
         """Compute deferred steps that read a storage which is about to change."""
         self._deferred.before_change({number})
-        self._tidy()
+        self._update_device()
 
     # -- what the device reports with every segment
 
-    def _follow(self, generation: int, base: int, freed: List[int], written: List[int]) -> None:
+    def _update_storages(self, generation: int, base: int, freed: List[int], written: List[int]) -> None:
         self._recorder.dispatcher.next_storage = base
-        self._exchange.freed += self._deferred.release(freed)
+        self._exchange.freed += self._deferred.release_storages(freed)
         self._recorder.renew(generation)
         self._inferences.drop_readers(set(written))
 
-    def _invocation(
+    def _make_invocation(
         self, segment: int, base: int, live: List[int], dead: List[int], numbers: bytes,
         payloads: List[Optional[torch.Tensor]], reason: int, seconds: float,
     ) -> SegmentInvocation:  # fmt: skip
@@ -244,46 +244,48 @@ class InProcessHandler:
         self._exchange.counters.segments += 1
         if self._slowdown > 1.0:
             time.sleep((self._slowdown - 1.0) * seconds)
-        kept: Any = payloads
+        stored: Any = payloads
         return SegmentInvocation(
-            segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, kept, reason
+            segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, stored, reason
         )
 
-    def _tidy(self) -> None:
+    def _update_device(self) -> None:
         """Update the device's settings, and free unused storages."""
         if self._exchange.freed:
             self._session.free(self._exchange.freed)
             self._exchange.freed = []
-        self._native.keep(self._keep_for > 0)
+        self._native.keep(self._reads_to_store > 0)
         self._native.owing(bool(self._deferred))
         awaited: Set[int] = set()
-        here: Set[int] = set()
+        resting: Set[int] = set()
         busy: Set[int] = set()
-        for (segment, _, _), inference in self._inferences.items():
-            if _divides(inference):
+        for (segment, _, _), inference in self._inferences.list_items():
+            if _is_divided(inference):
                 awaited.add(segment)
             elif inference.problem or inference.runner is not None:
-                here |= {segment, *(later.segment for later in inference.later)}
+                resting |= {segment, *(later.segment for later in inference.later)}
             else:  # it is being learnt
                 busy.add(segment)
         if self._deferred.pending is not None:
-            awaited.add(self._deferred.pending.next.segment)
+            awaited.add(self._deferred.pending.next_call.segment)
         if busy:  # what it is read by may be what another one is read by
-            here = here - {later.segment for inference in self._inferences.all() for later in inference.later}
+            resting = resting - {
+                later.segment for inference in self._inferences.list_inferences() for later in inference.later
+            }
         if awaited != self._awaited:
             self._awaited = awaited
             self._native.wait_for(sorted(awaited))
-        if self._slowdown == 1.0 and here - busy != self._resting:
-            self._resting = here - busy
+        if self._slowdown == 1.0 and resting - busy != self._resting:
+            self._resting = resting - busy
             self._native.rest_in(sorted(self._resting))
 
 
-def _coming(inference: Inference) -> bool:
+def _will_record(inference: RecordedInference) -> bool:
     """Return True if its next run will be recorded, so that inputs and results have to be stored."""
     return inference.definition is None and not inference.problem and inference.runs >= REPEATS - 1
 
 
-def _divides(inference: Inference) -> bool:
+def _is_divided(inference: RecordedInference) -> bool:
     runner = inference.runner
     if runner is None or inference.problem:
         return False

@@ -14,27 +14,27 @@ from edge_offload import background
 from edge_offload.errors import LinkLost
 from edge_offload.ir.trace.segments import Segment
 from edge_offload.modes.split.robot.runner import SplitRunner
-from edge_offload.modes.split.unmodified.cut import Uses
-from edge_offload.modes.split.unmodified.join import Joined
-from edge_offload.modes.split.unmodified.lift import Calls, capture
+from edge_offload.modes.split.unmodified.cut import SegmentUses
+from edge_offload.modes.split.unmodified.join import JoinedSegments
+from edge_offload.modes.split.unmodified.lift import CallReader, capture_sequence
 from edge_offload.notices import Once
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.flushed import CUT, READ
 from edge_offload.replay.signatures import Definition, SegmentInvocation
-from edge_offload.split.model.network import Network
-from edge_offload.split.runtime.tracing import located_along
+from edge_offload.split.model.network import TracedNetwork
+from edge_offload.split.runtime.tracing import locate_along
 
 FETCH_S = 120.0
 REPEATS = 3
 """Runs after which a segment is taken for an inference."""
-MAX_KNOWN = 32
+MAX_WATCHED = 32
 """Segments with their storages that are watched."""
 MAX_VARIANTS = 6
 """Sets of storages and host numbers of one segment, after which it is no inference that comes again."""
 _ONE_AT_A_TIME = threading.Lock()
 
 #: A segment, the storages that it uses (canonical number and storage), and its host numbers.
-Key = Tuple[int, Tuple[Tuple[int, int], ...], bytes]
+InferenceKey = Tuple[int, Tuple[Tuple[int, int], ...], bytes]
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class FollowUpRead:
     made: Tuple[int, ...] = field(default=(), compare=False)
 
     @staticmethod
-    def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> FollowUpRead:
+    def describe_segment(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> FollowUpRead:
         """Describe a segment relative to the inference whose first new storage is ``base``."""
         placed = ((number, storage - base if storage >= base else storage, storage >= base) for number, storage in live)
         return FollowUpRead(segment, tuple(placed), numbers)
 
     @property
-    def follows(self) -> bool:
+    def is_follow_up(self) -> bool:
         """True if it uses a storage of the inference."""
         return any(inside for _, _, inside in self.live)
 
 
 @dataclass
-class Inference:
+class RecordedInference:
     """A segment on certain storages, and how far its split has come."""
 
     name: str
@@ -79,7 +79,7 @@ class Inference:
     examples: List[torch.Tensor] = field(default_factory=list)
     made: Tuple[int, ...] = ()
     later: Tuple[FollowUpRead, ...] = ()
-    uses: Uses = field(default_factory=Uses)
+    uses: SegmentUses = field(default_factory=SegmentUses)
     runner: Optional[SplitRunner] = None
     checked: bool = False
     touched: int = 0
@@ -87,7 +87,7 @@ class Inference:
     seconds: Deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
 
-class Inferences:
+class InferenceStore:
     """The segments of a program that may be inferences, by the storages that they use.
 
     Args:
@@ -100,55 +100,55 @@ class Inferences:
 
     def __init__(self, definitions: Definitions, once: Once) -> None:
         self._definitions, self._once = definitions, once
-        self._by_key: OrderedDict[Key, Inference] = OrderedDict()
-        self.forget()
+        self._by_key: OrderedDict[InferenceKey, RecordedInference] = OrderedDict()
+        self.clear_all()
 
-    def forget(self) -> None:
+    def clear_all(self) -> None:
         """Remove all: segments have other numbers now, or all storages are gone."""
         for key in list(self._by_key):
-            self._drop(key)
+            self._remove(key)
         self.changes: Dict[int, int] = {}
-        self.calls = Calls()
+        self.calls = CallReader()
         self._variants: Dict[int, int] = {}
         self._written: Dict[int, FrozenSet[int]] = {}
 
-    def items(self) -> List[Tuple[Key, Inference]]:
+    def list_items(self) -> List[Tuple[InferenceKey, RecordedInference]]:
         """Return all with their keys."""
         return list(self._by_key.items())
 
     def __bool__(self) -> bool:
         return bool(self._by_key)
 
-    def all(self) -> List[Inference]:
+    def list_inferences(self) -> List[RecordedInference]:
         """Return all without their keys."""
         return list(self._by_key.values())
 
-    def of(self, invocation: SegmentInvocation) -> Optional[Inference]:
+    def find_or_add(self, invocation: SegmentInvocation) -> Optional[RecordedInference]:
         """Return the inference that a segment may be; None if it cannot be one."""
         if invocation.reason not in (READ, CUT) or not invocation.payloads:
             return None
         segment = invocation.segment
         key = (segment, invocation.live, invocation.numbers)
-        found = self._by_key.get(key)
-        if found is None:
+        inference = self._by_key.get(key)
+        if inference is None:
             variants = self._variants[segment] = self._variants.get(segment, 0) + 1
             if variants > MAX_VARIANTS:
                 if variants == MAX_VARIANTS + 1:
                     self._once.notify("an inference uses other tensors or host numbers each time: it is computed here")
                 return None
-            found = Inference(f"inference {segment}", frozenset(number for _, number in invocation.live))
-            self._by_key[key] = found
+            inference = RecordedInference(f"inference {segment}", frozenset(number for _, number in invocation.live))
+            self._by_key[key] = inference
             for old in [key for key, item in self._by_key.items() if item.runner is None]:
-                if len(self._by_key) <= MAX_KNOWN or old == key:
+                if len(self._by_key) <= MAX_WATCHED or old == key:
                     break
                 del self._by_key[old]
-        return found
+        return inference
 
     def changed_by(self, segment: int, live: Iterable[Tuple[int, int]]) -> Set[int]:
         """Return older storages that a segment writes to."""
         written = self._written.get(segment)
         if written is None:
-            written = frozenset(self.calls.read(self._definitions.signatures.definition_of(segment)).written)
+            written = frozenset(self.calls.read_segment(self._definitions.signatures.definition_of(segment)).written)
             self._written[segment] = written
         return {storage for number, storage in live if number in written}
 
@@ -156,14 +156,14 @@ class Inferences:
         """Remove inferences that read changed or dropped storages."""
         if storages:
             for key in [key for key, item in self._by_key.items() if item.reads & storages]:
-                self._drop(key)
+                self._remove(key)
 
-    def give_up(self, inference: Inference, why: str) -> None:
+    def disable(self, inference: RecordedInference, reason: str) -> None:
         """Leave an inference to the device for good, and notify the user of the reason."""
-        inference.problem = why
-        self._once.notify(f"{inference.name} is computed here: {why}")
+        inference.problem = reason
+        self._once.notify(f"{inference.name} is computed here: {reason}")
 
-    def _drop(self, key: Key) -> None:
+    def _remove(self, key: InferenceKey) -> None:
         inference = self._by_key.pop(key)
         inference.problem = inference.problem or "its weights were changed"
         if inference.runner is not None:
@@ -190,14 +190,14 @@ class SplitCounters:
     bytes_down: int = 0
 
 
-def record(
-    inference: Inference,
+def record_network(
+    inference: RecordedInference,
     recorded: Segment,
-    joined: Joined,
+    joined: JoinedSegments,
     piece: SegmentInvocation,
     expected: Sequence[torch.Tensor],
     fetched: Future[Any],
-) -> Network:
+) -> TracedNetwork:
     """The network of an inference, from one of its steps; blocks, and takes seconds.
 
     Args:
@@ -210,19 +210,19 @@ def record(
 
     Raises:
         LinkLost: the executor did not give them.
-        Unsupported: see :func:`edge_offload.modes.split.unmodified.lift.capture`; or nothing in it is local.
+        Unsupported: see :func:`edge_offload.modes.split.unmodified.lift.capture_sequence`; or nothing in it is local.
     """
     storages = sorted(inference.reads)
     answer = background.result(fetched, FETCH_S)
     if answer.error is not None or len(answer.fetched) != len(storages):
         raise LinkLost(f"the weights could not be copied: {answer.error}")
-    held = {
+    contents = {
         number: torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8).clone().untyped_storage()
         for number, data in zip(storages, answer.fetched)
     }
     with _ONE_AT_A_TIME:  # segments share what is known of their calls
-        found = capture(recorded, joined.live, held, joined.numbers, piece.payloads, expected)
-    inference.made, *later = joined.made(found.made)
+        captured = capture_sequence(recorded, joined.live, contents, joined.numbers, piece.payloads, expected)
+    inference.made, *later = joined.made_by_segment(captured.made)
     inference.later = tuple(replace(item, made=made) for item, made in zip(inference.later, later))
-    located = located_along(inference.name, found.program.sequence, None)
-    return Network(inference.name, found.program, located, tuple(piece.payloads))
+    located = locate_along(inference.name, captured.program.sequence, None)
+    return TracedNetwork(inference.name, captured.program, located, tuple(piece.payloads))

@@ -9,7 +9,7 @@ from edge_offload.replay.signatures import Definition, SegmentInvocation
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedSegments:
     """Several segments in a row as one.
 
     Attributes:
@@ -26,27 +26,27 @@ class Joined:
     names: Tuple[Dict[int, int], ...]
     calls: Tuple[int, ...]
 
-    def made(self, of_calls: Sequence[Sequence[int]]) -> List[Tuple[int, ...]]:
+    def made_by_segment(self, of_calls: Sequence[Sequence[int]]) -> List[Tuple[int, ...]]:
         """Return for each segment the numbers, in it, of the storages that it makes.
 
         Args:
             of_calls: for each call of the whole the numbers, in that, of the storages that it makes.
         """
-        found: List[Tuple[int, ...]] = []
+        result: List[Tuple[int, ...]] = []
         start = 0
         for names, count in zip(self.names, self.calls):
-            inside = {whole: mine for mine, whole in names.items()}
+            inside = {joined_number: numbers for numbers, joined_number in names.items()}
             following = max(names, default=-1) + 1  # results that nothing used have the last numbers
-            mine: List[int] = []
+            numbers: List[int] = []
             for number in (number for call in of_calls[start : start + count] for number in call):
-                mine.append(inside.get(number, following))
+                numbers.append(inside.get(number, following))
                 following += number not in inside
-            found.append(tuple(mine))
+            result.append(tuple(numbers))
             start += count
-        return found
+        return result
 
 
-def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition]) -> Joined:
+def join_segments(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition]) -> JoinedSegments:
     """One segment of several that the program issued in a row.
 
     Storages have their numbers in the order in which calls first name or make them, as the device would have given
@@ -54,34 +54,34 @@ def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition])
     """
     places: Dict[int, int] = {}
     live: List[Tuple[int, int]] = []
-    words: List[int] = []
+    encoded: List[int] = []
     names: List[Dict[int, int]] = []
     values = 0
     for index, (piece, definition) in enumerate(zip(pieces, definitions)):
         older = dict(piece.live)
-        mine: Dict[int, int] = {}
+        numbers: Dict[int, int] = {}
         storage = piece.base
-        named = [number for _, numbers in definition.calls_with_storages() for number in numbers]
-        for number in range(max([*older, *named], default=-1) + 1):
-            at = older.get(number)
-            if at is None:
-                at, storage = storage, storage + 1
-            if at not in places:
-                places[at] = values
+        references_of = [number for _, numbers in definition.calls_with_storages() for number in numbers]
+        for number in range(max([*older, *references_of], default=-1) + 1):
+            storage_of = older.get(number)
+            if storage_of is None:
+                storage_of, storage = storage, storage + 1
+            if storage_of not in places:
+                places[storage_of] = values
                 if number in older:
-                    live.append((values, at))
+                    live.append((values, storage_of))
                 values += 1
-            mine[number] = places[at]
+            numbers[number] = places[storage_of]
         last = index + 1 == len(pieces)
         for unused in range(storage, storage if last else pieces[index + 1].base):
             places[unused] = values
             values += 1
-        names.append(mine)
+        names.append(numbers)
         for call, references in definition.calls_with_storages():
-            words += [call.entry, *(mine[number] for number in references)]
+            encoded += [call.entry, *(numbers[number] for number in references)]
     calls = tuple(call for definition in definitions for call in definition.calls)
-    return Joined(
-        Definition(tuple(words), calls),
+    return JoinedSegments(
+        Definition(tuple(encoded), calls),
         tuple(live),
         b"".join(piece.numbers for piece in pieces),
         tuple(names),

@@ -18,59 +18,72 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.trace.segments import Segment
 from edge_offload.modes.split.robot.runner import SplitRunner
-from edge_offload.modes.split.unmodified.cut import with_reads
-from edge_offload.modes.split.unmodified.inferences import REPEATS, FollowUpRead, Inference, Inferences, record
-from edge_offload.modes.split.unmodified.join import Joined, join
+from edge_offload.modes.split.unmodified.cut import append_reads
+from edge_offload.modes.split.unmodified.inferences import (
+    REPEATS,
+    FollowUpRead,
+    InferenceStore,
+    RecordedInference,
+    record_network,
+)
+from edge_offload.modes.split.unmodified.join import JoinedSegments, join_segments
 from edge_offload.modes.split.unmodified.lift import unavailable_reason
 from edge_offload.notices import Once
 from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ
 from edge_offload.replay.signatures import SegmentInvocation
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
-MAX_LATER = 64
+MAX_FOLLOW_UPS = 64
 """Reads of one inference behind its first."""
 MAX_OPEN = 4
-MAX_NAMED = 5
+MAX_NAMES = 5
 """Operators that are named because they cannot be divided."""
 MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
 
 _log = logging.getLogger(__name__)
-Opener = Callable[[Network], SplitRunner]
+Opener = Callable[[TracedNetwork], SplitRunner]
 
 
 @dataclass
 class ReadTrace:
     """The segments of one inference as they come, each with what was read at its end (None where it was not kept)."""
 
-    inference: Inference
+    inference: RecordedInference
     invocations: List[SegmentInvocation]
     tensors: List[Optional[torch.Tensor]]
     later: List[FollowUpRead] = field(default_factory=list)
 
-    def goes_on(self, invocation: SegmentInvocation, tensor: Optional[torch.Tensor]) -> bool:
+    def add_segment(self, invocation: SegmentInvocation, tensor: Optional[torch.Tensor]) -> bool:
         """Add a segment if it is another part of the inference; return True if so."""
-        found = FollowUpRead.of(invocation.segment, invocation.live, invocation.numbers, self.invocations[0].base)
-        if invocation.reason != READ or invocation.payloads or not found.follows or len(self.later) >= MAX_LATER:
+        follow_up = FollowUpRead.describe_segment(
+            invocation.segment, invocation.live, invocation.numbers, self.invocations[0].base
+        )
+        if (
+            invocation.reason != READ
+            or invocation.payloads
+            or not follow_up.is_follow_up
+            or len(self.later) >= MAX_FOLLOW_UPS
+        ):
             return False
         self.invocations.append(invocation)
         self.tensors.append(tensor)
-        self.later.append(found)
+        self.later.append(follow_up)
         return True
 
-    def common(self) -> Tuple[FollowUpRead, ...]:
+    def common_reads(self) -> Tuple[FollowUpRead, ...]:
         """Return the follow-up reads that all runs so far have in common."""
-        found: List[FollowUpRead] = []
-        for mine, before in zip(self.later, self.inference.later if self.inference.runs > 1 else self.later):
-            if mine != before:
+        result: List[FollowUpRead] = []
+        for present, earlier in zip(self.later, self.inference.later if self.inference.runs > 1 else self.later):
+            if present != earlier:
                 break
-            found.append(mine)
-        return tuple(found)
+            result.append(present)
+        return tuple(result)
 
 
-class Learner:
+class SplitLearner:
     """Follows what the device computes, and opens splits.
 
     Args:
@@ -80,88 +93,92 @@ class Learner:
         once: says things to the user.
     """
 
-    def __init__(self, dispatcher: SegmentDispatcher, inferences: Inferences, opener: Opener, once: Once) -> None:
+    def __init__(self, dispatcher: SegmentDispatcher, inferences: InferenceStore, opener: Opener, once: Once) -> None:
         self._dispatcher, self._inferences, self._once = dispatcher, inferences, once
         self.opener = opener
         self._trace: Optional[ReadTrace] = None
 
-    def computed(
-        self, inference: Optional[Inference], invocation: SegmentInvocation, tensor: Optional[torch.Tensor]
+    def add_computed(
+        self, inference: Optional[RecordedInference], invocation: SegmentInvocation, tensor: Optional[torch.Tensor]
     ) -> None:
         """The device has computed a segment whose read gave ``tensor``: an inference, or perhaps a part of the last."""
         if inference is not None:
-            self.conclude()
+            self.end_trace()
             inference.runs += 1
             self._trace = ReadTrace(inference, [invocation], [tensor])
-        elif self._trace is not None and not self._trace.goes_on(invocation, tensor):
-            self.conclude()
+        elif self._trace is not None and not self._trace.add_segment(invocation, tensor):
+            self.end_trace()
 
-    def interrupt(self) -> None:
+    def stop_trace(self) -> None:
         """Stop the trace without learning: the next segment is no part of it."""
         self._trace = None
 
-    def conclude(self) -> None:
+    def end_trace(self) -> None:
         """End the trace, and record the inference if it has run often enough."""
         trace, self._trace = self._trace, None
         if trace is None or trace.inference.definition is not None or trace.inference.problem:
             return
         inference = trace.inference
-        inference.later = trace.common()
-        whole = trace.invocations[: len(inference.later) + 1]
-        expected = [tensor for tensor in trace.tensors[: len(whole)] if tensor is not None]
-        kept = len(expected) == len(whole) and all(payload is not None for payload in whole[0].payloads)
-        if inference.runs >= REPEATS and kept:
-            self.begin(inference, whole, expected)
+        inference.later = trace.common_reads()
+        invocations = trace.invocations[: len(inference.later) + 1]
+        expected = [tensor for tensor in trace.tensors[: len(invocations)] if tensor is not None]
+        stored = len(expected) == len(invocations) and all(payload is not None for payload in invocations[0].payloads)
+        if inference.runs >= REPEATS and stored:
+            self.start_recording(inference, invocations, expected)
 
-    def begin(
-        self, inference: Inference, invocations: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
+    def start_recording(
+        self, inference: RecordedInference, invocations: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
     ) -> None:
         """Record an inference whose reads gave ``expected``, if it can be divided."""
         signatures = self._dispatcher.definitions.signatures
         definitions = [signatures.definition_of(invocation.segment) for invocation in invocations]
-        read = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, signatures)]
-        joined = join(invocations, read)
-        recorded = self._inferences.calls.read(joined.definition)
-        why = unavailable_reason(recorded, joined.live, len(expected))
-        if why is not None and len(invocations) > 1:  # then perhaps up to its first read
+        read = [*definitions[:-1], append_reads(definitions[-1], inference.uses.readable, signatures)]
+        joined = join_segments(invocations, read)
+        recorded = self._inferences.calls.read_segment(joined.definition)
+        reason = unavailable_reason(recorded, joined.live, len(expected))
+        if reason is not None and len(invocations) > 1:  # then perhaps up to its first read
             inference.later = ()
-            return self.begin(inference, invocations[:1], expected[:1])
-        if why is None and sum(item.runner is not None for item in self._inferences.all()) >= MAX_OPEN:
-            why = f"{MAX_OPEN} splits are open already"
-        if why is None and self._inferences.changes.get(invocations[0].segment, 0) > MAX_CHANGES:
-            why = "its weights are changed again and again"
-        if why is not None:
-            return self._inferences.give_up(inference, why)
+            return self.start_recording(inference, invocations[:1], expected[:1])
+        if reason is None and sum(item.runner is not None for item in self._inferences.list_inferences()) >= MAX_OPEN:
+            reason = f"{MAX_OPEN} splits are open already"
+        if reason is None and self._inferences.changes.get(invocations[0].segment, 0) > MAX_CHANGES:
+            reason = "its weights are changed again and again"
+        if reason is not None:
+            return self._inferences.disable(inference, reason)
         inference.definition, inference.examples = definitions[0], list(invocations[0].payloads)
-        inference.later = tuple(replace(item, definition=made) for item, made in zip(inference.later, definitions[1:]))
+        inference.later = tuple(
+            replace(item, definition=follow_up) for item, follow_up in zip(inference.later, definitions[1:])
+        )
         inference.reads = frozenset(storage for _, storage in joined.live)
         fetched = self._dispatcher.exchange.submit_message(DeviceMessage(fetch=sorted(inference.reads)))
         work = (inference, recorded, joined, invocations[0], [item.clone() for item in expected], fetched)
-        background.start("edge_offload-split-learn", self._open, *work)
+        background.start("edge_offload-split-learn", self._open_split, *work)
 
-    def _open(
+    def _open_split(
         self,
-        inference: Inference,
+        inference: RecordedInference,
         recorded: Segment,
-        joined: Joined,
+        joined: JoinedSegments,
         first: SegmentInvocation,
         expected: List[torch.Tensor],
         fetched: Future[Any],
     ) -> None:
         """Record the network and open its split, in a separate thread."""
         try:
-            made = record(inference, recorded, joined, first, expected, fetched)
-            count, local = len(made.program.sequence), made.located.counts()["local"]
-            rest = ", ".join(f"{times} {name}" for name, times in made.located.undivided().most_common(MAX_NAMED))
-            told = f"{inference.name} is recorded: {local} of {count} operators can be divided"
-            self._once.notify(f"{told}; in one piece: {rest}" if rest else told)
-            runner = self.opener(made)
+            network = record_network(inference, recorded, joined, first, expected, fetched)
+            count, local = len(network.program.sequence), network.located.count_kinds()["local"]
+            undivided = ", ".join(
+                f"{count_of} {name}" for name, count_of in network.located.count_global().most_common(MAX_NAMES)
+            )
+            summary = f"{inference.name} is recorded: {local} of {count} operators can be divided"
+            self._once.notify(f"{summary}; in one piece: {undivided}" if undivided else summary)
+            runner = self.opener(network)
             runner.unavailable_reason(first.payloads)
             inference.runner = runner
             if inference.problem:  # its weights have been changed meanwhile
                 runner.close()
         except EdgeOffloadError as error:
-            self._inferences.give_up(inference, str(error))
+            self._inferences.disable(inference, str(error))
         except Exception as error:
             _log.exception("%s could not be recorded", inference.name)
             inference.problem = f"{type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.replay.signatures import Definition, TableCall
 
 MAX_CALLS = 20_000
-BASE = 1 << 60
+FIRST_STORAGE = 1 << 60
 """Number of the first storage that a segment makes where it is run to see what it does."""
 _COPY = "aten::copy_"
 _FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
@@ -42,7 +42,7 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, to
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedInference:
     """An inference that was recorded.
 
     Attributes:
@@ -54,27 +54,27 @@ class Captured:
     made: Tuple[Tuple[int, ...], ...]
 
 
-class Calls:
+class CallReader:
     """Reads segments; each distinct call once."""
 
     def __init__(self) -> None:
         self._operators: Dict[Tuple[str, bytes], BoundOperator] = {}
 
-    def read(self, definition: Definition) -> Segment:
+    def read_segment(self, definition: Definition) -> Segment:
         """The calls of a segment.
 
         Raises:
             EdgeOffloadError: one of them is malformed.
         """
         return Segment.from_calls(
-            (self._operator(call), references) for call, references in definition.calls_with_storages()
+            (self._bind_call(call), references) for call, references in definition.calls_with_storages()
         )
 
-    def _operator(self, call: TableCall) -> BoundOperator:
-        found = self._operators.get((call.name, call.key))
-        if found is None:
-            found = self._operators[call.name, call.key] = BoundOperator(call.name, call.key, torch.device("cpu"))
-        return found
+    def _bind_call(self, call: TableCall) -> BoundOperator:
+        operator = self._operators.get((call.name, call.key))
+        if operator is None:
+            operator = self._operators[call.name, call.key] = BoundOperator(call.name, call.key, torch.device("cpu"))
+        return operator
 
 
 def unavailable_reason(segment: Segment, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
@@ -101,19 +101,19 @@ def unavailable_reason(segment: Segment, live: Sequence[Tuple[int, int]], reads:
         if entry.overload is None:
             if entry.name not in (ALLOC, UPLOAD, DOWNLOAD):
                 return f"it contains {entry.name.replace('edge::', 'a call to ')}"
-        elif entry.random and not _settled(entry):
+        elif entry.random and not _is_deterministic(entry):
             return f"{entry.name} draws random numbers"
     return None
 
 
-def capture(
+def capture_sequence(
     segment: Segment,
     live: Sequence[Tuple[int, int]],
     storages: Mapping[int, torch.UntypedStorage],
     numbers: bytes,
     payloads: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
-) -> Captured:
+) -> CapturedInference:
     """The sequence of a segment, which is run here twice to see that it gives what the device gave.
 
     Args:
@@ -127,32 +127,32 @@ def capture(
     Raises:
         Unsupported: it cannot be told as a function, or does not give ``expected``.
     """
-    made, folded, found_there = _run(segment, live, storages, numbers, payloads, expected[-1])
-    constants = {**{number: storages[storage] for number, storage in live}, **found_there}
+    made, folded, folded_storages = _run_twice(segment, live, storages, numbers, payloads, expected[-1])
+    constants = {**{number: storages[storage] for number, storage in live}, **folded_storages}
     tracer = _Tracer(segment, constants, numbers, made, folded)
     try:
         with torch.no_grad():
             traced = make_fx(torch.func.functionalize(tracer, remove="mutations"), tracing_mode="fake",
                              _allow_non_fake_inputs=True)(*payloads)  # fmt: skip
         program = from_graph_module(traced)
-        found = SequenceRunner(program.sequence, program.constants).run(list(payloads))
+        results = SequenceRunner(program.sequence, program.constants).run(list(payloads))
     except EdgeOffloadError:
         raise
     except Exception as error:  # whatever torch raises for what it cannot trace
         raise Unsupported(f"it cannot be traced: {type(error).__name__}: {str(error).strip()[:200]}") from error
-    for one, wanted in zip(found, expected):
-        compare(one, wanted, "the traced sequence")
-    return Captured(program, made)
+    for result, expected_one in zip(results, expected):
+        check_equal(result, expected_one, "the traced sequence")
+    return CapturedInference(program, made)
 
 
-def _settled(entry: BoundOperator) -> bool:
+def _is_deterministic(entry: BoundOperator) -> bool:
     """Return True if a call that may draw random numbers does not: dropout that is off."""
     assert entry.overload is not None
-    given = dict(zip([a.name for a in entry.overload._schema.arguments], entry.arguments))  # type: ignore[attr-defined]
-    return given.get("train") is False or given.get("dropout_p") == 0.0
+    arguments = dict(zip([a.name for a in entry.overload._schema.arguments], entry.arguments))  # type: ignore[attr-defined]
+    return arguments.get("train") is False or arguments.get("dropout_p") == 0.0
 
 
-def _run(
+def _run_twice(
     segment: Segment, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], expected: torch.Tensor,
 ) -> Tuple[Tuple[Tuple[int, ...], ...], Folded, Dict[int, torch.UntypedStorage]]:  # fmt: skip
@@ -171,9 +171,9 @@ def _run(
     """
     older = {number for number, _ in live}
     names = range(max(call.least for call in segment.calls) + len(segment.calls) * 64)
-    _, outcome = _play(segment, live, storages, numbers, payloads, frozenset(names) - older)
+    _, outcome = _run_segment(segment, live, storages, numbers, payloads, frozenset(names) - older)
     assert outcome.tensor is not None
-    compare(outcome.tensor, expected, "the recorded inference, run here,")
+    check_equal(outcome.tensor, expected, "the recorded inference, run here,")
     made: List[Tuple[int, ...]] = []
     following = segment.first_new
     for entry, _, least in segment.calls:
@@ -185,12 +185,16 @@ def _run(
     folded = fold_constants(segment, made, older)
     if not folded.storages:
         return tuple(made), folded, {}
-    session, _ = _play(segment, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
+    session, _ = _run_segment(segment, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
     places = {number: place for place, number in enumerate(number for call in made for number in call)}
-    return tuple(made), folded, {number: session.slots[BASE + places[number]].storage for number in folded.storages}
+    return (
+        tuple(made),
+        folded,
+        {number: session.slots[FIRST_STORAGE + places[number]].storage for number in folded.storages},
+    )
 
 
-def _play(
+def _run_segment(
     segment: Segment, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], dead: FrozenSet[int],
 ) -> Tuple[DeviceSession, StepOutcome]:  # fmt: skip
@@ -198,21 +202,21 @@ def _play(
     session = DeviceSession("cpu")
     for _, storage in live:
         session.slots[storage] = StorageBuffer(storages[storage])
-    step = SegmentStep(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
+    step = SegmentStep(0, FIRST_STORAGE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
     return session, session.run(step, segment=segment)
 
 
-def compare(found: torch.Tensor, expected: torch.Tensor, what: str, slack: float = 1.0) -> None:
+def check_equal(result: torch.Tensor, expected: torch.Tensor, what: str, slack: float = 1.0) -> None:
     """See that two results are the same up to rounding (times ``slack``); integers to the last bit.
 
     Raises:
-        Unsupported: they are not; ``what`` gave ``found``.
+        Unsupported: they are not; ``what`` gave ``result``.
     """
     bound = slack * _TOLERANCE.get(expected.dtype, 0.0)
-    alike = found.dtype == expected.dtype and found.shape == expected.shape
-    if alike and not torch.equal(found, expected):
+    alike = result.dtype == expected.dtype and result.shape == expected.shape
+    if alike and not torch.equal(result, expected):
         scale = float(torch.nan_to_num(expected).abs().max()) if expected.numel() else 0.0
-        alike = bound > 0 and torch.allclose(found, expected, rtol=0.0, atol=bound * scale, equal_nan=True)
+        alike = bound > 0 and torch.allclose(result, expected, rtol=0.0, atol=bound * scale, equal_nan=True)
     if not alike:
         raise Unsupported(f"{what} does not give what the device gave")
 
@@ -223,7 +227,7 @@ class _Cell:
 
     nbytes: int
     tensor: Optional[torch.Tensor] = None
-    held: Optional[Layout] = None
+    layout: Optional[Layout] = None
 
 
 class _Tracer:
@@ -246,10 +250,10 @@ class _Tracer:
         place = 0
         for index, (entry, references, _) in enumerate(segment.calls):
             for view in entry.views if index not in folded.calls else ():
-                named = (references[view.reference], view.layout)
-                storage = storages.get(named[0])
-                if storage is not None and named not in self._constants:
-                    self._constants[named] = StorageBuffer(storage).view(view.layout).clone()
+                operand = (references[view.reference], view.layout)
+                storage = storages.get(operand[0])
+                if storage is not None and operand not in self._constants:
+                    self._constants[operand] = StorageBuffer(storage).view(view.layout).clone()
             for leaf in entry.numbers:
                 self._scalars[index, leaf.number] = host_number(numbers[16 * (place + leaf.number) :], leaf)
             place += entry.number_count
@@ -270,78 +274,78 @@ class _Tracer:
                 cells[following] = _Cell(size)
                 following += 1
             elif entry.name == UPLOAD:
-                held = references[0] in self._rewritten
-                self._write(cells[references[0]], entry.views[0].layout, next(uploads), held)
+                copies = references[0] in self._rewritten
+                self._write_view(cells[references[0]], entry.views[0].layout, next(uploads), copies)
             elif entry.name == _COPY and len(entry.views) == 2:
-                taken = references[entry.views[1].reference]
-                source = self._tensor(cells, taken, entry.views[1].layout)
-                held = references[0] in self._rewritten or self._written_last.get(taken, -1) > index
-                self._write(cells[references[0]], entry.views[0].layout, source, held)
+                source_number = references[entry.views[1].reference]
+                source = self._read_tensor(cells, source_number, entry.views[1].layout)
+                copies = references[0] in self._rewritten or self._written_last.get(source_number, -1) > index
+                self._write_view(cells[references[0]], entry.views[0].layout, source, copies)
             elif entry.name == DOWNLOAD:
-                found = self._tensor(cells, references[0], entry.views[0].layout)
+                tensor_read = self._read_tensor(cells, references[0], entry.views[0].layout)
                 written_later = self._written_last.get(references[0], -1) > index
-                read.append(torch.ops.aten.clone.default(found) if written_later else found)
+                read.append(torch.ops.aten.clone.default(tensor_read) if written_later else tensor_read)
             else:
                 hosts = [next(uploads) for _ in entry.hosts]
-                for result, tensor in self._call(cells, index, entry, references, hosts):
+                for result, tensor in self._issue_call(cells, index, entry, references, hosts):
                     if self._written_last.get(following, -1) > index:
-                        tensor = _writable(tensor, result.layout)
+                        tensor = _make_writable(tensor, result.layout)
                     cells[following] = _Cell(result.storage_bytes, tensor, result.layout)
                     following += 1
         return tuple(read)
 
-    def _write(self, cell: _Cell, layout: Layout, source: torch.Tensor, held: bool) -> None:
+    def _write_view(self, cell: _Cell, layout: Layout, source: torch.Tensor, copies: bool) -> None:
         """Copy ``source`` into a view of a storage; one that fills all of it becomes what is in it.
 
         Args:
             cell: the storage.
             layout: of the view.
             source: of the same sizes, or of such as expand to them.
-            held: whether one of the two is written later, which the other must not see.
+            copies: whether one of the two is written later, which the other must not see.
         """
         dtype = DTYPES[layout.dtype]
-        whole = layout.offset == 0 and not layout.flags and is_dense(layout)
-        if not whole or _elements(layout) * ITEM_BYTES[dtype] != cell.nbytes:
-            self._view(cell, layout).copy_(source)
+        fills_offset = layout.offset == 0 and not layout.flags and is_dense(layout)
+        if not fills_offset or _count_elements(layout) * ITEM_BYTES[dtype] != cell.nbytes:
+            self._view_cell(cell, layout).copy_(source)
             return
         converted = source if source.dtype == dtype else torch.ops.aten._to_copy.default(source, dtype=dtype)
         if tuple(converted.shape) != layout.sizes:
             converted = torch.ops.aten.expand.default(converted, list(layout.sizes))
-        cell.tensor, cell.held = laid_out(converted, layout), layout
-        if held and converted.dtype == source.dtype:
+        cell.tensor, cell.layout = laid_out(converted, layout), layout
+        if copies and converted.dtype == source.dtype:
             cell.tensor = torch.ops.aten.clone.default(cell.tensor)
 
-    def _tensor(self, cells: Mapping[int, _Cell], canonical: int, layout: Layout) -> torch.Tensor:
+    def _read_tensor(self, cells: Mapping[int, _Cell], canonical: int, layout: Layout) -> torch.Tensor:
         constant = self._constants.get((canonical, layout))
-        return constant if constant is not None else self._view(cells[canonical], layout)
+        return constant if constant is not None else self._view_cell(cells[canonical], layout)
 
     @staticmethod
-    def _view(cell: _Cell, layout: Layout) -> torch.Tensor:
+    def _view_cell(cell: _Cell, layout: Layout) -> torch.Tensor:
         if cell.tensor is None:  # nothing was written to it yet, and nobody can tell what is in it
             dtype = DTYPES[layout.dtype]
             if layout.flags or cell.nbytes % ITEM_BYTES[dtype]:
                 raise Unsupported("fresh memory is viewed in a way that no tensor is")
             count = cell.nbytes // ITEM_BYTES[dtype]
-            if layout.offset == 0 and is_dense(layout) and _elements(layout) == count:
-                cell.tensor, cell.held = laid_out(torch.zeros(layout.sizes, dtype=dtype), layout), layout
+            if layout.offset == 0 and is_dense(layout) and _count_elements(layout) == count:
+                cell.tensor, cell.layout = laid_out(torch.zeros(layout.sizes, dtype=dtype), layout), layout
             else:
                 cell.tensor = torch.zeros(count, dtype=dtype)
-                cell.held = Layout(layout.dtype, 0, (count,), (1,), 0)
-        assert cell.held is not None
-        return view_as(cell.tensor, cell.held, layout)
+                cell.layout = Layout(layout.dtype, 0, (count,), (1,), 0)
+        assert cell.layout is not None
+        return view_as(cell.tensor, cell.layout, layout)
 
-    def _call(
+    def _issue_call(
         self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int],
         hosts: Sequence[torch.Tensor],
     ) -> Iterator[Any]:  # fmt: skip
         assert entry.overload is not None
         schema = entry.overload._schema  # type: ignore[attr-defined]
         arguments = [
-            _constant(argument, self._fill(cells, index, entry, references, hosts, value))
+            _convert_constant(argument, self._fill_argument(cells, index, entry, references, hosts, value))
             for argument, value in zip(schema.arguments, entry.arguments)
         ]
         named = dict(zip(entry.keywords, arguments[entry.positional :]))
-        returned = _issue(entry, arguments[: entry.positional], named)
+        returned = _call_overload(entry, arguments[: entry.positional], named)
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
         for (_, known), value in zip(entry.results or (), returns):
             for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
@@ -352,12 +356,12 @@ class _Tracer:
                     raise Unsupported(f"{entry.name} gives another shape when it is traced")
                 yield result, tensor
 
-    def _fill(
+    def _fill_argument(
         self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int],
         hosts: Sequence[torch.Tensor], value: Any,
     ) -> Any:  # fmt: skip
         if isinstance(value, View):
-            return self._tensor(cells, references[value.reference], value.layout)
+            return self._read_tensor(cells, references[value.reference], value.layout)
         if isinstance(value, HostNumber):
             return self._scalars[index, value.number]
         if isinstance(value, HostTensor):
@@ -365,11 +369,11 @@ class _Tracer:
         if isinstance(value, StorageRef):
             raise Unsupported(f"{entry.name} takes a storage")
         if isinstance(value, list):
-            return [self._fill(cells, index, entry, references, hosts, item) for item in value]
+            return [self._fill_argument(cells, index, entry, references, hosts, item) for item in value]
         return value
 
 
-def _writable(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _make_writable(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """What can be written to while it is traced: what was made of constants alone is not torch's to replace."""
     if is_functionaltensor(tensor):
         return tensor
@@ -377,17 +381,17 @@ def _writable(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return fresh.copy_(tensor)
 
 
-def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) -> Any:
+def _call_overload(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) -> Any:
     """Issue a call under the name that modules are traced under; the kernel is the same."""
     aten = torch.ops.aten
     if entry.name == "aten::_convolution":
         return aten.convolution.default(*arguments[:9])
     if entry.name in ("aten::native_batch_norm", "aten::batch_norm"):
         overload: Any = entry.overload
-        given = dict(zip([argument.name for argument in overload._schema.arguments], arguments))
-        if given.pop("training") is False:
-            given.pop("cudnn_enabled", None)
-            normalized = aten._native_batch_norm_legit_no_training.default(*given.values())
+        by_name = dict(zip([argument.name for argument in overload._schema.arguments], arguments))
+        if by_name.pop("training") is False:
+            by_name.pop("cudnn_enabled", None)
+            normalized = aten._native_batch_norm_legit_no_training.default(*by_name.values())
             return normalized if entry.name == "aten::native_batch_norm" else normalized[0]
     if entry.name == "aten::_transformer_encoder_layer_fwd":
         return encoder_layer(*arguments)
@@ -395,7 +399,7 @@ def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) ->
     return entry.overload(*arguments, **named)
 
 
-def _constant(argument: Any, value: Any) -> Any:
+def _convert_constant(argument: Any, value: Any) -> Any:
     """Convert torch's numbers for dtypes, layouts and memory formats."""
     if type(value) is not int:
         return value
@@ -409,7 +413,7 @@ def _constant(argument: Any, value: Any) -> Any:
     return value
 
 
-def _elements(layout: Layout) -> int:
+def _count_elements(layout: Layout) -> int:
     total = 1
     for size in layout.sizes:
         total *= size

@@ -19,30 +19,30 @@ from edge_offload.link.transport.client import Client
 from edge_offload.modes.remote import Progress
 from edge_offload.modes.split.robot.opening import ModelSource
 from edge_offload.modes.split.unmodified.recorded import RecordedSource
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
 
 @dataclass
 class AnyTorchSource(ModelSource):
     """A model of the registry; a server with another torch gets the trace, one with the same makes it by itself."""
 
-    _traced: Dict[Specs, Network] = field(init=False, default_factory=dict)
+    _traced: Dict[Specs, TracedNetwork] = field(init=False, default_factory=dict)
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
-        """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
-        return self._traced.get(specs_of(examples)) or super().trace(examples, progress)
+    def trace_operators(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
+        """See :class:`~edge_offload.modes.split.robot.opening.SplitSource`."""
+        return self._traced.get(specs_of(examples)) or super().trace_operators(examples, progress)
 
-    def ask_to_open(
+    def request_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
-        """See :class:`~edge_offload.modes.split.robot.opening.Source`.
+        """See :class:`~edge_offload.modes.split.robot.opening.SplitSource`.
 
         Raises:
             Unsupported: it cannot be traced, or has an operator that the server's torch has otherwise or not at all.
         """
         if not two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint")):
-            return super().ask_to_open(client, examples, sequence, progress)
-        network = self.trace(examples, progress)
+            return super().request_open(client, examples, sequence, progress)
+        network = self.trace_operators(examples, progress)
         if network.readout is not None:
             raise Unsupported(
                 f"{self.name} ends in a part whose sizes depend on data: it is not split between two releases of torch",
@@ -55,4 +55,4 @@ class AnyTorchSource(ModelSource):
             full = f"{space}::{name}" + ("" if overload == "default" else f".{overload}")
             if full in refused:
                 raise Unsupported(refused[full], remedy="use the same torch on both, or mode server")
-        return RecordedSource(network).ask_to_open(client, examples, sequence, progress)
+        return RecordedSource(network).request_open(client, examples, sequence, progress)

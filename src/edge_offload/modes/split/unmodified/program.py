@@ -25,20 +25,20 @@ from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.mode import Mode
 from edge_offload.modes.split.robot.runner import SplitRunner
-from edge_offload.modes.split.unmodified.in_process import InProcessHandler, InProcessSession, in_process
+from edge_offload.modes.split.unmodified.in_process import InProcessHandler, InProcessSession, in_process_remote
 from edge_offload.modes.split.unmodified.recorded import RecordedSource
 from edge_offload.modes.split.unmodified.strategy import SplitStrategy
 from edge_offload.notices import notify
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.recorder import Recorder
-from edge_offload.split.model.network import Network
+from edge_offload.split.model.network import TracedNetwork
 
 IDLE_S = 1.0
 """Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
 them."""
 
 
-def from_environment() -> installation.Installed:
+def install_from_environment() -> installation.Installed:
     """Install as the launcher asked for in the environment (called once torch has been imported).
 
     Raises:
@@ -49,31 +49,31 @@ def from_environment() -> installation.Installed:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
     libraries = installation.built_libraries()
     keys = KeyStore(settings.keys) if settings.keys else None
-    told = ""
+    notified = ""
 
-    def tell(state: LinkState, _cause: str) -> None:
+    def notify_difference(state: LinkState, _cause: str) -> None:
         """What is to be done about another torch on the server, once for each that comes."""
-        nonlocal told
+        nonlocal notified
         if state is LinkState.READY:
             torches = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
-            if torches and torches != told:
+            if torches and torches != notified:
                 notify(torches)
-            told = torches
+            notified = torches
 
-    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S), on_state=tell)
+    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S), on_state=notify_difference)
     client.start()
     prober = Prober(client, IDLE_S).start()
-    alone = libraries is not None and settings.device == "cpu"
-    if alone and settings.threads:
+    in_process = libraries is not None and settings.device == "cpu"
+    if in_process and settings.threads:
         torch.set_num_threads(settings.threads)
-    session = InProcessSession() if alone else None
+    session = InProcessSession() if in_process else None
     if settings.device != "cpu":
         # what the device gives is compared with the record, and TF32 is farther off than rounding
         os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
-    remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process(session)
+    remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process_remote(session)
     halves = ExecutorProcess(settings.device, settings.threads) if settings.device != "cpu" else None
 
-    def opener(network: Network, **plans: Any) -> SplitRunner:
+    def opener(network: TracedNetwork, **plans: Any) -> SplitRunner:
         place = None if halves is None else CompanionPlace(halves, recorded=True)
         return SplitRunner(RecordedSource(network), client, settings.slowdown, place=place, **plans)
 
@@ -84,14 +84,14 @@ def from_environment() -> installation.Installed:
         recorder = Recorder(native, remote, mode, strategy_of)
         return recorder if session is None else InProcessHandler(recorder, session, settings.slowdown), recorder
 
-    made = installation.install_device(libraries, remote, Mode.SPLIT, make)
-    strategy: SplitStrategy = made.recorder.strategy
+    installed = installation.install_device(libraries, remote, Mode.SPLIT, make)
+    strategy: SplitStrategy = installed.recorder.strategy
 
     def end() -> None:
         if settings.tally:
-            made.write_tally(settings.tally)
+            installed.write_tally(settings.tally)
             split = {**dataclasses.asdict(strategy.splits), "state": strategy.state()}
-            _add(settings.tally, {"split": split, **({"two_torches": told} if told else {})})
+            _add_to_tally(settings.tally, {"split": split, **({"two_torches": notified} if notified else {})})
         background.end()
         strategy.close()
         prober.close()
@@ -100,11 +100,11 @@ def from_environment() -> installation.Installed:
             halves.close()
 
     atexit.register(end)
-    return made
+    return installed
 
 
-def _add(path: str, facts: Dict[str, Any]) -> None:
+def _add_to_tally(path: str, facts: Dict[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):  # where nothing could be written, the figures were told
         with open(path, encoding="utf-8") as stream:
-            found = json.load(stream)
-        installation.write_tally_file(path, {**found, **facts})
+            tally = json.load(stream)
+        installation.write_tally_file(path, {**tally, **facts})

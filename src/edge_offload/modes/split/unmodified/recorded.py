@@ -19,10 +19,10 @@ from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.opening import MOST_REOPEN_S, OPEN_TIMEOUT_S, REOPEN_S
 from edge_offload.notices import Once
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, find_missing
-from edge_offload.split.learning.process import Learning
-from edge_offload.split.model.network import Network
+from edge_offload.split.learning.process import SplitLearning
+from edge_offload.split.model.network import TracedNetwork
 
-PUT_TIMEOUT_S = 300.0
+PIECE_TIMEOUT_S = 300.0
 """For a piece of 8 MiB, on a link of 30 kB/s."""
 
 
@@ -38,22 +38,22 @@ class RecordedSource:
 
     computes = False
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TracedNetwork) -> None:
         self.name = network.name
         self.weights_sent = 0
         self._network = network
         self._once = Once(1)
-        self.learning = Learning("", {}, lambda: "")
+        self.learning = SplitLearning("", {}, lambda: "")
 
-    def trace(self, examples: Sequence[torch.Tensor], progress: Progress) -> Network:
-        """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
+    def trace_operators(self, examples: Sequence[torch.Tensor], progress: Progress) -> TracedNetwork:
+        """See :class:`~edge_offload.modes.split.robot.opening.SplitSource`."""
         del examples, progress
         return self._network
 
-    def ask_to_open(
+    def request_open(
         self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
     ) -> Future[Any]:
-        """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
+        """See :class:`~edge_offload.modes.split.robot.opening.SplitSource`."""
         del sequence
         program = self._network.program
         names = self._send_constants(client, program, progress)
@@ -81,26 +81,26 @@ class RecordedSource:
     def _send_constants(self, client: Client, program: TracedProgram, progress: Progress) -> List[bytes]:
         """Send the pieces of the constants that the server does not have; return the names of all."""
 
-        def missing_of(asked: List[bytes]) -> Any:
-            future = client.request("split_have", {"names": asked}, timeout_s=60.0)
+        def request_missing(batch: List[bytes]) -> Any:
+            future = client.request("split_have", {"names": batch}, timeout_s=60.0)
             return background.result(future, 60.0).body.get("missing")
 
         progress("the server is asked for its weights")
-        names = [digest(piece) for piece in _pieces(program)]
+        names = [digest(piece) for piece in _cut_pieces(program)]
         missing: Set[bytes] = set()
-        for _, absent in find_missing(names, missing_of):
+        for _, absent in find_missing(names, request_missing):
             missing.update(names[index] for index in absent)
-        for name, piece in zip(names, _pieces(program)):
+        for name, piece in zip(names, _cut_pieces(program)):
             if name in missing:
                 missing.discard(name)
                 progress(f"its weights are being sent: {self.weights_sent / 1e6:.1f} MB so far")
-                put = client.request("split_put", {"name": name}, [piece], timeout_s=PUT_TIMEOUT_S)
-                background.result(put, PUT_TIMEOUT_S)
+                upload = client.request("split_put", {"name": name}, [piece], timeout_s=PIECE_TIMEOUT_S)
+                background.result(upload, PIECE_TIMEOUT_S)
                 self.weights_sent += len(piece)
         return names
 
 
-def _pieces(program: TracedProgram) -> Iterator[bytes]:
+def _cut_pieces(program: TracedProgram) -> Iterator[bytes]:
     """Yield the bytes of all constants in a row, each once and in the order of the sequence, cut into pieces."""
     rest = bytearray()
     for name in dict.fromkeys(program.sequence.constants.values()):

@@ -18,7 +18,7 @@ KILLED_S = 30.0
 """Longest wait for a process that was killed; one that holds much memory takes its time."""
 
 
-class Executor:
+class ExecutorProcess:
     """An executor process, which :meth:`start` starts.
 
     Args:
@@ -44,7 +44,7 @@ class Executor:
         note = CrashNote()
         try:
             descriptors = [theirs.fileno(), note.descriptor]
-            self._process = self._launch(descriptors) if heap.LAUNCHER else self._fork(descriptors)
+            self._process = self._launch_process(descriptors) if heap.LAUNCHER else self._fork_process(descriptors)
             self._note = note
         finally:
             note.close_descriptor()
@@ -52,24 +52,24 @@ class Executor:
         self.channel = Channel(ours)
         return self.channel
 
-    def _fork(self, descriptors: Sequence[int]) -> Process:
+    def _fork_process(self, descriptors: Sequence[int]) -> Process:
         environment = heap.executor_environment(os.environ)
         try:
-            return fork_server(environment).start(self._options, descriptors, environment)
+            return fork_server(environment).start_executor(self._options, descriptors, environment)
         except BrokenPipeError:
             # it has just ended
-            return fork_server(environment).start(self._options, descriptors, environment)
+            return fork_server(environment).start_executor(self._options, descriptors, environment)
 
-    def _launch(self, descriptors: Sequence[int]) -> Process:
+    def _launch_process(self, descriptors: Sequence[int]) -> Process:
         """Start the process behind a command of tests, which a fork cannot have."""
-        own, note = map(str, descriptors)
-        worker = [sys.executable, "-m", "edge_offload.execute.session.worker", own, *self._options, "--note", note]
+        control, note = map(str, descriptors)
+        worker = [sys.executable, "-m", "edge_offload.execute.session.worker", control, *self._options, "--note", note]
         environment = heap.executor_environment(os.environ)
         return subprocess.Popen(
             [*heap.LAUNCHER, *worker], pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL
         )
 
-    def end(self) -> None:
+    def kill_process(self) -> None:
         """Kill the process, if there is one."""
         channel, process = self.channel, self._process
         if channel is not None:
@@ -79,11 +79,11 @@ class Executor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILLED_S)
 
-    def running(self) -> str:
+    def describe_operator(self) -> str:
         """Return the running operator in words; empty if it is unknown."""
         return self._note.running_operator() if self._note is not None else ""
 
-    def epitaph(self) -> str:
+    def explain_exit(self) -> str:
         """Explain the end of the process; empty if it was never started."""
         process, note = self._process, self._note
         return note.describe_end(process) if process is not None and note is not None else ""

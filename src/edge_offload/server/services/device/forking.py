@@ -27,7 +27,7 @@ from edge_offload.execute.session import worker
 
 MESSAGE_BYTES = 1 << 20
 # fmt: off
-LOADED = ("LD_", "MALLOC", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "PYTORCH", "TORCH", "CUDA", "NVIDIA",
+LOADER_PREFIXES = ("LD_", "MALLOC", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "PYTORCH", "TORCH", "CUDA", "NVIDIA",
           "EDGE_OFFLOAD")
 # fmt: on
 """Prefixes of environment variables that are read while programs and libraries are loaded."""
@@ -71,7 +71,7 @@ class ForkServer:
     """
 
     def __init__(self, environment: Dict[str, str]) -> None:
-        self._loaded = _loaded(environment)
+        self._environment = _loader_environment(environment)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "edge_offload.server.services.device.forking", str(theirs.fileno())]
         try:
@@ -85,11 +85,11 @@ class ForkServer:
         self._pids: Dict[int, int] = {}
         self._ended: Dict[int, int] = {}
 
-    def serves(self, environment: Dict[str, str]) -> bool:
+    def fits(self, environment: Dict[str, str]) -> bool:
         """True if it can still fork executors with this environment."""
-        return self._process.poll() is None and self._loaded == _loaded(environment)
+        return self._process.poll() is None and self._environment == _loader_environment(environment)
 
-    def start(
+    def start_executor(
         self, options: Sequence[str], descriptors: Sequence[int], environment: Dict[str, str]
     ) -> ForkedProcess:  # fmt: skip
         """Fork an executor, as soon as everything is imported.
@@ -118,7 +118,7 @@ class ForkServer:
                 self._control.send(json.dumps({"kill": number}).encode())
             except OSError:
                 # the process that forked it has ended, which would have reaped it
-                self._receive()
+                self._read_reports()
                 if number in self._pids:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self._pids.pop(number), signal.SIGKILL)
@@ -127,10 +127,10 @@ class ForkServer:
     def take_exit_code(self, number: int) -> Optional[int]:
         """Return the exit code of an executor, once; None while it runs, or if that is not known."""
         with self._lock:
-            self._receive()
+            self._read_reports()
             return self._ended.pop(number, None)
 
-    def _receive(self) -> None:
+    def _read_reports(self) -> None:
         """Read which executors have started and ended; the caller holds the lock."""
         with contextlib.suppress(OSError):
             while select.select([self._control], [], [], 0)[0]:
@@ -147,12 +147,12 @@ class ForkServer:
     def close(self) -> None:
         """Fork no more; executors go on until their sessions end."""
         with self._lock:
-            self._receive()
+            self._read_reports()
             self._control.shutdown(socket.SHUT_RDWR)
 
 
-def _loaded(environment: Dict[str, str]) -> Dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(LOADED)}
+def _loader_environment(environment: Dict[str, str]) -> Dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(LOADER_PREFIXES)}
 
 
 _shared: Optional[ForkServer] = None
@@ -167,14 +167,14 @@ def fork_server(environment: Dict[str, str]) -> ForkServer:
     """
     global _shared
     with _sharing:
-        if _shared is None or not _shared.serves(environment):
+        if _shared is None or not _shared.fits(environment):
             if _shared is not None:
                 _shared.close()
             _shared = ForkServer(environment)
         return _shared
 
 
-def prepare() -> None:
+def prepare_fork_server() -> None:
     """Start the fork server ahead of the first executor, which reports it if that is not possible."""
     if not heap.LAUNCHER:
         with contextlib.suppress(OSError):
@@ -219,7 +219,7 @@ class _ForkLoop:
                 message["note"] = descriptors[1]
                 return descriptors[0], message
             self._numbers[pid] = message["start"]
-            self._tell({"number": message["start"], "pid": pid})
+            self._report({"number": message["start"], "pid": pid})
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -229,13 +229,13 @@ class _ForkLoop:
             if pid == 0:
                 return
             code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-            self._tell({"number": self._numbers.pop(pid), "code": code})
+            self._report({"number": self._numbers.pop(pid), "code": code})
 
-    def _tell(self, message: Dict[str, int]) -> None:
+    def _report(self, message: Dict[str, int]) -> None:
         with contextlib.suppress(OSError):  # the server has ended
             self._control.send(json.dumps(message).encode())
 
-    def leave(self) -> None:
+    def release_all(self) -> None:
         """Release all resources of the loop, in a forked process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -252,7 +252,7 @@ def main() -> int:
     forked = loop.run()
     if forked is None:
         return 0
-    loop.leave()
+    loop.release_all()
     descriptor, message = forked
     os.environ.clear()
     os.environ.update(message["environment"])

@@ -16,7 +16,7 @@ from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, S
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.services.device import forking
-from edge_offload.server.services.device.session import Session
+from edge_offload.server.services.device.session import DeviceSession
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +48,10 @@ class DeviceService:
         self._cores = cores
         self.quota = quota or DeviceQuota()
         self._blobs = blobs or BlobStore()
-        self._sessions: Dict[Tuple[str, bytes], Session] = {}
+        self._sessions: Dict[Tuple[str, bytes], DeviceSession] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._reaper = threading.Thread(target=self._reap, name="edge_offload-leases", daemon=True)
+        self._reaper = threading.Thread(target=self._close_expired, name="edge_offload-leases", daemon=True)
         self._reaper.start()
         self._runner = Library(NODES)
         self._runner.start()
@@ -60,36 +60,36 @@ class DeviceService:
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
         """Handlers by the request's kind."""
         return {
-            RUN: lambda request: self._session(request).run(request),
-            STAGE: lambda request: self._session(request).stage(request),
-            HAVE: lambda request: self._session(request).have(request),
-            PUT: lambda request: self._session(request).put(request),
-            RESUME: self.resume,
-            END: self.end,
-            SCHEMAS: self.schemas,
+            RUN: lambda request: self._find_session(request).run_message(request),
+            STAGE: lambda request: self._find_session(request).stage_piece(request),
+            HAVE: lambda request: self._find_session(request).find_missing(request),
+            PUT: lambda request: self._find_session(request).put_blob(request),
+            RESUME: self.resume_session,
+            END: self.end_session,
+            SCHEMAS: self.answer_schemas,
         }
 
-    def prepare(self) -> None:
+    def prepare_executor(self) -> None:
         """Prepare to start executors, in a thread: a program is about to need one."""
-        threading.Thread(target=forking.prepare, name="edge_offload-prepare", daemon=True).start()
+        threading.Thread(target=forking.prepare_fork_server, name="edge_offload-prepare", daemon=True).start()
 
-    def resume(self, request: Request) -> None:
+    def resume_session(self, request: Request) -> None:
         """``{session}`` → ``{known}``: whether the session of an earlier connection goes on."""
         with self._lock:
-            found = self._sessions.get(_key(request))
-        if found is not None:
-            found.attach(request.peer)
-        request.reply({"known": found is not None})
+            session = self._sessions.get(_session_key(request))
+        if session is not None:
+            session.attach_peer(request.peer)
+        request.reply({"known": session is not None})
 
-    def end(self, request: Request) -> None:
+    def end_session(self, request: Request) -> None:
         """Answer ``{session}`` with ``{}``: the program has ended."""
         with self._lock:
-            found = self._sessions.pop(_key(request), None)
-        if found is not None:
-            found.close("the program ended its session")
+            session = self._sessions.pop(_session_key(request), None)
+        if session is not None:
+            session.close("the program ended its session")
         request.reply({})
 
-    def schemas(self, request: Request) -> None:
+    def answer_schemas(self, request: Request) -> None:
         """``{}`` → the checksum of every operator's schema, for a robot with another torch.
 
         ``{older}``, operators with how many arguments they have there → their checksums with so many alone.
@@ -97,14 +97,14 @@ class DeviceService:
         older = request.body.get("older")
         request.reply({}, [_packed_schemas() if older is None else _packed_prefixes(older)])
 
-    def forget(self, peer: Peer) -> None:
+    def detach_peer(self, peer: Peer) -> None:
         """Detach sessions of a closed connection; they wait for the next one, for their lease."""
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
-            session.detach(peer)
+            session.detach_peer(peer)
 
-    def sessions(self) -> int:
+    def count_sessions(self) -> int:
         """Return the number of programs with a device here."""
         with self._lock:
             return len(self._sessions)
@@ -118,48 +118,49 @@ class DeviceService:
         for session in sessions:
             session.close("the server is stopping")
 
-    def _session(self, request: Request) -> Session:
-        key = _key(request)
+    def _find_session(self, request: Request) -> DeviceSession:
+        key = _session_key(request)
         with self._lock:
-            found = self._sessions.get(key)
-            if found is None:
+            session = self._sessions.get(key)
+            if session is None:
                 self._make_room(request.peer)
-                found = self._sessions[key] = Session(
+                session = self._sessions[key] = DeviceSession(
                     request.peer, self._device, self._threads, self._cores, self.quota, self._blobs
                 )
                 _log.info("robot %s has a device, the %d. of %d", request.peer.name, len(self._sessions),
                           self.quota.sessions)  # fmt: skip
-        found.attach(request.peer)
-        return found
+        session.attach_peer(request.peer)
+        return session
 
     def _make_room(self, peer: Peer) -> None:
         """Sessions that have ended, or wait for their robot's return, make room for one that is here."""
-        for own, limit in ((True, self.quota.sessions_per_robot), (False, self.quota.sessions)):
-            keys = [key for key in self._sessions if not own or key[0] == peer.key]
+        for per_robot, limit in ((True, self.quota.sessions_per_robot), (False, self.quota.sessions)):
+            keys = [key for key in self._sessions if not per_robot or key[0] == peer.key]
             if len(keys) < limit:
                 continue
-            waiting = [key for key in keys if self._sessions[key].over or self._sessions[key].detached_s is not None]
+            entries = ((key, self._sessions[key]) for key in keys)
+            waiting = [key for key, session in entries if session.end_reason or session.detached_s is not None]
             if not waiting:
-                option = "--devices-per-robot" if own else "--max-devices"
+                option = "--devices-per-robot" if per_robot else "--max-devices"
                 raise Refused(
-                    f"full: {limit} programs {'of this robot ' if own else ''}have a device here",
+                    f"full: {limit} programs {'of this robot ' if per_robot else ''}have a device here",
                     remedy=f"end one, or start the server with a larger {option}",
                 )
             oldest = min(waiting, key=lambda key: self._sessions[key].detached_s or 0.0)
             session = self._sessions.pop(oldest)
             threading.Thread(target=session.close, args=("another program took its place",), daemon=True).start()
 
-    def _reap(self) -> None:
+    def _close_expired(self) -> None:
         while not self._stop.wait(0.5):
             now = time.monotonic()
-            over: List[Session] = []
+            expired: List[DeviceSession] = []
             with self._lock:
                 for key, session in list(self._sessions.items()):
                     detached_s = session.detached_s
-                    if detached_s is not None and (now - detached_s > self.quota.lease_s or session.over):
-                        over.append(self._sessions.pop(key))
+                    if detached_s is not None and (now - detached_s > self.quota.lease_s or session.end_reason):
+                        expired.append(self._sessions.pop(key))
                 sessions = list(self._sessions.values())
-            for session in over:
+            for session in expired:
                 session.close("its robot did not come back")
             for session in sessions:
                 session.check_time(now)
@@ -178,7 +179,7 @@ def _packed_prefixes(older: object) -> bytes:
     return checksums.pack_table(checksums.prefix_checksums(older))
 
 
-def _key(request: Request) -> Tuple[str, bytes]:
+def _session_key(request: Request) -> Tuple[str, bytes]:
     session = request.body.get("session")
     if not isinstance(session, bytes) or len(session) != 16:
         raise ProtocolError("a request for a device without its session")

@@ -11,7 +11,7 @@ from edge_offload.ir.trace.calls import Buffer
 ENTRY_BYTES = 512
 
 
-class Staging:
+class StagedBuffers:
     """Buffers by the number of the message that they belong to. The caller holds a lock.
 
     Args:
@@ -21,7 +21,7 @@ class Staging:
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: Dict[int, Dict[Any, bytearray]] = {}
-        self._bytes = self._taken = 0
+        self._bytes = self._last_number = 0
 
     def add_piece(self, number: int, index: int, offset: int, total: int, piece: bytes) -> None:
         """Copy a piece into the message's buffer ``index``, which has ``total`` bytes.
@@ -29,12 +29,12 @@ class Staging:
         Raises:
             ProtocolError: it does not fit, or too much waits.
         """
-        found = self._waiting.get(number, {}).get(index)
-        if found is None:
-            found = self._reserve(number, index, total)
-        if len(found) != total or offset + len(piece) > total:
+        buffer = self._waiting.get(number, {}).get(index)
+        if buffer is None:
+            buffer = self._reserve_room(number, index, total)
+        if len(buffer) != total or offset + len(piece) > total:
             raise ProtocolError("a piece of a buffer does not fit")
-        found[offset : offset + len(piece)] = piece
+        buffer[offset : offset + len(piece)] = piece
 
     def add_blob(self, number: int, name: bytes, data: bytes) -> None:
         """Keep a blob for a message that has not been forwarded.
@@ -42,24 +42,24 @@ class Staging:
         Raises:
             ProtocolError: too much waits.
         """
-        if number > self._taken and name not in self._waiting.get(number, {}):
-            self._reserve(number, name, len(data))[:] = data
+        if number > self._last_number and name not in self._waiting.get(number, {}):
+            self._reserve_room(number, name, len(data))[:] = data
 
-    def take(self, number: int) -> Dict[Any, bytearray]:
+    def take_staged(self, number: int) -> Dict[Any, bytearray]:
         """Return and remove the buffers for message ``number``, which is forwarded now, and for earlier ones."""
         staged: Dict[Any, bytearray] = {}
         for old in sorted(item for item in self._waiting if item <= number):
             pieces = self._waiting.pop(old)
             self._bytes -= sum(len(piece) + ENTRY_BYTES for piece in pieces.values())
             staged.update(pieces)
-        self._taken = number
+        self._last_number = number
         return staged
 
     def clear(self) -> None:
         """Remove all buffers: no message will be forwarded any more."""
         self._waiting.clear()
 
-    def _reserve(self, number: int, name: Any, size: int) -> bytearray:
+    def _reserve_room(self, number: int, name: Any, size: int) -> bytearray:
         if self._bytes + size + ENTRY_BYTES > self._most:
             raise ProtocolError("too many bytes wait for their message")
         self._bytes += size + ENTRY_BYTES
@@ -67,7 +67,7 @@ class Staging:
         return room
 
 
-def assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> List[Buffer]:
+def assemble_buffers(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> List[Buffer]:
     """The buffers of a message, in order: what came with it, and what went ahead.
 
     Raises:
@@ -88,12 +88,12 @@ def assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> 
             raise ProtocolError("a part of a message is malformed")
         total, names = part
         try:
-            found = staged[index] if names is None else b"".join(staged[name] for name in names)
+            buffer = staged[index] if names is None else b"".join(staged[name] for name in names)
         except (KeyError, TypeError):
             raise ProtocolError("a large buffer did not arrive before its message") from None
-        if len(found) != total:
+        if len(buffer) != total:
             raise ProtocolError("a large buffer has another size than its message says")
-        buffers.append(found)
+        buffers.append(buffer)
     if direct:
         raise ProtocolError("a message has more buffers than it says")
     return buffers

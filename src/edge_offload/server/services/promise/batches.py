@@ -25,11 +25,11 @@ from edge_offload.server.services.replica.replicas import Replica
 #: Batches that are measured, how often each, and for how long at most (seconds).
 LARGEST, REPEATS, LONGEST_S = 8, 9, 3.0
 _log = logging.getLogger(__name__)
-Frames = Sequence[Sequence[torch.Tensor]]
+FrameInputs = Sequence[Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Table:
+class BatchTable:
     """Latencies of a model's batches for one shape on one device; the fields are those of the cached file.
 
     Attributes:
@@ -49,17 +49,13 @@ class Table:
         return Latencies(self.median_s)
 
 
-class Batches:
-    """Runs batches of one replica for one shape. On the thread that owns the device.
-
-    Args:
-        replica, specs: the model and the shapes of its inputs.
-    """
+class BatchRunner:
+    """Runs batches of one replica for inputs of one shape. On the thread that owns the device."""
 
     def __init__(self, replica: Replica, specs: Tuple[TensorSpec, ...]) -> None:
         self.replica, self.specs = replica, specs
         executor = replica.executor
-        self.run: Callable[[Frames], List[Execution]]
+        self.run: Callable[[FrameInputs], List[Execution]]
         self._judge = self._prepare = None
         self.emulated = isinstance(executor, EmulatedExecutor)
         if isinstance(executor, EmulatedExecutor):
@@ -68,64 +64,62 @@ class Batches:
             batched = BatchExecutor(executor)
             self.run, self._judge, self._prepare = batched.run, batched.compare_batch, batched.prepare_batch
 
-    def table(self, give_way: Callable[[], None], folder: Optional[pathlib.Path] = None) -> Table:
-        """What they take: as kept on disk, or measured now, which takes seconds.
+    def load_or_measure(self, give_way: Callable[[], None], folder: Optional[pathlib.Path] = None) -> BatchTable:
+        """Load the table from ``folder`` (by default of the user's cache), or measure and save it, which takes seconds.
 
-        Args:
-            give_way: called between runs: does what others wait for.
-            folder: where tables are kept; by default in the user's cache.
+        ``give_way`` is called between runs and does the work that others wait for.
         """
         executor = self.replica.executor
         if isinstance(executor, EmulatedExecutor):
-            known = executor.latencies_s
-            return Table(known, known, len(known))
-        path = (folder or cache_dir() / "batches") / f"{self._key()}.json"
-        found = _load(path)
-        if found is None:
-            found = self._measure(give_way)
-            _save(path, found)
+            seconds = executor.latencies_s
+            return BatchTable(seconds, seconds, len(seconds))
+        path = (folder or cache_dir() / "batches") / f"{self._cache_key()}.json"
+        table = _load_table(path)
+        if table is None:
+            table = self._measure_batches(give_way)
+            _save_table(path, table)
         elif executor.graphs is not None:
-            for size in range(1, len(found.median_s) + 1):
+            for size in range(1, len(table.median_s) + 1):
                 give_way()
-                self._prepared(self._frames(size))
-        return found
+                self._prepare_frames(self._make_frames(size))
+        return table
 
-    def _frames(self, size: int) -> Frames:
-        return [[_noise(spec, 100 * size + place) for spec in self.specs] for place in range(size)]
+    def _make_frames(self, size: int) -> FrameInputs:
+        return [[_random_input(spec, 100 * size + place) for spec in self.specs] for place in range(size)]
 
-    def _prepared(self, frames: Frames) -> None:
+    def _prepare_frames(self, frames: FrameInputs) -> None:
         assert self._prepare is not None
         self._prepare(frames)
 
-    def _measure(self, give_way: Callable[[], None]) -> Table:
+    def _measure_batches(self, give_way: Callable[[], None]) -> BatchTable:
         assert self._judge is not None
         medians: List[float] = []
         tails: List[float] = []
         equal, reason = 1, ""
         for size in range(1, LARGEST + 1):
-            frames = self._frames(size)
+            frames = self._make_frames(size)
             if size > 1:
                 verdict = self._judge(frames)
                 if verdict.reason:
                     reason = f"batch {size}: {verdict.reason}"
                     break
                 equal = size if verdict.equal and equal == size - 1 else equal
-            self._prepared(frames)
-            taken: List[float] = []
+            self._prepare_frames(frames)
+            durations: List[float] = []
             until_s = time.monotonic() + LONGEST_S
-            while len(taken) < REPEATS and (len(taken) < 3 or time.monotonic() < until_s):
+            while len(durations) < REPEATS and (len(durations) < 3 or time.monotonic() < until_s):
                 give_way()
                 started = time.monotonic()
                 self.run(frames)
-                taken.append(time.monotonic() - started)
-            taken.sort()
+                durations.append(time.monotonic() - started)
+            durations.sort()
             # a larger batch that seems to take less was measured on a device with other work
-            medians.append(max([statistics.median(taken), *medians[-1:]]))
-            tails.append(max([taken[int(0.95 * (len(taken) - 1) + 0.5)], medians[-1], *tails[-1:]]))
-        _log.info("batches of %s: %s ms", self.replica.name, ", ".join(f"{1e3 * one:.1f}" for one in medians))
-        return Table(tuple(medians), tuple(tails), equal, reason)
+            medians.append(max([statistics.median(durations), *medians[-1:]]))
+            tails.append(max([durations[int(0.95 * (len(durations) - 1) + 0.5)], medians[-1], *tails[-1:]]))
+        _log.info("batches of %s: %s ms", self.replica.name, ", ".join(f"{1e3 * median_s:.1f}" for median_s in medians))
+        return BatchTable(tuple(medians), tuple(tails), equal, reason)
 
-    def _key(self) -> str:
+    def _cache_key(self) -> str:
         replica = self.replica
         facts: Dict[str, Any] = {
             "fingerprint": replica.executor.fingerprint(),
@@ -137,7 +131,7 @@ class Batches:
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:40]
 
 
-def _noise(spec: TensorSpec, seed: int) -> torch.Tensor:
+def _random_input(spec: TensorSpec, seed: int) -> torch.Tensor:
     """Return a random input of this shape."""
     zeros = spec.zeros()
     generator = torch.Generator().manual_seed(seed)
@@ -148,14 +142,14 @@ def _noise(spec: TensorSpec, seed: int) -> torch.Tensor:
     return torch.randint(0, 128, tuple(zeros.shape), generator=generator).to(zeros.dtype)
 
 
-def _load(path: pathlib.Path) -> Optional[Table]:
+def _load_table(path: pathlib.Path) -> Optional[BatchTable]:
     try:
         raw = json.loads(path.read_text("utf-8"))
         median, p95 = (Latencies.parse(raw[key]).seconds for key in ("median_s", "p95_s"))
         equal, reason = raw["equal"], raw["reason"]
         if len(p95) != len(median) or type(equal) is not int or not 1 <= equal <= len(median):
             raise BadInput("not as it was written")
-        return Table(median, p95, equal, str(reason))
+        return BatchTable(median, p95, equal, str(reason))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
@@ -163,7 +157,7 @@ def _load(path: pathlib.Path) -> Optional[Table]:
         return None
 
 
-def _save(path: pathlib.Path, table: Table) -> None:
+def _save_table(path: pathlib.Path, table: BatchTable) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(path, json.dumps(asdict(table)).encode())

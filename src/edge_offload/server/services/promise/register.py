@@ -17,54 +17,54 @@ from edge_offload.protocol.promises import SETTLE_S, PromiseReport, PromiseReque
 from edge_offload.server.promises.board import Board, PlannedBatch
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
-from edge_offload.server.services.promise.ages import Ages
-from edge_offload.server.services.promise.evidence import Evidence
-from edge_offload.server.services.replica.service import Inference, Opened
+from edge_offload.server.services.promise.ages import AgeStatistics
+from edge_offload.server.services.promise.evidence import LossEvidence
+from edge_offload.server.services.replica.service import OpenedModel, ServerInference
 from edge_offload.server.status import PromiseStatus
 
 #: A robot that sends nothing for so long, and none of so many turns, loses its promise.
-SILENT_S, SILENT_TURNS = 3.0, 4
+SILENT_S, SILENT_SLOTS = 3.0, 4
 #: What is planned with is the slope that a robot tells and so many of its standard deviations.
 SIGMAS = 0.25
 
 _log = logging.getLogger(__name__)
-Run = Callable[[Sequence[Sequence[torch.Tensor]]], List[Execution]]
+RunBatch = Callable[[Sequence[Sequence[torch.Tensor]]], List[Execution]]
 
 
 @dataclass
-class Promised:
+class PromisedRobot:
     """A robot with a promise.
 
     Attributes:
         peer: its connection.
         opened: the model and shape that it was made for.
         largest: batch that is exact enough for it.
-        heard: when a frame of it came last.
+        received_at: when a frame of it came last.
         missed: turns since then whose frame did not come in time.
         ages, evidence: how it was served, and what its results bear out.
     """
 
     peer: Peer
-    opened: Opened
+    opened: OpenedModel
     largest: int
-    heard: float
+    received_at: float
     missed: int = 0
-    ages: Ages = field(default_factory=Ages)
-    evidence: Evidence = field(default_factory=Evidence)
+    ages: AgeStatistics = field(default_factory=AgeStatistics)
+    evidence: LossEvidence = field(default_factory=LossEvidence)
 
-    def believed(self, report: PromiseReport, promised: Wish) -> Wish:
+    def limit_report(self, report: PromiseReport, promised: Wish) -> Wish:
         """Return the declaration to plan with after a report."""
         before = self.evidence.note
-        wish = _wish(report, promised.bound, promised.frame_interval, self.largest)
-        believed = self.evidence.believed(wish)
+        wish = _make_wish(report, promised.bound, promised.frame_interval, self.largest)
+        limited = self.evidence.limit_wish(wish)
         if self.evidence.note and not before:
             _log.warning("robot %s %s", self.peer.name, self.evidence.note)
-        return believed
+        return limited
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What promises are made for: a model and a shape.
+class PromiseSubject:
+    """Model and input shape that promises are made for.
 
     Attributes:
         opened: both.
@@ -73,13 +73,13 @@ class Subject:
         judges: whether outputs are those of the frames, so that robots are judged by them.
     """
 
-    opened: Opened
-    run: Run
+    opened: OpenedModel
+    run: RunBatch
     latencies: Latencies
     judges: bool = True
 
 
-class Register:
+class PromiseRegister:
     """The robots with a promise and the board that has their turns. Thread-safe.
 
     Args:
@@ -95,30 +95,32 @@ class Register:
         self.lock = threading.RLock()
         self.clock = clock
         self.board = Board(Latencies((1.0,)))
-        self.subject: Optional[Subject] = None
-        self._robots: Dict[str, Promised] = {}
+        self.subject: Optional[PromiseSubject] = None
+        self._robots: Dict[str, PromisedRobot] = {}
 
-    def of(self, peer: Peer) -> Optional[Promised]:
+    def promise_of(self, peer: Peer) -> Optional[PromisedRobot]:
         """Return the promise of the robot at this connection; None: it has none, or on another one."""
-        found = self._robots.get(str(peer.key))
-        return found if found is not None and found.peer is peer else None
+        entry = self._robots.get(str(peer.key))
+        return entry if entry is not None and entry.peer is peer else None
 
-    def check(self, opened: Opened) -> None:
+    def check_subject(self, opened: OpenedModel) -> None:
         """Promises can be made for this model and shape.
 
         Raises:
             Refused: they are made for another one now.
         """
         with self.lock:
-            now = self.subject
-            if self._robots and now is not None and _what(now.opened) != _what(opened):
+            current = self.subject
+            if self._robots and current is not None and _subject_key(current.opened) != _subject_key(opened):
                 raise Refused(
-                    f"full: promises are made for model {now.opened.replica.name!r} at "
-                    f"{', '.join(map(str, now.opened.specs))} here",
+                    f"full: promises are made for model {current.opened.replica.name!r} at "
+                    f"{', '.join(map(str, current.opened.specs))} here",
                     remedy="use the same model and shape as the other robots, or another server",
                 )
 
-    def join(self, peer: Peer, ask: PromiseRequest, subject: Subject, largest: int, received: float) -> None:
+    def admit_robot(
+        self, peer: Peer, ask: PromiseRequest, subject: PromiseSubject, largest: int, received: float
+    ) -> None:
         """Make a robot a promise; its first turns are told with the next plan.
 
         Args:
@@ -134,43 +136,43 @@ class Register:
         """
         name = str(peer.key)
         with self.lock:
-            found = self._robots.get(name)
-            if found is not None:
-                if found.peer is not peer and not found.peer.disconnected and found.peer.session != peer.session:
+            entry = self._robots.get(name)
+            if entry is not None:
+                if entry.peer is not peer and not entry.peer.disconnected and entry.peer.session != peer.session:
                     raise BadInput("this robot has a promise already", remedy="give it back there first")
-                self.end(name)
+                self.end_promise(name)
             now = self.clock()
             if not self._robots:
                 self.subject, self.board = subject, Board(subject.latencies)
-            self.check(subject.opened)
-            wish = _wish(ask, ask.bound, ask.frame_interval, largest)
+            self.check_subject(subject.opened)
+            wish = _make_wish(ask, ask.bound, ask.frame_interval, largest)
             self.board.admit_robot(now, name, wish, ask.frame, received - ask.age)
-            self._robots[name] = Promised(peer, subject.opened, largest, now)
+            self._robots[name] = PromisedRobot(peer, subject.opened, largest, now)
 
-    def end(self, name: str) -> None:
+    def end_promise(self, name: str) -> None:
         """End the promise of a robot, if it has one."""
         with self.lock:
             self._robots.pop(name, None)
             self.board.remove_robot(name)
 
-    def status(self) -> List[PromiseStatus]:
+    def list_statuses(self) -> List[PromiseStatus]:
         """Return the service of each robot with a promise."""
         with self.lock:
-            now, found = self.clock(), []
+            now, statuses = self.clock(), []
             for name, robot in self._robots.items():
                 wish = self.board.wish_of(name)
                 if wish is not None:
                     ages = robot.ages
-                    found.append(
+                    statuses.append(
                         PromiseStatus(
                             robot.peer.name, robot.opened.replica.name, wish.bound,
-                            ages.drop(now, self.board.latencies), ages.interval(now), ages.batch(now),
-                            ages.late(now), ages.turns, robot.evidence.note,
+                            ages.mean_drop(now, self.board.latencies), ages.mean_interval(now), ages.mean_batch(now),
+                            ages.late_share(now), ages.turns, robot.evidence.note,
                         )
                     )  # fmt: skip
-            return found
+            return statuses
 
-    def plan(self, other: float) -> Tuple[List[Tuple[Peer, str]], List[Tuple[Peer, List[Tuple[int, float]]]]]:
+    def update_plan(self, other: float) -> Tuple[List[Tuple[Peer, str]], List[Tuple[Peer, List[Tuple[int, float]]]]]:
         """Plan anew, with a share ``other`` of the device's time for other work.
 
         Returns:
@@ -179,72 +181,72 @@ class Register:
         with self.lock:
             now, ended = self.clock(), []
             for name, robot in list(self._robots.items()):
-                silent = now - robot.heard
-                if silent > SILENT_S and robot.missed >= SILENT_TURNS:
-                    ended.append((robot.peer, f"none of its frames came for {silent:.1f} s"))
-                    self.end(name)
+                silence_s = now - robot.received_at
+                if silence_s > SILENT_S and robot.missed >= SILENT_SLOTS:
+                    ended.append((robot.peer, f"none of its frames came for {silence_s:.1f} s"))
+                    self.end_promise(name)
             self.board.other = other
-            ended += [(self._robots.pop(name).peer, why) for name, why in self.board.update_plan(now)]
+            ended += [(self._robots.pop(name).peer, reason) for name, reason in self.board.update_plan(now)]
             return ended, [
                 (robot.peer, [(frame, start - now) for frame, start in self.board.slots_of(name)])
                 for name, robot in self._robots.items()
             ]
 
-    def came(self, inference: Inference, report: PromiseReport) -> bool:
+    def record_arrival(self, inference: ServerInference, report: PromiseReport) -> bool:
         """Record a frame with its robot's report; return True if it has a slot."""
         name = str(inference.request.peer.key)
         with self.lock:
-            robot, wish = self.of(inference.request.peer), self.board.wish_of(name)
-            if robot is None or wish is None or _what(robot.opened) != _what(inference.opened):
+            robot, wish = self.promise_of(inference.request.peer), self.board.wish_of(name)
+            if robot is None or wish is None or _subject_key(robot.opened) != _subject_key(inference.opened):
                 return False
-            robot.heard, robot.missed = self.clock(), 0
-            self.board.update_wish(name, robot.believed(report, wish))
-            self.board.record_arrival(name, report.frame, robot.heard)  # from then on a batch can have it
+            robot.received_at, robot.missed = self.clock(), 0
+            self.board.update_wish(name, robot.limit_report(report, wish))
+            self.board.record_arrival(name, report.frame, robot.received_at)  # from then on a batch can have it
             return any(frame == report.frame for frame, _ in self.board.slots_of(name))
 
-    def begin(self, batch: PlannedBatch, there: Sequence[bool]) -> None:
+    def start_batch(self, batch: PlannedBatch, present: Sequence[bool]) -> None:
         """Start a batch without its absent members."""
         with self.lock:
             now = self.clock()
-            for turn, came in zip(batch.slots, there):
-                robot = self._robots[turn.robot]
-                robot.ages.turn(now, late=not came)
-                robot.missed += not came
-            self.board.start_next_batch(now, sum(there))
+            for slot, arrived in zip(batch.slots, present):
+                robot = self._robots[slot.robot]
+                robot.ages.record_slot(now, late=not arrived)
+                robot.missed += not arrived
+            self.board.start_next_batch(now, sum(present))
 
-    def computed(self, name: str, frame: int, batch: int) -> None:
+    def record_result(self, name: str, frame: int, batch: int) -> None:
         """Record that the result of a frame is sent now, computed in a batch of this size."""
         with self.lock:
             robot, wish = self._robots.get(name), self.board.wish_of(name)
             captured = self.board.capture_time(name, frame)
             if robot is not None and wish is not None and captured is not None:
-                robot.ages.result(self.clock(), frame, captured, wish, batch)
+                robot.ages.record_result(self.clock(), frame, captured, wish, batch)
                 self.board.record_result(name, frame, self.clock())
 
-    def judge(self, name: str, frame: int, outputs: Sequence[torch.Tensor]) -> None:
+    def add_evidence(self, name: str, frame: int, outputs: Sequence[torch.Tensor]) -> None:
         """Record a result as evidence for its robot's declarations."""
         with self.lock:
             robot = self._robots.get(name)
             if robot is not None:
-                robot.evidence.result(frame, outputs)
+                robot.evidence.add_result(frame, outputs)
 
 
-def _wish(told: Union[PromiseRequest, PromiseReport], bound: float, frame_interval: float, batch: int) -> Wish:
+def _make_wish(report: Union[PromiseRequest, PromiseReport], bound: float, frame_interval: float, batch: int) -> Wish:
     """Return the declaration to plan with."""
-    slope = told.slope + SIGMAS * told.slope_error
+    slope = report.slope + SIGMAS * report.slope_error
     return Wish(
         bound,
         slope,
         frame_interval,
-        told.up,
-        told.down,
+        report.up,
+        report.down,
         batch,
-        told.usual,
-        told.flicker,
+        report.usual,
+        report.flicker,
         SETTLE_S / frame_interval,
-        told.noise,
+        report.noise,
     )
 
 
-def _what(opened: Opened) -> Tuple[object, ...]:
+def _subject_key(opened: OpenedModel) -> Tuple[object, ...]:
     return opened.replica.key, opened.specs

@@ -10,8 +10,8 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, SlotSchedule
 from edge_offload.server.promises.board import PERIOD_S
-from edge_offload.server.services.promise.register import Register, Subject
-from edge_offload.server.services.replica.service import Inference, Scheduler
+from edge_offload.server.services.promise.register import PromiseRegister, PromiseSubject
+from edge_offload.server.services.replica.service import Scheduler, ServerInference
 from edge_offload.server.status import PromiseStatus
 from edge_offload.server.worker import FairQueue, Job
 
@@ -21,41 +21,40 @@ MOST_WAITING = 8
 _log = logging.getLogger(__name__)
 
 
-class Notify(Protocol):
+class NotifyRobot(Protocol):
     """Sends a robot a notification."""
 
     def __call__(self, peer: Peer, kind: str, body: Dict[str, object]) -> None:
         """Return at once; nothing happens if the robot has disconnected."""
 
 
-class Promises(Scheduler):
-    """What is computed when, where robots have promises. Thread-safe.
+class PromiseScheduler(Scheduler):
+    """Decides when inferences are computed while robots have promises. Thread-safe.
 
     Args:
-        others: computes what has no turn, or has missed it.
-        register: who has a promise.
-        queue: of the worker of the device; it is nudged when turns change, and knows what share other work takes.
-        fail: answers a request with an error.
-        notify: tells a robot its turns.
+        others: computes inferences without a turn, or that missed it.
+        register: robots with promises.
+        queue: of the device's worker; it is nudged when turns change, and measures the share of other work.
+        fail, notify: answer a request with an error, send a robot its turns.
     """
 
     def __init__(
         self,
         others: Scheduler,
-        register: Register,
+        register: PromiseRegister,
         queue: FairQueue[Job],
         fail: Callable[[Request, BaseException], None],
-        notify: Notify,
+        notify: NotifyRobot,
     ) -> None:
         self.register = register
         self._others = others
         self._queue = queue
         self._fail = fail
         self._notify = notify
-        self._waiting: Dict[Tuple[str, int], Inference] = {}
+        self._waiting: Dict[Tuple[str, int], ServerInference] = {}
         self._plans = self._batches = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._plan_ahead, name="edge-offload-promises", daemon=True)
+        self._thread = threading.Thread(target=self._run_plans, name="edge-offload-promises", daemon=True)
 
     def start(self) -> None:
         """Start planning."""
@@ -69,67 +68,67 @@ class Promises(Scheduler):
 
     def status(self) -> Tuple[int, List[PromiseStatus]]:
         """Implement :class:`~..replica.service.Scheduler`."""
-        return self._batches, self.register.status()
+        return self._batches, self.register.list_statuses()
 
-    def leave(self, peer: Peer) -> bool:
+    def end_promise(self, peer: Peer) -> bool:
         """End the promise of a robot; False: it has none on this connection."""
         with self.register.lock:
-            if self.register.of(peer) is None:
+            if self.register.promise_of(peer) is None:
                 return False
-            self.register.end(str(peer.key))
-        self._release()
+            self.register.end_promise(str(peer.key))
+        self._submit_unplanned()
         return True
 
-    def tick(self) -> None:
+    def update_plan(self) -> None:
         """Make a new plan, and notify robots of their slots. Called every :data:`~.board.PERIOD_S`."""
-        ended, turns = self.register.plan(self._queue.forced_share())
+        ended, slots = self.register.update_plan(self._queue.forced_share())
         self._plans += 1
-        for peer, why in ended:
-            self._notify(peer, ENDED, {"reason": why})
-        for peer, ahead in turns:
+        for peer, reason in ended:
+            self._notify(peer, ENDED, {"reason": reason})
+        for peer, ahead in slots:
             self._notify(peer, TURNS, SlotSchedule(self._plans, tuple(ahead)).to_wire())
-        self._release()
+        self._submit_unplanned()
         self._queue.nudge()
 
-    def _plan_ahead(self) -> None:
+    def _run_plans(self) -> None:
         while not self._stop.wait(PERIOD_S):
             try:
-                self.tick()
+                self.update_plan()
             except Exception:  # a plan that fails must not end all plans
                 _log.exception("planning failed")
 
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: ServerInference) -> None:
         """Implement :class:`~..replica.service.Scheduler`.
 
         Raises:
             ProtocolError: what it says of its turn cannot be.
-            Refused: as :class:`~..replica.service.OneByOne`.
+            Refused: as :class:`~..replica.service.FairScheduler`.
         """
         request = inference.request
-        if "turn" in request.body and self._keep(inference, PromiseReport.parse(request.body["turn"])):
+        if "turn" in request.body and self._hold_inference(inference, PromiseReport.parse(request.body["turn"])):
             self._queue.nudge()
             return
         self._others.submit(inference)
 
-    def _keep(self, inference: Inference, report: PromiseReport) -> bool:
+    def _hold_inference(self, inference: ServerInference, report: PromiseReport) -> bool:
         """Let it wait for its batch; False: it has none, or none any more."""
         key = (str(inference.request.peer.key), report.frame)
         with self.register.lock:
-            planned = self.register.came(inference, report)
-            mine = sum(name == key[0] for name, _ in self._waiting)
-            if not planned or key in self._waiting or mine >= MOST_WAITING:
+            planned = self.register.record_arrival(inference, report)
+            waiting = sum(name == key[0] for name, _ in self._waiting)
+            if not planned or key in self._waiting or waiting >= MOST_WAITING:
                 return False
             self._waiting[key] = inference
             return True
 
-    def drop(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Implement :class:`~..replica.service.Scheduler`."""
         with self.register.lock:
-            for key in [key for key, one in self._waiting.items() if one.request.peer is peer]:
+            for key in [key for key, inference in self._waiting.items() if inference.request.peer is peer]:
                 del self._waiting[key]
-            if self.register.of(peer) is not None:
-                self.register.end(str(peer.key))
-        self._others.drop(peer)
+            if self.register.promise_of(peer) is not None:
+                self.register.end_promise(str(peer.key))
+        self._others.remove_peer(peer)
 
     def due_s(self) -> Optional[float]:
         """Implement :class:`~..replica.service.Scheduler`: at once when the next batch is complete."""
@@ -137,8 +136,8 @@ class Promises(Scheduler):
             batch = self.register.board.next_batch()
             if batch is None:
                 return None
-            there = all((turn.robot, turn.frame) in self._waiting for turn in batch.slots)
-            return 0.0 if there else batch.latest
+            complete = all((slot.robot, slot.frame) in self._waiting for slot in batch.slots)
+            return 0.0 if complete else batch.latest
 
     def run(self) -> None:
         """Implement :class:`~..replica.service.Scheduler`."""
@@ -146,47 +145,48 @@ class Promises(Scheduler):
             due, batch, subject = self.due_s(), self.register.board.next_batch(), self.register.subject
             if due is None or batch is None or due > self.register.clock() or subject is None:
                 return
-            found = [self._waiting.pop((turn.robot, turn.frame), None) for turn in batch.slots]
-            self.register.begin(batch, [inference is not None for inference in found])
-            members = [(turn.robot, turn.frame, one) for turn, one in zip(batch.slots, found) if one is not None]
+            inferences = [self._waiting.pop((slot.robot, slot.frame), None) for slot in batch.slots]
+            self.register.start_batch(batch, [inference is not None for inference in inferences])
+            pairs = zip(batch.slots, inferences)
+            members = [(slot.robot, slot.frame, item) for slot, item in pairs if item is not None]
             if members:
                 self._batches += 1
-        self._release()
-        self._compute(subject, members)
+        self._submit_unplanned()
+        self._compute_batch(subject, members)
 
-    def _compute(self, subject: Subject, members: Sequence[Tuple[str, int, Inference]]) -> None:
-        frames, taken = [], []
+    def _compute_batch(self, subject: PromiseSubject, members: Sequence[Tuple[str, int, ServerInference]]) -> None:
+        frames, accepted = [], []
         for name, frame, inference in members:
             try:
-                frames.append(inference.take())
+                frames.append(inference.decode_inputs())
             except EdgeOffloadError as error:
                 self._fail(inference.request, error)
             else:
-                taken.append((name, frame, inference))
-        if not taken:
+                accepted.append((name, frame, inference))
+        if not accepted:
             return
         try:
             executions = subject.run(frames)
         except Exception as error:
-            for _, _, inference in taken:
-                self._fail(inference.request, inference.failed(error))
+            for _, _, inference in accepted:
+                self._fail(inference.request, inference.explain_failure(error))
             return
-        for (name, frame, inference), execution in zip(taken, executions):
-            self.register.computed(name, frame, len(taken))
+        for (name, frame, inference), execution in zip(accepted, executions):
+            self.register.record_result(name, frame, len(accepted))
             try:
-                inference.answer(execution, shared_by=len(taken))
+                inference.send_result(execution, shared_by=len(accepted))
             except Exception as error:  # the answer of one robot that cannot be sent costs the others nothing
                 self._fail(inference.request, error)
         if subject.judges:
-            for (name, frame, _), execution in zip(taken, executions):
-                self.register.judge(name, frame, execution.outputs)
+            for (name, frame, _), execution in zip(accepted, executions):
+                self.register.add_evidence(name, frame, execution.outputs)
 
-    def _release(self) -> None:
+    def _submit_unplanned(self) -> None:
         """Submit inferences that wait for a batch that was removed to the other scheduler."""
         with self.register.lock:
-            planned = {(turn.robot, turn.frame) for batch in self.register.board.list_batches() for turn in batch.slots}
-            left = [self._waiting.pop(key) for key in list(self._waiting) if key not in planned]
-        for inference in left:
+            planned = {(slot.robot, slot.frame) for batch in self.register.board.list_batches() for slot in batch.slots}
+            unplanned = [self._waiting.pop(key) for key in list(self._waiting) if key not in planned]
+        for inference in unplanned:
             try:
                 self._others.submit(inference)
             except EdgeOffloadError as error:

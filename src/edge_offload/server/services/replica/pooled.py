@@ -34,13 +34,13 @@ from edge_offload.link.transport.messages import Message
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.memory import flat_bytes
 from edge_offload.server.services.replica.replicas import Replica
-from edge_offload.server.services.replica.service import Inference, Scheduler
+from edge_offload.server.services.replica.service import Scheduler, ServerInference
 
 if TYPE_CHECKING:
     from edge_offload.server.pool.settings import PoolSettings
 
 #: Seconds between two drivers, and from a driver's last word to its end.
-AGAIN_S, MOST_AGAIN_S, SILENT_S = 0.2, 3.0, 15.0
+RESTART_S, MOST_RESTART_S, SILENT_S = 0.2, 3.0, 15.0
 #: Seconds that a driver may take to end.
 END_S = 5.0
 #: Requests that may wait for the pool.
@@ -50,7 +50,7 @@ BEAT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Pooled(Scheduler):
+class PoolScheduler(Scheduler):
     """Has one model computed by a pool, and leaves others to another scheduler.
 
     Args:
@@ -67,16 +67,16 @@ class Pooled(Scheduler):
         self._others, self._fail = others, fail
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._waiting: Dict[int, Tuple[Inference, float]] = {}
+        self._waiting: Dict[int, Tuple[ServerInference, float]] = {}
         self._outbox: List[int] = []
-        self._kept: Dict[Tuple[TensorSpec, ...], Tuple[torch.Tensor, ...]] = {}
+        self._emulated_outputs: Dict[Tuple[TensorSpec, ...], Tuple[torch.Tensor, ...]] = {}
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._driver = b""
         #: What the driver said last.
-        self._said: Dict[str, Any] = {}
-        self._heard_s = 0.0
+        self._status: Dict[str, Any] = {}
+        self._received_s = 0.0
         self._thread = threading.Thread(target=self._run, name="edge-offload-pool", daemon=True)
 
     def start(self) -> None:
@@ -91,21 +91,21 @@ class Pooled(Scheduler):
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def pool(self) -> Tuple[str, Dict[str, Any]]:
+    def describe_pool(self) -> Tuple[str, Dict[str, Any]]:
         """Implement :class:`~.service.Scheduler`."""
-        status = self._said
+        status = self._status
         if not self._driver:
             return f"pool {self._settings.address}: its driver is not there (yet)", status
         members: Dict[str, int] = {}
         for node in status.get("nodes", []):
             if not node["problem"]:
                 members[node["class"]] = members.get(node["class"], 0) + node["gpus"]
-        have = ", ".join(f"{count} {gpu}" for gpu, count in members.items()) or "no members"
+        members_text = ", ".join(f"{count} {gpu}" for gpu, count in members.items()) or "no members"
         emulated = "emulated " if any(node["emulated"] for node in status.get("nodes", [])) else ""
         rate = f"{status.get('rate', 0.0):.1f} /s"
-        return f"{emulated}pool {self._settings.address}: {have}; {rate}; {status.get('why')}", status
+        return f"{emulated}pool {self._settings.address}: {members_text}; {rate}; {status.get('why')}", status
 
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: ServerInference) -> None:
         """Implement :class:`~.service.Scheduler`."""
         if inference.opened.replica.name != self._settings.model:
             self._others.submit(inference)
@@ -127,11 +127,11 @@ class Pooled(Scheduler):
             return f"{EAGER} pool"
         return super().engine_of(replica)
 
-    def drop(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Implement :class:`~.service.Scheduler`."""
-        self._others.drop(peer)
+        self._others.remove_peer(peer)
         with self._lock:
-            for number in [each for each, (one, _) in self._waiting.items() if one.request.peer is peer]:
+            for number in [key for key, (inference, _) in self._waiting.items() if inference.request.peer is peer]:
                 del self._waiting[number]
 
     # ------------------------------------------------------------------ the pool's thread
@@ -146,64 +146,64 @@ class Pooled(Scheduler):
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
-        begun_s = beaten_s = -1e9
-        pause_s = AGAIN_S
+        started_s = pinged_s = -1e9
+        pause_s = RESTART_S
         while not self._stop.is_set():
             now = time.monotonic()
             if self._driver:
-                pause_s = AGAIN_S
-            if self._process is None and now - begun_s >= pause_s:
-                begun_s, pause_s = now, min(2 * pause_s, MOST_AGAIN_S)
-                self._begin()
+                pause_s = RESTART_S
+            if self._process is None and now - started_s >= pause_s:
+                started_s, pause_s = now, min(2 * pause_s, MOST_RESTART_S)
+                self._start_driver()
             elif self._process is not None and (
-                self._process.poll() is not None or (self._driver and now - self._heard_s > SILENT_S)
+                self._process.poll() is not None or (self._driver and now - self._received_s > SILENT_S)
             ):
-                self._lose()
-            if self._driver and now - beaten_s >= BEAT_S:
-                beaten_s = now
+                self._end_driver()
+            if self._driver and now - pinged_s >= BEAT_S:
+                pinged_s = now
                 socket.send_multipart([self._driver, messages.pack_header(Message("ping"))])
-            self._give_up(now)
+            self._refuse_late(now)
             poller.poll(100)
             self._wakeup.clear_wakeups()
             with self._lock:
                 outbox, self._outbox = self._outbox, []
             for number in outbox:
-                self._forward(socket, number)
+                self._forward_request(socket, number)
             while True:
                 try:
                     frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 except zmq.Again:
                     break
-                self._take(frames)
+                self._handle_message(frames)
         if self._driver and self._process is not None:
             socket.send_multipart([self._driver, messages.pack_header(Message("notify", 0, 0, "end"))])
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_S)  # it ends its members
-        self._lose()
+        self._end_driver()
         context.destroy(linger=0)
 
-    def _forward(self, socket: zmq.Socket[Any], number: int) -> None:
+    def _forward_request(self, socket: zmq.Socket[Any], number: int) -> None:
         with self._lock:
             inference, _ = self._waiting.get(number, (None, 0.0))
         if inference is None:
             return
         try:
-            inputs = inference.take()
+            inputs = inference.decode_inputs()
         except Exception as error:
             with self._lock:
                 self._waiting.pop(number, None)
-            self._fail(inference.request, inference.failed(error))
+            self._fail(inference.request, inference.explain_failure(error))
             return
         body = {"inputs": [TensorSpec.of(tensor).to_dict() for tensor in inputs]}
         header = messages.pack_header(Message("request", 0, number, "infer", body))
         parts = [flat_bytes(tensor).numpy() for tensor in inputs]
         socket.send_multipart([self._driver, header, *messages.byte_views(parts)])
 
-    def _begin(self) -> None:
+    def _start_driver(self) -> None:
         command = [sys.executable, "-m", "edge_offload.server.pool.gateway", self._settings.to_json()]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
-    def _lose(self) -> None:
+    def _end_driver(self) -> None:
         """Kill the driver, if it still runs, and refuse all waiting requests."""
         if self._process is not None:
             if self._process.poll() is None:
@@ -218,18 +218,18 @@ class Pooled(Scheduler):
         for inference, _ in waiting.values():
             self._fail(inference.request, Refused("full: the pool's driver ended", remedy="compute locally meanwhile"))
 
-    def _give_up(self, now: float) -> None:
+    def _refuse_late(self, now: float) -> None:
         with self._lock:
             late = [number for number, (_, until_s) in self._waiting.items() if now > until_s]
-            found = [self._waiting.pop(number)[0] for number in late]
-        for inference in found:
+            inferences = [self._waiting.pop(number)[0] for number in late]
+        for inference in inferences:
             self._fail(inference.request, Refused("full: the pool did not answer in time"))
 
-    def _take(self, frames: List[zmq.Frame]) -> None:
-        self._heard_s = time.monotonic()
+    def _handle_message(self, frames: List[zmq.Frame]) -> None:
+        self._received_s = time.monotonic()
         message = messages.unpack_header(frames[1].buffer)
         if message.type == "notify":
-            self._driver, self._said = frames[0].bytes, message.body
+            self._driver, self._status = frames[0].bytes, message.body
             return
         with self._lock:
             inference, _ = self._waiting.pop(message.id, (None, 0.0))
@@ -238,22 +238,25 @@ class Pooled(Scheduler):
         try:
             if message.type == "error":
                 raise messages.error_from(message.body)
-            outputs = self._outputs(inference, message.body, [frame.buffer for frame in frames[2:]])
+            outputs = self._decode_outputs(inference, message.body, [frame.buffer for frame in frames[2:]])
             kind = "emulated pool" if message.body.get("emulated") else "pool"
-            words = f"{EAGER} {kind} batch {message.body.get('batch')}"
-            inference.answer(Execution(outputs, time.monotonic() - inference.taken_s, words))
+            engine = f"{EAGER} {kind} batch {message.body.get('batch')}"
+            inference.send_result(Execution(outputs, time.monotonic() - inference.started_s, engine))
         except Exception as error:
-            told = error if isinstance(error, EdgeOffloadError) else ProtocolError(f"the pool's answer: {error}")
-            self._fail(inference.request, told)
+            reported = error if isinstance(error, EdgeOffloadError) else ProtocolError(f"the pool's answer: {error}")
+            self._fail(inference.request, reported)
 
-    def _outputs(self, inference: Inference, body: Dict[str, Any], parts: List[Any]) -> Tuple[torch.Tensor, ...]:
+    def _decode_outputs(
+        self, inference: ServerInference, body: Dict[str, Any], parts: List[Any]
+    ) -> Tuple[torch.Tensor, ...]:
         """Decode the pool's outputs; an emulated pool gets fixed outputs of the model for such shapes."""
         if body.get("emulated"):
             specs = inference.opened.specs
-            if specs not in self._kept:
-                self._kept[specs] = inference.opened.replica.executor.run([spec.zeros() for spec in specs]).outputs
-            return self._kept[specs]
-        found = []
+            if specs not in self._emulated_outputs:
+                executor = inference.opened.replica.executor
+                self._emulated_outputs[specs] = executor.run([spec.zeros() for spec in specs]).outputs
+            return self._emulated_outputs[specs]
+        outputs = []
         if len(parts) != len(body["outputs"]):
             raise ProtocolError("the pool's answer lacks a tensor")
         for raw, part in zip(body["outputs"], parts):
@@ -265,5 +268,5 @@ class Pooled(Scheduler):
             order = list(raw["order"])
             inverse = [order.index(dim) for dim in range(len(order))]
             shape = [spec.shape[dim] for dim in order]
-            found.append(data.view(spec.torch_dtype).reshape(shape).permute(inverse).contiguous())
-        return tuple(found)
+            outputs.append(data.view(spec.torch_dtype).reshape(shape).permute(inverse).contiguous())
+        return tuple(outputs)

@@ -20,7 +20,7 @@ from edge_offload.execute.tensors import TensorSpec
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 
-Key = Tuple[str, Tuple[Tuple[str, Scalar], ...]]
+ReplicaKey = Tuple[str, Tuple[Tuple[str, Scalar], ...]]
 MAX_OPTIONS = 32
 MAX_OPTION_CHARACTERS = 256
 MAX_WARM = 256
@@ -44,9 +44,9 @@ class Replica:
     warm: Set[Tuple[TensorSpec, ...]] = field(default_factory=set)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ReplicaKey:
         """Key among the replicas of a store."""
-        return _key(self.name, self.options)
+        return _make_key(self.name, self.options)
 
     def warm_up(self, specs: Tuple[TensorSpec, ...]) -> float:
         """Compute once on zeros and return the seconds; 0 when these shapes are warm already.
@@ -80,7 +80,7 @@ class Replica:
         return time.monotonic() - started
 
 
-class ReplicaPool:
+class ReplicaStore:
     """Builds replicas and stores them. Thread-safe.
 
     Args:
@@ -113,18 +113,18 @@ class ReplicaPool:
                 raise BadInput(f"{name} and {other} have the same name for a robot", remedy="rename one of the files")
         self._overrides = {name: dict(options) for name, options in (overrides or {}).items()}
         self._max_replicas = max_replicas
-        self._replicas: OrderedDict[Key, Replica] = OrderedDict()
+        self._replicas: OrderedDict[ReplicaKey, Replica] = OrderedDict()
         self._users: Dict[int, int] = {}
         self._building = threading.Lock()
         self._lock = threading.Lock()
 
-    def engines(self) -> Dict[str, Tuple[str, bool]]:
+    def engine_states(self) -> Dict[str, Tuple[str, bool]]:
         """Return each replica's engine state, in words, and True if it needs attention."""
         with self._lock:
             replicas = list(self._replicas.values())
         return {replica.name: replica.executor.engine_state() for replica in replicas}
 
-    def engines_meant(self) -> List[str]:
+    def list_engines(self) -> List[str]:
         """Return the engines that compute the loaded models, or will once built; each once."""
         with self._lock:
             replicas = list(self._replicas.values())
@@ -134,16 +134,16 @@ class ReplicaPool:
         """Return the engine for a model of this name."""
         return engine_for_model(self._engine, model, FASTEST_EXACT)
 
-    def key(self, name: Any, options: Any) -> Key:
-        """:attr:`Replica.key` of what :meth:`acquire` would return.
+    def make_key(self, name: Any, options: Any) -> ReplicaKey:
+        """:attr:`Replica.key` of what :meth:`acquire_replica` would return.
 
         Raises:
             Refused, BadInput: it would not.
         """
-        return _key(name, self._options(name, options))
+        return _make_key(name, self._check_options(name, options))
 
-    def acquire(self, name: Any, options: Any, expected_hash: Optional[str]) -> Replica:
-        """Return the replica of model ``name``, built if there is none; return it with :meth:`release`.
+    def acquire_replica(self, name: Any, options: Any, expected_hash: Optional[str]) -> Replica:
+        """Return the replica of model ``name``, built if there is none; return it with :meth:`release_replica`.
 
         Args:
             name: of the registry, as the robot sent it.
@@ -155,8 +155,8 @@ class ReplicaPool:
             BadInput: malformed options.
             RemoteError: building the model failed.
         """
-        options = self._options(name, options)
-        key = _key(name, options)
+        options = self._check_options(name, options)
+        key = _make_key(name, options)
         with self._building:
             with self._lock:
                 replica = self._replicas.get(key)
@@ -164,7 +164,7 @@ class ReplicaPool:
                     self._make_room()
             if replica is None:
                 # seconds of work: not under the lock that release() needs
-                replica = self._build(name, options)
+                replica = self._build_replica(name, options)
             if expected_hash is not None and expected_hash != replica.state_hash:
                 raise Refused(
                     f"the weights of model {name!r} differ: {expected_hash} on the robot, "
@@ -177,21 +177,21 @@ class ReplicaPool:
                 self._users[id(replica)] = self._users.get(id(replica), 0) + 1
         return replica
 
-    def built_from(self, replica: Replica) -> str:
+    def build_name(self, replica: Replica) -> str:
         """Return the name that builds it here: of a file, its path."""
         return self._allow.get(replica.name, replica.name)
 
-    def release(self, replica: Replica) -> None:
+    def release_replica(self, replica: Replica) -> None:
         """Count one user less."""
         with self._lock:
             self._users[id(replica)] -= 1
 
-    def names(self) -> Tuple[str, ...]:
+    def list_names(self) -> Tuple[str, ...]:
         """Return the names of loaded models."""
         with self._lock:
             return tuple(name for name, _ in self._replicas)
 
-    def _options(self, name: Any, options: Any) -> Dict[str, Scalar]:
+    def _check_options(self, name: Any, options: Any) -> Dict[str, Scalar]:
         if not isinstance(name, str) or len(name) > MAX_OPTION_CHARACTERS:
             raise BadInput("a model is opened by its name")
         if registry.is_user_model(name):
@@ -205,15 +205,15 @@ class ReplicaPool:
             )
         if not isinstance(options, Mapping) or len(options) > MAX_OPTIONS:
             raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
-        ours = self._overrides.get(name, {})
+        overrides = self._overrides.get(name, {})
         # an own factory says nothing of its options: there, whatever looks like a path counts as one
         paths = (registry.WEIGHTS,) if registry.is_user_model(name) else registry.entries()[name].path_options
-        merged = {**options, **ours}
+        merged = {**options, **overrides}
         for option, value in merged.items():
             if not isinstance(value, (bool, int, float, str)) or len(str(option) + str(value)) > MAX_OPTION_CHARACTERS:
                 raise BadInput(f"model {name!r}: option {str(option)[:64]!r} is not a short scalar")
             names_file = option in paths or (isinstance(value, str) and _is_path(value))
-            if names_file and value != "" and option not in ours:
+            if names_file and value != "" and option not in overrides:
                 raise Refused(
                     f"model {name!r}: option {option}={value!r} names a file; a robot names no files of the server",
                     remedy=f"start the server with: serve --option {name}.{option}=PATH",
@@ -230,23 +230,23 @@ class ReplicaPool:
                 )
             self._users.pop(id(self._replicas.pop(idle[0])), None)
 
-    def _build(self, name: str, options: Dict[str, Scalar]) -> Replica:
+    def _build_replica(self, name: str, options: Dict[str, Scalar]) -> Replica:
         try:
             module = registry.build_module(self._allow.get(name, name), **options)
             state_hash = registry.state_hash(module)
-            return Replica(name, options, self._executor(name, module), state_hash)
+            return Replica(name, options, self._make_executor(name, module), state_hash)
         except EdgeOffloadError:
             raise
         except Exception as error:
             raise RemoteError(f"cannot build model {name!r} on the server: {type(error).__name__}: {error}") from error
 
-    def _executor(self, name: str, module: nn.Module) -> ModuleExecutor:
+    def _make_executor(self, name: str, module: nn.Module) -> ModuleExecutor:
         if self._emulated is not None:
             return EmulatedExecutor(module, self._emulated)
         return ModuleExecutor(module, self.device, self.engine_of(name))
 
 
-def _key(name: str, options: Mapping[str, Scalar]) -> Key:
+def _make_key(name: str, options: Mapping[str, Scalar]) -> ReplicaKey:
     return name, tuple(sorted(options.items()))
 
 

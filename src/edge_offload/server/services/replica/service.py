@@ -15,21 +15,20 @@ from edge_offload.execute.module import Execution
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack_tensors, unpack_tensors
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.mode import Mode
-from edge_offload.server.results import FrameResult, ResultFeed
+from edge_offload.server.results import ResultFeed, ServerFrameResult
 from edge_offload.server.services.base import OpenHandles, Service
-from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
+from edge_offload.server.services.replica.replicas import Replica, ReplicaStore
 from edge_offload.server.status import PromiseStatus, StatusBook
-from edge_offload.server.worker import FairQueue, Job, Worker
+from edge_offload.server.worker import FairQueue, Job, JobWorker
 
 
 @dataclass(frozen=True)
-class Quota:
-    """What one robot may hold, over all of its connections.
+class RobotQuota:
+    """Limits of one robot over all of its connections.
 
     Attributes:
         max_open: opened models (a shape each).
-        max_models: different models among them; they take the places of :class:`~.replicas
-            .ReplicaPool`, of which others want some, too.
+        max_models: different models among them, which share the places of :class:`~.replicas.ReplicaStore`.
         max_input_bytes: inputs of one inference, decoded.
     """
 
@@ -39,14 +38,14 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model as opened by one robot, under a handle."""
 
     replica: Replica
     specs: Tuple[TensorSpec, ...]
 
 
-class Inference:
+class ServerInference:
     """A checked request. Its methods run on the thread that computes.
 
     Args:
@@ -61,7 +60,7 @@ class Inference:
     def __init__(
         self,
         request: Request,
-        opened: Opened,
+        opened: OpenedModel,
         wait_s: Optional[float],
         max_input_bytes: int,
         book: StatusBook,
@@ -74,22 +73,22 @@ class Inference:
         self._book = book
         self._feed = feed
         self._downlink = request.downlink
-        self._taken_s = self._decoded_s = 0.0
+        self._started_s = self._decoded_s = 0.0
 
     @property
-    def taken_s(self) -> float:
+    def started_s(self) -> float:
         """Start of its processing (monotonic seconds)."""
-        return self._taken_s
+        return self._started_s
 
-    def take(self) -> Tuple[torch.Tensor, ...]:
+    def decode_inputs(self) -> Tuple[torch.Tensor, ...]:
         """The inputs: its turn has come.
 
         Raises:
             Refused: the robot does not wait any more.
             BadInput, ProtocolError: the inputs do not decode to what was opened.
         """
-        self._taken_s = time.monotonic()
-        waited_s = self._taken_s - self.request.received_s
+        self._started_s = time.monotonic()
+        waited_s = self._started_s - self.request.received_s
         if self.wait_s is not None and waited_s > self.wait_s:
             raise Refused(f"full: the request waited {waited_s:.3f} s, longer than the robot does")
         inputs = unpack_tensors(
@@ -98,26 +97,26 @@ class Inference:
         self._decoded_s = time.monotonic()
         return inputs
 
-    def answer(self, execution: Execution, shared_by: int = 1) -> None:
+    def send_result(self, execution: Execution, shared_by: int = 1) -> None:
         """Send the result of a computation shared by ``shared_by`` inferences."""
         request, name = self.request, self.opened.replica.name
-        self._book.computed(name, execution.compute_s / shared_by)
+        self._book.record_inference(name, execution.compute_s / shared_by)
         encoding_s = time.monotonic()
         descriptors, buffers = pack_tensors(execution.outputs, request.body.get("codec", "auto"), self._downlink)
         answer: Dict[str, Any] = {
             "outputs": descriptors,
-            "queue_s": self._taken_s - request.received_s,
-            "decode_s": self._decoded_s - self._taken_s,
+            "queue_s": self._started_s - request.received_s,
+            "decode_s": self._decoded_s - self._started_s,
             "compute_s": execution.compute_s,
             "engine": execution.engine,
             "encode_s": time.monotonic() - encoding_s,
         }
         request.reply(answer, buffers)
-        self._book.add(bytes_out=sum(memoryview(part).nbytes for part in buffers))
+        self._book.add_totals(bytes_out=sum(memoryview(part).nbytes for part in buffers))
         meta = request.body.get("meta", {})
-        self._feed.computed(FrameResult(request.peer.name, name, Mode.SERVER, meta, execution.outputs))
+        self._feed.add_computed(ServerFrameResult(request.peer.name, name, Mode.SERVER, meta, execution.outputs))
 
-    def failed(self, error: Exception) -> EdgeOffloadError:
+    def explain_failure(self, error: Exception) -> EdgeOffloadError:
         """Return the error for the robot if the model raised ``error``."""
         if isinstance(error, EdgeOffloadError):
             return error
@@ -142,7 +141,7 @@ class Scheduler(ABC):
         """Stop scheduling."""
 
     @abstractmethod
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: ServerInference) -> None:
         """Have it computed and answered; returns at once.
 
         Raises:
@@ -150,7 +149,7 @@ class Scheduler(ABC):
         """
 
     @abstractmethod
-    def drop(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Remove waiting inferences of a peer that has disconnected."""
 
     def due_s(self) -> Optional[float]:
@@ -168,12 +167,12 @@ class Scheduler(ABC):
         """Return batches so far, and the service of each robot with a promise."""
         return 0, []
 
-    def pool(self) -> Tuple[str, Dict[str, Any]]:
+    def describe_pool(self) -> Tuple[str, Dict[str, Any]]:
         """Return the state of the pool of GPUs, in one line and in full; empty if there is none."""
         return "", {}
 
 
-class OneByOne(Scheduler):
+class FairScheduler(Scheduler):
     """Runs one inference at a time, with robots in turn.
 
     Args:
@@ -187,40 +186,36 @@ class OneByOne(Scheduler):
         self._book = book
         self._service = service
 
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: ServerInference) -> None:
         """Implement :class:`Scheduler`."""
-        peer, own_s = inference.request.peer, self._book.expected_s(inference.opened.replica.name)
-        self._admit(peer, own_s, inference.wait_s)
-        work = lambda: compute(inference)  # noqa: E731
-        self._queue.put(peer, lambda: self._service.answer(inference.request, work), own_s)
+        peer, cost_s = inference.request.peer, self._book.expected_s(inference.opened.replica.name)
+        self._check_wait(peer, cost_s, inference.wait_s)
+        work = lambda: compute_alone(inference)  # noqa: E731
+        self._queue.put_item(peer, lambda: self._service.answer_request(inference.request, work), cost_s)
 
-    def drop(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Implement :class:`Scheduler`."""
-        self._queue.drop(peer)
+        self._queue.remove_peer(peer)
 
-    def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
+    def _check_wait(self, peer: Peer, cost_s: float, wait_s: Optional[float]) -> None:
         if wait_s is None:
             return
         ahead_s = self._queue.ahead_s(peer)
-        if ahead_s > 0 and ahead_s + own_s > wait_s:
+        if ahead_s > 0 and ahead_s + cost_s > wait_s:
             raise Refused(
-                f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",
+                f"full: a result would take {ahead_s + cost_s:.3f} s, the robot waits {wait_s:.3f} s",
                 remedy="compute locally, or share the server with fewer robots",
             )
 
 
-def compute(inference: Inference) -> None:
-    """On the device's thread: one inference, alone.
-
-    Raises:
-        EdgeOffloadError: what the robot is to be told.
-    """
-    inputs = inference.take()
+def compute_alone(inference: ServerInference) -> None:
+    """Compute one inference on the device's thread; an :class:`EdgeOffloadError` is the robot's answer."""
+    inputs = inference.decode_inputs()
     try:
         execution = inference.opened.replica.executor.run(inputs)
     except Exception as error:
-        raise inference.failed(error) from error
-    inference.answer(execution)
+        raise inference.explain_failure(error) from error
+    inference.send_result(execution)
 
 
 class ReplicaService(Service):
@@ -238,13 +233,13 @@ class ReplicaService(Service):
 
     def __init__(
         self,
-        pool: ReplicaPool,
+        pool: ReplicaStore,
         scheduler: Scheduler,
-        device: Worker,
-        loader: Worker,
+        device: JobWorker,
+        loader: JobWorker,
         book: StatusBook,
         feed: ResultFeed,
-        quota: Quota,
+        quota: RobotQuota,
     ) -> None:
         super().__init__(book)
         self._pool = pool
@@ -253,12 +248,12 @@ class ReplicaService(Service):
         self._feed = feed
         self._quota = quota
         self._scheduler = scheduler
-        self._opened: OpenHandles[Opened] = OpenHandles("model", lambda item: pool.release(item.replica))
+        self._opened: OpenHandles[OpenedModel] = OpenHandles("model", lambda item: pool.release_replica(item.replica))
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
         """Handlers by the request's kind."""
-        return {"open_model": self.open_model, "close_model": self._opened.close, "infer": self.infer}
+        return {"open_model": self.open_model, "close_model": self._opened.close_handle, "infer": self.submit_inference}
 
     def open_model(self, request: Request) -> None:
         """Answer ``{name, options, state_hash, inputs: [spec…]}`` with ``{handle, state_hash, warm_up_s, engine}``.
@@ -279,11 +274,11 @@ class ReplicaService(Service):
                 f"inputs of {size} bytes where {self._quota.max_input_bytes} are allowed",
                 remedy="send smaller inputs, or start the server with a larger --max-input-mb",
             )
-        if len(self._opened.of_robot(request.peer)) >= self._quota.max_open:
+        if len(self._opened.items_of_robot(request.peer)) >= self._quota.max_open:
             raise Refused(f"full: this robot has {self._quota.max_open} models open", remedy="close one")
-        self.submit(self._loader, request, lambda: self._load(request, specs))
+        self.submit_work(self._loader, request, lambda: self._load_model(request, specs))
 
-    def infer(self, request: Request) -> None:
+    def submit_inference(self, request: Request) -> None:
         """``{handle, inputs, codec, downlink, wait_s, meta, turn}`` → ``{outputs, …_s, engine}``: seconds of stages.
 
         ``wait_s`` is how long the robot waits: what cannot be ready by then is refused at once, and never computed.
@@ -293,55 +288,55 @@ class ReplicaService(Service):
             BadInput, ProtocolError, Refused: malformed, no such handle, other shapes than opened, or full.
         """
         body = request.body
-        opened = self._opened.find(request)
+        opened = self._opened.find_item(request)
         check_descriptors(body.get("inputs"), len(request.buffers), opened.specs, self._quota.max_input_bytes)
         if not isinstance(body.get("codec", "auto"), str) or not isinstance(body.get("meta", {}), dict):
             raise ProtocolError("codec is a string, meta a map")
         wait_s = body.get("wait_s")
         if wait_s is not None and (not isinstance(wait_s, (int, float)) or not 0 <= wait_s < 1e6):
             raise ProtocolError("wait_s is a number of seconds")
-        inference = Inference(request, opened, wait_s, self._quota.max_input_bytes, self._book, self._feed)
+        inference = ServerInference(request, opened, wait_s, self._quota.max_input_bytes, self._book, self._feed)
         self._scheduler.submit(inference)
 
-    def opened(self, request: Request) -> Opened:
+    def find_opened(self, request: Request) -> OpenedModel:
         """The model that a request's handle stands for.
 
         Raises:
             BadInput: none.
         """
-        return self._opened.find(request)
+        return self._opened.find_item(request)
 
-    def forget(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Close all models of a peer that has disconnected, and remove its waiting inferences."""
-        self._scheduler.drop(peer)
-        self._loader.queue.drop(peer)
-        self._opened.forget(peer)
+        self._scheduler.remove_peer(peer)
+        self._loader.queue.remove_peer(peer)
+        self._opened.remove_peer(peer)
 
-    def _load(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
+    def _load_model(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
         """Build a model on the loader's thread, then submit its first run to the device."""
         body = request.body
         name, options = body.get("name"), body.get("options", {})
-        models = {item.replica.key for item in self._opened.of_robot(request.peer)}
-        if len(models) >= self._quota.max_models and self._pool.key(name, options) not in models:
+        models = {item.replica.key for item in self._opened.items_of_robot(request.peer)}
+        if len(models) >= self._quota.max_models and self._pool.make_key(name, options) not in models:
             raise Refused(
                 f"full: this robot has {len(models)} different models open",
                 remedy="close one of them, or start the server with a larger --models-per-robot",
             )
-        replica = self._pool.acquire(name, options, body.get("state_hash"))
+        replica = self._pool.acquire_replica(name, options, body.get("state_hash"))
         try:
-            self.submit(self._device, request, lambda: self._finish_open(request, replica, specs))
+            self.submit_work(self._device, request, lambda: self._finish_open(request, replica, specs))
         except Refused:
-            self._pool.release(replica)
+            self._pool.release_replica(replica)
             raise
 
     def _finish_open(self, request: Request, replica: Replica, specs: Tuple[TensorSpec, ...]) -> None:
-        """On the device's thread: the first run is slow (kernels are chosen, memory is taken), so it is done here."""
+        """Run it once on the device's thread: the first run is slow (choice of kernels, allocation), and reply."""
         try:
             warm_up_s = replica.warm_up(specs)
         except Exception:
-            self._pool.release(replica)
+            self._pool.release_replica(replica)
             raise
-        handle = self._opened.add(request, Opened(replica, specs))
+        handle = self._opened.add_item(request, OpenedModel(replica, specs))
         if handle:
             engine = self._scheduler.engine_of(replica)
             request.reply(

@@ -23,8 +23,8 @@ from edge_offload.ir.schemas import enumerated_arguments, find_overload
 from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
 from edge_offload.ir.values import DYNAMIC, Value, contiguous_strides
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES
-from edge_offload.server.blobs import BlobStore, checksums
-from edge_offload.split.footprints.registry import bind, find_rule
+from edge_offload.server.blobs import BlobStore, check_names
+from edge_offload.split.footprints.registry import bind_arguments, find_rule
 
 MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30
@@ -46,38 +46,38 @@ ALSO_ACCEPTED = frozenset(
 
 #: Arguments that say by number how an operator works, and how many numbers mean something. torch does not check all of
 #: them on tensors without data; a kernel that knows none for the number returns the memory of its result as it was.
-MODES = {
+MODE_COUNTS = {
     f"aten.{name}": {"interpolation_mode": 3, "padding_mode": 3}
     for name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 }
 
 
-def constant_bytes(sequence: OperatorSequence) -> int:
+def count_constant_bytes(sequence: OperatorSequence) -> int:
     """Return the bytes of a sequence's constants."""
     return sum(value.nbytes for value in distinct_constants(sequence).values())
 
 
 def distinct_constants(sequence: OperatorSequence) -> Dict[str, Value]:
     """Return each constant by its digest, in the order of their bytes: as first listed."""
-    found: Dict[str, Value] = {}
+    constants: Dict[str, Value] = {}
     for number, digest in sequence.constants.items():
-        found.setdefault(digest, sequence.values[number])
-    return found
+        constants.setdefault(digest, sequence.values[number])
+    return constants
 
 
-def with_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> TracedProgram:
+def add_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> TracedProgram:
     """The sequence with its constants, which are the blobs ``names`` in a row.
 
     Raises:
         Refused: a piece is not here (any more).
         ProtocolError: they are not what the sequence names.
     """
-    wanted = distinct_constants(sequence)
-    total = constant_bytes(sequence)
+    expected = distinct_constants(sequence)
+    total = count_constant_bytes(sequence)
     data = bytearray(total)
     filled = 0
-    for name in checksums(names, total // MAX_BLOB_BYTES + 1):
-        piece = store.get(name)
+    for name in check_names(names, total // MAX_BLOB_BYTES + 1):
+        piece = store.get_blob(name)
         if piece is None:
             raise Refused("a piece of the constants is not here any more", remedy="send it again")
         if filled + len(piece) > total:
@@ -88,15 +88,15 @@ def with_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> 
         raise ProtocolError("the constants have fewer bytes than the sequence says")
     constants: Dict[str, torch.Tensor] = {}
     offset = 0
-    for digest, value in wanted.items():
-        constants[digest] = _tensor(value, data, offset)
+    for digest, value in expected.items():
+        constants[digest] = _make_constant(value, data, offset)
         if tensor_digest(constants[digest]) != digest:
             raise ProtocolError("a constant is not what its digest says")
         offset += value.nbytes
     return TracedProgram(sequence, constants)
 
 
-def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
+def read_sequence(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
     """The sequence in ``data``, vetted.
 
     Raises:
@@ -111,7 +111,7 @@ def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
     sizes = [value.nbytes for value in sequence.values.values()]
     if max(sizes, default=0) > MAX_VALUE_BYTES or sum(sizes) > MAX_VALUES_BYTES:
         raise Refused("the sequence has more or larger values than this server computes for a robot")
-    if constant_bytes(sequence) > MAX_CONSTANT_BYTES:
+    if count_constant_bytes(sequence) > MAX_CONSTANT_BYTES:
         raise Refused(f"the constants take more than {MAX_CONSTANT_BYTES >> 20} MiB")
     if [(sequence.values[n].dtype, sequence.values[n].shape) for n in sequence.inputs] != [
         (spec.dtype, spec.shape) for spec in inputs
@@ -121,15 +121,15 @@ def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
         _check_name(operator)
         _check_numbers(operator)
         _check_modes(operator)
-    _propagate(sequence)
+    _check_results(sequence)
     return sequence
 
 
 def _check_name(operator: Operator) -> None:
     """Both lists hold public operators, and internal ones that tracing puts in their place (``_to_copy``)."""
     namespace, name, _ = operator.name.split(".")
-    known = find_rule(operator) is not None or operator.base_name in ALSO_ACCEPTED
-    if namespace not in NAMESPACES or name in REFUSED or not known:
+    accepted = find_rule(operator) is not None or operator.base_name in ALSO_ACCEPTED
+    if namespace not in NAMESPACES or name in REFUSED or not accepted:
         raise Unsupported(f"operator {operator.name!r} is not one that this server splits for robots")
     find_overload(operator.name)
 
@@ -145,26 +145,26 @@ def _check_numbers(operator: Operator) -> None:
 
 def _check_modes(operator: Operator) -> None:
     """Require a mode that the operator has code for."""
-    given = bind(operator)
-    for name, count in MODES.get(operator.base_name, {}).items():
+    given = bind_arguments(operator)
+    for name, count in MODE_COUNTS.get(operator.base_name, {}).items():
         mode = given.get(name)
         if not isinstance(mode, int) or not 0 <= mode < count:
             raise ProtocolError(f"operator {operator.name!r}: there is no {name} {mode!r}")
 
 
-def _propagate(sequence: OperatorSequence) -> None:
+def _check_results(sequence: OperatorSequence) -> None:
     """Call every operator on tensors without data, and compare its results with the declared ones."""
-    found: Dict[int, torch.Tensor] = {}
+    values: Dict[int, torch.Tensor] = {}
     without_data = FakeTensorMode()
     with without_data:
         for number in (*sequence.inputs, *sequence.constants):
             value = sequence.values[number]
             strides = value.strides or contiguous_strides(value.shape)
-            found[number] = torch.empty_strided(value.shape, strides, dtype=getattr(torch, value.dtype))
+            values[number] = torch.empty_strided(value.shape, strides, dtype=getattr(torch, value.dtype))
     for index, operator in enumerate(sequence.operators):
         try:
             with torch.no_grad(), without_data:
-                results = make_kernel(operator)(found.__getitem__)
+                results = make_kernel(operator)(values.__getitem__)
         except EdgeOffloadError:
             raise
         except Exception as error:  # torch says in many ways that arguments do not fit
@@ -177,14 +177,14 @@ def _propagate(sequence: OperatorSequence) -> None:
                 continue
             if result is None:
                 raise ProtocolError(f"operator {index} ({operator.name}) makes other results than the sequence says")
-            said = sequence.values[output]
-            made: Tuple[Any, ...] = (str(result.dtype).split(".")[-1], tuple(result.shape))
-            if made != (said.dtype, said.shape) or DYNAMIC in said.shape:
-                raise ProtocolError(f"operator {index} ({operator.name}) makes {made}, not what the sequence says")
-            found[output] = result
+            declared = sequence.values[output]
+            actual: Tuple[Any, ...] = (str(result.dtype).split(".")[-1], tuple(result.shape))
+            if actual != (declared.dtype, declared.shape) or DYNAMIC in declared.shape:
+                raise ProtocolError(f"operator {index} ({operator.name}) makes {actual}, not what the sequence says")
+            values[output] = result
 
 
-def _tensor(value: Value, data: bytearray, offset: int) -> torch.Tensor:
+def _make_constant(value: Value, data: bytearray, offset: int) -> torch.Tensor:
     """Return a constant with its strides on the robot: they decide which kernel runs."""
     dtype = getattr(torch, value.dtype)
     if not value.elements:

@@ -11,35 +11,35 @@ from typing import Dict, Optional, Tuple
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server.services.split.models import TracedModel
-from edge_offload.server.worker import FairQueue, Worker
+from edge_offload.server.worker import FairQueue, JobWorker
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
-from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.runtime.places import SplitDevice
+from edge_offload.split.runtime.progress import SplitProgress
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
 @dataclass
-class _Inference:
+class _SplitInference:
     """An inference in flight, and the requests that its results answer."""
 
     number: int
-    progress: Progress
+    progress: SplitProgress
     replies: Dict[int, Request] = field(default_factory=dict)
     busy: bool = False
 
 
 @dataclass
-class OpenSplit:
+class ServerSplit:
     """A model that one robot has opened for splitting."""
 
     traced: TracedModel
     plans: Tuple[ReadyPlan, ...] = ()
-    current: Optional[_Inference] = None
+    current: Optional[_SplitInference] = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class SplitRuns:
+class SplitRunner:
     """Runs the inferences of opened splits.
 
     Blocks of steps are computed by the device's worker, so that robots share it fairly; coding and decoding have a
@@ -53,10 +53,10 @@ class SplitRuns:
         decoder, encoder: workers that decode what comes and encode what goes.
     """
 
-    def __init__(self, device: Worker, place: Place) -> None:
+    def __init__(self, device: JobWorker, place: SplitDevice) -> None:
         self._device, self._place = device, place
-        self.decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
-        self.encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
+        self.decoder = JobWorker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
+        self.encoder = JobWorker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
 
     def start(self) -> None:
         """Start the coding threads."""
@@ -68,12 +68,12 @@ class SplitRuns:
         self.decoder.close()
         self.encoder.close()
 
-    def drop(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Stop decoding and encoding for a peer that has disconnected."""
         for worker in (self.decoder, self.encoder):
-            worker.queue.drop(peer)
+            worker.queue.remove_peer(peer)
 
-    def begin(self, request: Request, split: OpenSplit) -> None:
+    def begin_inference(self, request: Request, split: ServerSplit) -> None:
         """``{handle, run, plan}``: begin inference ``run``. The reply carries the last transfer to the robot.
 
         Raises:
@@ -87,101 +87,101 @@ class SplitRuns:
         if not sends:
             raise BadInput("this plan needs no server")
         located, shared = split.traced.network.located, split.traced.shared
-        inference = _Inference(number, Progress(chosen, Side.SERVER, located, shared, place=self._place))
+        inference = _SplitInference(number, SplitProgress(chosen, Side.SERVER, located, shared, place=self._place))
         inference.replies[sends[-1]] = request
         with split.lock:
             earlier, split.current = split.current, inference
         if earlier is not None:
-            self._end(earlier, Refused("a newer inference took this one's place"))
-        self._advance(request.peer, split, inference)
+            self._fail_requests(earlier, Refused("a newer inference took this one's place"))
+        self._advance_inference(request.peer, split, inference)
 
-    def take(self, request: Request, split: OpenSplit) -> None:
+    def take_transfer(self, request: Request, split: ServerSplit) -> None:
         """Reply to ``{handle, run, transfer}`` with that transfer, once it is computed."""
-        inference = self._inference(request, split)
+        inference = self._find_inference(request, split)
         index = request.body.get("transfer")
         if inference is None:
             raise Refused("this inference is over")
         with split.lock:
             if type(index) is not int or index in inference.replies:
                 raise ProtocolError("no such transfer is to be taken")
-            if index not in inference.progress.mine.sends:
+            if index not in inference.progress.side_plan.sends:
                 raise ProtocolError(f"transfer {index} does not go to the robot")
             inference.replies[index] = request
-        self._advance(request.peer, split, inference)
+        self._advance_inference(request.peer, split, inference)
 
-    def rows(self, request: Request, split: OpenSplit) -> None:
+    def receive_rows(self, request: Request, split: ServerSplit) -> None:
         """``{handle, run, transfer, low, high, tensors}`` and buffers → ``{}``. Rows of an older run are dropped."""
-        inference = self._inference(request, split)
+        inference = self._find_inference(request, split)
         if inference is not None:
-            self.decoder.submit(request.peer, lambda: self._decode(request, split, inference))
+            self.decoder.submit_job(request.peer, lambda: self._decode_rows(request, split, inference))
         request.reply({})
 
-    def _inference(self, request: Request, split: OpenSplit) -> Optional[_Inference]:
+    def _find_inference(self, request: Request, split: ServerSplit) -> Optional[_SplitInference]:
         number = request.body.get("run")
         with split.lock:
             current = split.current
         return current if current is not None and current.number == number else None
 
-    def _decode(self, request: Request, split: OpenSplit, inference: _Inference) -> None:
+    def _decode_rows(self, request: Request, split: ServerSplit, inference: _SplitInference) -> None:
         """Decode rows on the decoder's thread."""
         try:
             index, low, tensor = decode_piece(inference.progress, request.body, request.buffers)
-            inference.progress.arrive(index, low, tensor)
+            inference.progress.add_rows(index, low, tensor)
         except EdgeOffloadError as error:
-            self._fail(split, inference, error)
+            self._fail_inference(split, inference, error)
             return
-        self._advance(request.peer, split, inference)
+        self._advance_inference(request.peer, split, inference)
 
-    def _advance(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
+    def _advance_inference(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Start computing if rows are ready, and send finished transfers; on any thread."""
         with split.lock:
             replies = inference.replies
-            awaited = set(inference.progress.mine.sends) - set(replies)
-            start = inference.progress.computable() and not inference.busy and inference is split.current
+            awaited = set(inference.progress.side_plan.sends) - set(replies)
+            start = inference.progress.can_compute() and not inference.busy and inference is split.current
             inference.busy = inference.busy or start
         try:
             if start:
-                self._device.submit(peer, lambda: self._compute(peer, split, inference))
+                self._device.submit_job(peer, lambda: self._compute_blocks(peer, split, inference))
             elif not awaited:
-                self._send(peer, split, inference)
+                self._send_ready(peer, split, inference)
         except Refused as error:
-            self._fail(split, inference, error)
+            self._fail_inference(split, inference, error)
 
-    def _compute(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
+    def _compute_blocks(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Compute blocks on the device's thread, until the robot's rows are awaited."""
         try:
-            while inference is split.current and inference.progress.computable():
-                inference.progress.compute()
-                self._send(peer, split, inference)
+            while inference is split.current and inference.progress.can_compute():
+                inference.progress.compute_block()
+                self._send_ready(peer, split, inference)
         except Exception as error:
-            self._fail(split, inference, error)
+            self._fail_inference(split, inference, error)
             return
         with split.lock:
             inference.busy = False
         self._advance_again(peer, split, inference)
 
-    def _advance_again(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
+    def _advance_again(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Continue with rows that arrived just as the device stopped."""
-        if inference.progress.computable():
-            self._advance(peer, split, inference)
+        if inference.progress.can_compute():
+            self._advance_inference(peer, split, inference)
 
-    def _send(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
+    def _send_ready(self, peer: Peer, split: ServerSplit, inference: _SplitInference) -> None:
         """Submit finished transfers to the encoder, once the robot has requested all of them."""
         with split.lock:
-            if set(inference.progress.mine.sends) - set(inference.replies):
+            if set(inference.progress.side_plan.sends) - set(inference.replies):
                 return
-            ready_now = inference.progress.sendable()
+            ready_now = inference.progress.take_sendable()
         for index in ready_now:
-            self.encoder.submit(peer, functools.partial(self._encode, split, inference, index))
+            self.encoder.submit_job(peer, functools.partial(self._encode_transfer, split, inference, index))
 
-    def _encode(self, split: OpenSplit, inference: _Inference, index: int) -> None:
+    def _encode_transfer(self, split: ServerSplit, inference: _SplitInference, index: int) -> None:
         """Encode a transfer on the encoder's thread, and answer its request."""
         progress = inference.progress
-        transfer = progress.transfer(index)
+        transfer = progress.transfer_at(index)
         request = inference.replies[index]
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            tensor = progress.payload(index, transfer.low, transfer.high)
+            tensor = progress.read_payload(index, transfer.low, transfer.high)
             descriptors, buffers = encode_piece(tensor, transfer.codec)
             body = {
                 "transfer": index,
@@ -189,23 +189,23 @@ class SplitRuns:
                 "high": transfer.high,
                 "tensors": descriptors,
                 "compute_s": progress.compute_s,
-                "spans": progress.spans.told(),
+                "spans": progress.spans.to_numbers(),
                 "rows_computed": progress.rows_computed,
-                "encode_s": time.monotonic() - began,
+                "encode_s": time.monotonic() - started,
             }
             if not request.answered:
                 request.reply(body, buffers)
         except Exception as error:
-            self._fail(split, inference, error)
+            self._fail_inference(split, inference, error)
 
-    def _fail(self, split: OpenSplit, inference: _Inference, error: Exception) -> None:
+    def _fail_inference(self, split: ServerSplit, inference: _SplitInference, error: Exception) -> None:
         with split.lock:
             if split.current is inference:
                 split.current = None
-        self._end(inference, error)
+        self._fail_requests(inference, error)
 
     @staticmethod
-    def _end(inference: _Inference, error: Exception) -> None:
+    def _fail_requests(inference: _SplitInference, error: Exception) -> None:
         for request in list(inference.replies.values()):
             try:
                 if not request.answered:

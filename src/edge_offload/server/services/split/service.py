@@ -12,16 +12,16 @@ from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server import blobs
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.services.base import OpenHandles, Service
-from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.replica.replicas import ReplicaStore
 from edge_offload.server.services.split import recorded
-from edge_offload.server.services.split.models import SplitModels, TracedModel
-from edge_offload.server.services.split.runs import OpenSplit, SplitRuns
+from edge_offload.server.services.split.models import SplitModelStore, TracedModel
+from edge_offload.server.services.split.runs import ServerSplit, SplitRunner
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.server.status import StatusBook
-from edge_offload.server.worker import FairQueue, Worker
-from edge_offload.split.model.plan import Plan
+from edge_offload.server.worker import FairQueue, JobWorker
+from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.runtime.places import place_of
-from edge_offload.split.runtime.tables import MAX_PLANS, ready
+from edge_offload.split.runtime.tables import MAX_PLANS, compile_ready
 
 MAX_OPEN = 4
 """Splits that one robot may have open (a shape each)."""
@@ -45,31 +45,34 @@ class SplitService(Service):
         store: where constants of recorded inferences are kept; what was learned of models is kept beside them.
     """
 
-    def __init__(self, pool: ReplicaPool, device: Worker, loader: Worker, book: StatusBook, store: BlobStore) -> None:
+    def __init__(
+        self, pool: ReplicaStore, device: JobWorker, loader: JobWorker, book: StatusBook, store: BlobStore
+    ) -> None:
         super().__init__(book)
         self._pool = pool
         self._device = device
         self._loader = loader
-        self._learner = Worker("edge-offload-learner", FairQueue(MAX_OPEN))
+        self._learner = JobWorker("edge-offload-learner", FairQueue(MAX_OPEN))
         self._store = store
         place = place_of(pool.device)
-        self._runs = SplitRuns(device, place)
-        self._models = SplitModels(pool, TraceCache(store.directory / "splits"), place)
-        self._open: OpenHandles[OpenSplit] = OpenHandles("split", lambda split: self._models.release(split.traced))
+        self._runs = SplitRunner(device, place)
+        self._models = SplitModelStore(pool, TraceCache(store.directory / "splits"), place)
+        release = lambda split: self._models.release_model(split.traced)  # noqa: E731
+        self._open: OpenHandles[ServerSplit] = OpenHandles("split", release)
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
         """Handlers by the request's kind."""
         return {
-            "split_open": self.open,
-            "split_table": self.table,
-            "split_begin": lambda request: self._runs.begin(request, self._open.find(request)),
-            "split_rows": lambda request: self._runs.rows(request, self._open.find(request)),
-            "split_take": lambda request: self._runs.take(request, self._open.find(request)),
-            "split_close": self._open.close,
-            "split_echo": self.echo,
-            "split_have": self.have,
-            "split_put": self.put,
+            "split_open": self.open_split,
+            "split_table": self.set_table,
+            "split_begin": lambda request: self._runs.begin_inference(request, self._open.find_item(request)),
+            "split_rows": lambda request: self._runs.receive_rows(request, self._open.find_item(request)),
+            "split_take": lambda request: self._runs.take_transfer(request, self._open.find_item(request)),
+            "split_close": self._open.close_handle,
+            "split_echo": self.echo_workers,
+            "split_have": self.find_missing,
+            "split_put": self.put_blob,
         }
 
     def start(self) -> None:
@@ -83,12 +86,12 @@ class SplitService(Service):
         self._learner.close()
         self._runs.close()
 
-    def forget(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Close all splits of a peer that has disconnected."""
-        self._runs.drop(peer)
-        self._open.forget(peer)
+        self._runs.remove_peer(peer)
+        self._open.remove_peer(peer)
 
-    def open(self, request: Request) -> None:
+    def open_split(self, request: Request) -> None:
         """``{name, options, state_hash, inputs}`` and sample inputs → ``{handle, sequence}`` and the server's profile.
 
         ``sequence``: the hash of the robot's own trace, once it has one; what the server kept of it will do then.
@@ -100,88 +103,90 @@ class SplitService(Service):
         inputs = request.body.get("inputs")
         if not isinstance(inputs, list) or not 0 < len(inputs) <= MAX_TENSORS:
             raise ProtocolError(f"inputs are a list of 1 to {MAX_TENSORS} tensors")
-        own = int("constants" in request.body)  # the first buffer is the sequence
-        specs = tuple(check_descriptors(inputs, len(request.buffers) - own, max_bytes=MAX_INPUT_BYTES))
-        if len(self._open.of_connection(request.peer)) >= MAX_OPEN:
+        sequence_buffers = int("constants" in request.body)  # the first buffer is the sequence
+        specs = tuple(check_descriptors(inputs, len(request.buffers) - sequence_buffers, max_bytes=MAX_INPUT_BYTES))
+        if len(self._open.items_of_connection(request.peer)) >= MAX_OPEN:
             raise Refused(f"full: this robot has {MAX_OPEN} splits open", remedy="close one")
-        self.submit(self._learner, request, lambda: self._load(request, specs))
+        self.submit_work(self._learner, request, lambda: self._load_model(request, specs))
 
-    def table(self, request: Request) -> None:
+    def set_table(self, request: Request) -> None:
         """Answer ``{handle}`` and a JSON list of plans with ``{plans}``: the number of plans in force."""
-        split = self._open.find(request)
+        split = self._open.find_item(request)
         if len(request.buffers) != 1 or request.buffers[0].nbytes > MAX_TABLE_BYTES:
             raise ProtocolError(f"a table of plans is one buffer of at most {MAX_TABLE_BYTES} bytes")
-        self.submit(self._loader, request, lambda: self._take_table(request, split))
+        self.submit_work(self._loader, request, lambda: self._check_table(request, split))
 
-    def have(self, request: Request) -> None:
+    def find_missing(self, request: Request) -> None:
         """Answer ``{names}`` with ``{missing}``: positions of the blobs of constants that are not here."""
-        self.submit(self._loader, request, lambda: request.reply({"missing": blobs.look_up(self._store, request)[0]}))
+        find = lambda: request.reply({"missing": blobs.find_blobs(self._store, request)[0]})  # noqa: E731
+        self.submit_work(self._loader, request, find)
 
-    def put(self, request: Request) -> None:
+    def put_blob(self, request: Request) -> None:
         """Store the blob of ``{name}``; the answer is ``{}``."""
 
-        def keep() -> None:
-            blobs.keep(self._store, request)
+        def store_blob() -> None:
+            blobs.store_blob(self._store, request)
             request.reply({})
 
-        self.submit(self._loader, request, keep)
+        self.submit_work(self._loader, request, store_blob)
 
-    def echo(self, request: Request) -> None:
+    def echo_workers(self, request: Request) -> None:
         """Answer ``{}`` by way of every thread that rows pass: a robot measures the cost of a request."""
-        through, device, back = self._runs.decoder, self._device, self._runs.encoder
-        answer = lambda: self.submit(back, request, lambda: request.reply({}))  # noqa: E731
-        self.submit(through, request, lambda: self.submit(device, request, answer))
+        decoder, device, encoder = self._runs.decoder, self._device, self._runs.encoder
+        answer = lambda: self.submit_work(encoder, request, lambda: request.reply({}))  # noqa: E731
+        self.submit_work(decoder, request, lambda: self.submit_work(device, request, answer))
 
     # -- opening
 
-    def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
+    def _load_model(self, request: Request, specs: Sequence[TensorSpec]) -> None:
         """Build, trace and profile on the learner's thread; frames elsewhere go first."""
         with background.yielding():
-            self._trace(request, specs)
+            self._trace_model(request, specs)
 
-    def _trace(self, request: Request, specs: Sequence[TensorSpec]) -> None:
+    def _trace_model(self, request: Request, specs: Sequence[TensorSpec]) -> None:
         body = request.body
         if "constants" in body:
-            traced = self._recorded(request, specs)
+            traced = self._read_recorded(request, specs)
         else:
             examples = unpack_tensors(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
-            known = body.get("sequence")
-            traced = self._models.trace(
-                body.get("name"), body.get("options", {}), body.get("state_hash"), examples, known
+            robot_hash = body.get("sequence")
+            traced = self._models.trace_model(
+                body.get("name"), body.get("options", {}), body.get("state_hash"), examples, robot_hash
             )
         if traced.profile is not None:
-            self._opened(request, traced)
+            self._answer_opened(request, traced)
             return
         try:
-            self.submit(self._device, request, lambda: self._profile(request, traced))
+            self.submit_work(self._device, request, lambda: self._profile_model(request, traced))
         except BaseException:
-            self._models.release(traced)
+            self._models.release_model(traced)
             raise
 
-    def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
+    def _read_recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
         """Read a received sequence on the learner's thread, within the limits of one robot."""
-        sequence = recorded.read(bytes(request.buffers[0]), specs)
-        opened = [split.traced for split in self._open.of_connection(request.peer)]
-        held = sum(recorded.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
-        if held + recorded.constant_bytes(sequence) > recorded.MAX_CONSTANT_BYTES:
-            raise Refused(f"the splits of this robot hold {held >> 20} MiB of constants already", remedy="close one")
-        program = recorded.with_constants(sequence, request.body["constants"], self._store)
+        sequence = recorded.read_sequence(bytes(request.buffers[0]), specs)
+        opened = [split.traced for split in self._open.items_of_connection(request.peer)]
+        opened_sequences = [item.network.program.sequence for item in opened if item.replica is None]
+        used = sum(map(recorded.count_constant_bytes, opened_sequences))
+        if used + recorded.count_constant_bytes(sequence) > recorded.MAX_CONSTANT_BYTES:
+            raise Refused(f"the splits of this robot hold {used >> 20} MiB of constants already", remedy="close one")
+        program = recorded.add_constants(sequence, request.body["constants"], self._store)
         examples = unpack_tensors(request.body.get("inputs"), request.buffers[1:], specs, MAX_INPUT_BYTES)
-        return self._models.recorded(program, examples)
+        return self._models.add_recorded(program, examples)
 
-    def _profile(self, request: Request, traced: TracedModel) -> None:
+    def _profile_model(self, request: Request, traced: TracedModel) -> None:
         """Profile on the device's thread, if necessary; frames that arrive meanwhile go first."""
-        self._models.profile(traced, self._device.give_way)
-        self._opened(request, traced)
+        self._models.profile_model(traced, self._device.give_way)
+        self._answer_opened(request, traced)
 
-    def _opened(self, request: Request, traced: TracedModel) -> None:
+    def _answer_opened(self, request: Request, traced: TracedModel) -> None:
         assert traced.profile is not None
-        handle = self._open.add(request, OpenSplit(traced))
+        handle = self._open.add_item(request, ServerSplit(traced))
         if handle:
             record = json.dumps(traced.profile.to_record()).encode()
             request.reply({"handle": handle, "sequence": traced.profile.sequence}, [record])
 
-    def _take_table(self, request: Request, split: OpenSplit) -> None:
+    def _check_table(self, request: Request, split: ServerSplit) -> None:
         """Check every plan on the loader's thread before it may run."""
         try:
             texts = json.loads(bytes(request.buffers[0]).decode())
@@ -194,5 +199,5 @@ class SplitService(Service):
         located, profile = split.traced.network.located, split.traced.profile
         assert profile is not None
         with background.yielding(), background.sliced():
-            split.plans = tuple(ready(Plan.from_json(text), located, profile.sequence) for text in texts)
+            split.plans = tuple(compile_ready(SplitPlan.from_json(text), located, profile.sequence) for text in texts)
         request.reply({"plans": len(split.plans)})

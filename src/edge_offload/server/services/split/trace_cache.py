@@ -28,7 +28,7 @@ from edge_offload.split.runtime import traces
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.traces import MAX_EXTRA_BYTES, BoundTrace, WrittenTrace
 
-MAX_KEPT = 32
+MAX_FILES = 32
 """Sequences on disk; the one that was written longest ago makes room."""
 MAX_FILE_BYTES = MAX_EXTRA_BYTES + (128 << 20)
 PROFILE_S = 24 * 3600.0
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CachedTrace:
-    """What the cache has of one sequence.
+    """Cached files of one sequence.
 
     Attributes:
         trace: with its constants.
@@ -64,45 +64,45 @@ class TraceCache:
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
 
-    def profile(self, sequence: str) -> Optional[Profile]:
+    def load_profile(self, sequence: str) -> Optional[Profile]:
         """Return the profile of the sequence of that hash, by itself; None if there is none that can be used."""
-        document = self._read(sequence)
+        document = self._read_document(sequence)
         try:
-            return None if document is None else _profile(document, sequence)
+            return None if document is None else _parse_profile(document, sequence)
         except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _log.warning("%s cannot be used: %s", self._path(sequence), error)
+            _log.warning("%s cannot be used: %s", self._path_of(sequence), error)
             return None
 
-    def find(self, sequence: str, module: nn.Module) -> Optional[CachedTrace]:
+    def load_trace(self, sequence: str, module: nn.Module) -> Optional[CachedTrace]:
         """Return the trace of that hash, bound to the weights of ``module``; None if it cannot be used."""
-        document = self._read(sequence)
+        document = self._read_document(sequence)
         if document is None or not document.get("sequence"):
             return None
         try:
             written = WrittenTrace(document["sequence"], document["tensors"], document["buffers"])
-            bound = traces.read(written, sequence, module)
-            profile = _profile(document, sequence)
+            bound = traces.read_trace(written, sequence, module)
+            profile = _parse_profile(document, sequence)
         except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
-            _log.warning("%s cannot be used, the model is traced again: %s", self._path(sequence), error)
+            _log.warning("%s cannot be used, the model is traced again: %s", self._path_of(sequence), error)
             return None
         return CachedTrace(bound, profile)
 
-    def traced_of(self, model: str) -> Optional[str]:
+    def find_hash(self, model: str) -> Optional[str]:
         """Return the hash of the sequence traced from the model of that key; None if there is none."""
         try:
-            text = self._path(model, MODEL).read_text(encoding="ascii")
+            text = self._path_of(model, MODEL).read_text(encoding="ascii")
         except (OSError, ValueError):
             return None
         return text if _HASH.fullmatch(text) else None
 
-    def keep(
+    def save_trace(
         self, program: TracedProgram, profile: Profile, module: Optional[nn.Module], model: Optional[str] = None
     ) -> None:
         """Write down what was traced from ``module`` and measured; without one the profile alone.
 
-        ``model``: the key under which :meth:`traced_of` is to find it.
+        ``model``: the key under which :meth:`find_hash` is to find it.
         """
-        written = WrittenTrace(b"", [], []) if module is None else traces.write(program, module)
+        written = WrittenTrace(b"", [], []) if module is None else traces.write_trace(program, module)
         if written is None:
             return
         document = {
@@ -117,27 +117,27 @@ class TraceCache:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_room(SPLIT)
-            write_atomic(self._path(profile.sequence), hashlib.sha256(data).digest() + data)
+            write_atomic(self._path_of(profile.sequence), hashlib.sha256(data).digest() + data)
             if model is not None:
                 self._make_room(MODEL)
-                write_atomic(self._path(model, MODEL), profile.sequence.encode())
+                write_atomic(self._path_of(model, MODEL), profile.sequence.encode())
         except OSError as error:
             _log.warning("the trace of a model cannot be cached in %s: %s", self.directory, error)
 
-    def _path(self, name: str, kind: str = SPLIT) -> pathlib.Path:
+    def _path_of(self, name: str, kind: str = SPLIT) -> pathlib.Path:
         return self.directory / f"{name}{kind}"
 
-    def _read(self, sequence: str) -> Optional[Dict[str, Any]]:
+    def _read_document(self, sequence: str) -> Optional[Dict[str, Any]]:
         """Return the document in a complete file with the right fields; None if there is none."""
         if _HASH.fullmatch(sequence) is None:
             return None
         try:
-            with self._path(sequence).open("rb") as stream:
+            with self._path_of(sequence).open("rb") as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)
         except OSError:
             return None
         if len(data) > MAX_FILE_BYTES or hashlib.sha256(data[32:]).digest() != data[:32]:
-            _log.warning("%s is damaged, the model is traced again", self._path(sequence))
+            _log.warning("%s is damaged, the model is traced again", self._path_of(sequence))
             return None
         try:
             document = msgpack.unpackb(data[32:], raw=False, strict_map_key=True, max_ext_len=0)
@@ -147,18 +147,18 @@ class TraceCache:
         return document if ours else None
 
     def _make_room(self, kind: str) -> None:
-        found: List[Any] = []
+        files: List[Any] = []
         for path in self.directory.glob(f"*{kind}"):
             with contextlib.suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
-        for _, path in sorted(found)[: max(0, len(found) - MAX_KEPT + 1)]:
+                files.append((path.stat().st_mtime, path))
+        for _, path in sorted(files)[: max(0, len(files) - MAX_FILES + 1)]:
             path.unlink(missing_ok=True)
 
 
-def _profile(document: Mapping[str, Any], sequence: str) -> Optional[Profile]:
+def _parse_profile(document: Mapping[str, Any], sequence: str) -> Optional[Profile]:
     if not 0 <= time.time() - float(document["measured"]) < PROFILE_S:
         return None
-    found = Profile.from_record(json.loads(document["profile"]))
-    if found.sequence != sequence:
+    profile = Profile.from_record(json.loads(document["profile"]))
+    if profile.sequence != sequence:
         raise ValueError("a profile of another sequence")
-    return found
+    return profile
