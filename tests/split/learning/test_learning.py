@@ -290,9 +290,9 @@ PARENT = f"""
 import sys, torch
 torch.set_num_threads(1)
 from edge_offload.models import registry
-from edge_offload.split.learning.process import Learning
+from edge_offload.split.learning.process import SplitLearning
 module = registry.build_module({NAME!r}, seed=1)
-learning = Learning({NAME!r}, {{"seed": 1}}, lambda: registry.state_hash(module))
+learning = SplitLearning({NAME!r}, {{"seed": 1}}, lambda: registry.state_hash(module))
 with learning.at_work():
     learning.trace(module, [torch.zeros(3, 48, 64, dtype=torch.uint8)])
     print(learning._process._process.pid, learning.problem, flush=True)
