@@ -81,6 +81,10 @@ def test_a_server_that_is_absent_is_named(tmp_path: pathlib.Path) -> None:
     said(run([*command, "tcp://192.0.2.1:9", "--", *APP, "scripted"]), "no key is known", "edge-offload keys trust")
     said(run([*command, "gpu", "--", *APP, "scripted"]), "'gpu' is not an address")
     said(run([*command[:-1], "--", "no-such-program"]), "cannot run no-such-program")
+    script = tmp_path / "script"
+    script.write_text("echo 1\n")
+    script.chmod(0o755)
+    said(run([*command[:-1], "--", str(script)]), f"name its interpreter, as in: sh {script}")
 
 
 def test_an_absent_server_can_be_done_without(tmp_path: pathlib.Path) -> None:

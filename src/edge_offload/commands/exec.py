@@ -140,4 +140,4 @@ def run(args: argparse.Namespace) -> int:
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
-        raise BadInput(f"cannot run {program[0]}: {error.strerror}") from None
+        raise starting.explain_failed_start(program[0], error) from None

@@ -7,6 +7,7 @@ program (a shell, ``env``, a wrapper) the launcher waits for the end, and for a 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -89,6 +90,12 @@ def accepts_device(program: Sequence[str], absent_local: bool) -> bool:
     return True
 
 
+def explain_failed_start(program: str, error: OSError) -> BadInput:
+    """Return the cause and the remedy of a program that the kernel did not start."""
+    remedy = f"name its interpreter, as in: sh {program}" if error.errno == errno.ENOEXEC else ""
+    return BadInput(f"cannot run {program}: {error.strerror}", remedy)
+
+
 def run_watched(program: Sequence[str], environment: Dict[str, str], absent_local: bool) -> int:
     """Run a program that is no Python itself, and wait for it; signals are passed on.
 
@@ -134,7 +141,7 @@ def _run_and_wait(environment: Dict[str, str], program: Sequence[str]) -> int:
         child.append(subprocess.Popen(list(program), env=environment, preexec_fn=with_parent()))
         code = child[0].wait()
     except OSError as error:
-        raise BadInput(f"cannot run {program[0]}: {error.strerror}") from None
+        raise explain_failed_start(program[0], error) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

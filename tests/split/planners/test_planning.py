@@ -243,8 +243,7 @@ def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: fl
         sequential.robot_s
         + sequential.server_s
         + sum(
-            space.model.make_payload(t.value, t.high - t.low, t.sender, "raw").idle_link_s(rate)
-            for t in plan.transfers
+            space.model.make_payload(t.value, t.high - t.low, t.sender, "raw").idle_link_s(rate) for t in plan.transfers
         )
     )
     assert total == pytest.approx(brute_force_layers(space, Objective()), rel=1e-5)
