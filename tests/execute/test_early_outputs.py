@@ -148,7 +148,7 @@ def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
             if run.is_due(step / 1e3):
                 run.note_flush(step / 1e3)
                 left.append(step)
-        run.ended(steps / 1e3)
+        run.note_end(steps / 1e3)
         return left
 
     def gaps(left: List[int]) -> List[int]:

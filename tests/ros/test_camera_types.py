@@ -104,7 +104,7 @@ def test_a_launch_file_hands_a_new_type_to_the_node_and_starts_that_again(master
 def test_every_type_has_a_class_for_its_example_and_stands_on_the_page_of_sensors(master, row):
     for argument in row.arguments:
         assert sources.resolve_source(argument, row.example) == (row, row.example)
-    assert issubclass(row.load(), FrameSource)
+    assert issubclass(row.load_class(), FrameSource)
     assert f"{row.arguments[0]}:={row.example}" in (ROOT / "docs/how-to/own-sensor.md").read_text().replace('"', "")
 
 

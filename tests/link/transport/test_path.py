@@ -25,13 +25,13 @@ class FakeProbes:
     """New connections of which the ones in ``lost`` have no answer, and the others after ``rtt_s``."""
 
     def __init__(self, rtt_s=0.0, lost=(), moved=False):
-        self.now, self.moved, self.sent = 0.0, moved, []
+        self.now, self.has_moved, self.sent = 0.0, moved, []
         self._rtt_s, self._lost = rtt_s, lost
 
-    def send(self):
+    def send_probe(self):
         self.sent.append(self.now)
 
-    def answered(self):
+    def was_answered(self):
         return any(self.now - at >= self._rtt_s for i, at in enumerate(self.sent) if i not in self._lost)
 
 

@@ -115,13 +115,13 @@ def test_what_it_learns_is_what_is_learnt_here(factory):
     module = model_of(factory)
     here = trace_module("here", module, [PICTURE])
     learning, told = learning_of(module, factory), []
-    with learning.at_work():
-        there = learning.trace(module, [PICTURE], told.append)
+    with learning.keep_process():
+        there = learning.trace_model(module, [PICTURE], told.append)
         if sys.platform == "linux":
             assert os.getpriority(os.PRIO_PROCESS, the_child()) >= worker.NICE_LEVEL
             assert pathlib.Path(f"/proc/{the_child()}/oom_score_adj").read_text() == "1000\n"
-        profile = learning.measured(there, SplitDevice(), 1)
-        made = learning.plans(costs(there), BANDWIDTHS, SEARCH)
+        profile = learning.measure_profile(there, SplitDevice(), 1)
+        made = learning.make_plans(costs(there), BANDWIDTHS, SEARCH)
         assert learning.problem == ""
         assert len(children()) == 1, "one for all of it"
     assert children() == []
@@ -150,7 +150,7 @@ def test_whatever_becomes_of_it_the_split_is_learnt(how, monkeypatch):
     if how is signal.SIGSTOP:
         monkeypatch.setattr(process, "PROCESS_LIMIT_S", 3.0)
     learning, told, found = learning_of(module), [], []
-    asked = threading.Thread(target=lambda: found.append(learning.trace(module, [PICTURE], told.append)))
+    asked = threading.Thread(target=lambda: found.append(learning.trace_model(module, [PICTURE], told.append)))
     asked.start()
     os.kill(the_child(), how)
     asked.join(120.0)
@@ -161,7 +161,7 @@ def test_whatever_becomes_of_it_the_split_is_learnt(how, monkeypatch):
     assert words in learning.problem
     assert any("in this process" in each and words in each and "another one is tried" in each for each in told)
     assert children() == []
-    assert learning.measured(found[0], SplitDevice(), 1) is None, "a process knows what it has traced itself"
+    assert learning.measure_profile(found[0], SplitDevice(), 1) is None, "a process knows what it has traced itself"
     assert children() == []
 
 
@@ -204,9 +204,9 @@ def dying():
 def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_learnt_again(dying):
     module = model_of()
     learning, killed, told = learning_of(module), dying(1), []
-    with learning.at_work():
-        network = learning.trace(module, [PICTURE])
-        assert learning.plans(costs(network), BANDWIDTHS, SEARCH, told.append) == make_plans(
+    with learning.keep_process():
+        network = learning.trace_model(module, [PICTURE])
+        assert learning.make_plans(costs(network), BANDWIDTHS, SEARCH, told.append) == make_plans(
             costs(network), BANDWIDTHS, SEARCH
         )
         assert told == [f"in this process, for {learning.problem}"], "not twice for one thing"
@@ -214,9 +214,9 @@ def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_lear
     assert learning.problem == (
         "the process of low priority ended with code -9 (1 in a row); another one is tried next time"
     )
-    with learning.at_work():
-        network = learning.trace(module, [PICTURE])
-        assert learning.measured(network, SplitDevice(), 1) is not None, "it was traced in a process"
+    with learning.keep_process():
+        network = learning.trace_model(module, [PICTURE])
+        assert learning.measure_profile(network, SplitDevice(), 1) is not None, "it was traced in a process"
         assert len(children()) == 1
     assert learning.problem == ""
     assert children() == []
@@ -228,7 +228,7 @@ def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
     module = model_of()
     learning, killed = learning_of(module), dying(99)
     for _ in range(process.MOST_FAILURES + 2):
-        found = learning.trace(module, [PICTURE])
+        found = learning.trace_model(module, [PICTURE])
         assert sequence_hash(found.program.sequence) == sequence_hash(
             trace_module("x", module, [PICTURE]).program.sequence
         )
@@ -261,7 +261,7 @@ def test_what_cannot_be_traced_is_said_as_it_is_here():
     module = model_of("branching")
     learning = learning_of(module, "branching")
     with pytest.raises(Unsupported, match="cannot be traced"):
-        learning.trace(module, [PICTURE])
+        learning.trace_model(module, [PICTURE])
     assert learning.problem == ""
     assert children() == []
 
@@ -273,7 +273,7 @@ def test_closing_ends_it_and_nothing_more_is_learnt():
 
     def ask():
         try:
-            learning.trace(module, [PICTURE])
+            learning.trace_model(module, [PICTURE])
         except Refused as error:
             raised.append(error)
 
@@ -293,8 +293,8 @@ from edge_offload.models import registry
 from edge_offload.split.learning.process import SplitLearning
 module = registry.build_module({NAME!r}, seed=1)
 learning = SplitLearning({NAME!r}, {{"seed": 1}}, lambda: registry.state_hash(module))
-with learning.at_work():
-    learning.trace(module, [torch.zeros(3, 48, 64, dtype=torch.uint8)])
+with learning.keep_process():
+    learning.trace_model(module, [torch.zeros(3, 48, 64, dtype=torch.uint8)])
     print(learning._process._process.pid, learning.problem, flush=True)
     sys.stdin.read()
 """

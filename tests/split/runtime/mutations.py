@@ -16,9 +16,9 @@ MUTATIONS = [
     ("lanes", "copied.synchronize()", "pass"),
     ("clocks", "return self._stream.record_event(torch.cuda.Event(enable_timing=True))", NEVER),
     ("clocks", "end.synchronize()", "pass"),
-    ("device_half", "self._behind.append(event)", "pass"),
-    ("device_half", "self._came.setdefault(number, []).append(event)", "pass"),
+    ("device_half", "self._pending.append(event)", "pass"),
+    ("device_half", "self._arrivals.setdefault(number, []).append(event)", "pass"),
     ("device_half", "self._lanes.compute_after([self._writable[number]])", "self._lanes.compute_after()"),
-    ("device_half", "behind.append(self._blocks[blocks - 1][1])", "pass"),
+    ("device_half", "events.append(self._blocks[blocks - 1][1])", "pass"),
     ("device_half", "self._blocks[-1][1].synchronize()", "pass"),
 ]  # fmt: skip

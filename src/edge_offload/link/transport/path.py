@@ -113,9 +113,9 @@ class Suspicion:
             silent_s: for how long no segment has come.
             counters: with the round trip before the silence.
         """
-        if self._probes.moved:
+        if self._probes.has_moved:
             return Verdict.MOVED
-        if self._sent and self._probes.answered():
+        if self._sent and self._probes.was_answered():
             return Verdict.ALIVE
         timeout_s = counters.rtt_s + 2 * counters.rtt_deviation_s
         enough = len(self._sent) >= PROBES and now - self._sent[0] >= timeout_s
@@ -123,7 +123,7 @@ class Suspicion:
             return Verdict.DEAD
         due = not self._sent or now - self._sent[-1] >= max(PROBE_S, PROBE_SHARE * timeout_s)
         if due and silent_s >= max(2 * SUSPECT_S, counters.rtt_s):
-            self._probes.send()
+            self._probes.send_probe()
             self._sent.append(now)
         return Verdict.OPEN
 
