@@ -79,8 +79,8 @@ def test_the_robot_goes_on_with_the_other_server(own_server, robot, monkeypatch,
     assert bot.client.address == first
     gave_up, lost = [], Fronts.mark_lost
 
-    def noted(fronts, refused, again):
-        gave_up.append([fronts.current, lost(fronts, refused, again)])
+    def noted(fronts, refused, retry):
+        gave_up.append([fronts.current, lost(fronts, refused, retry)])
         return gave_up[-1][1]
 
     monkeypatch.setattr(Fronts, "mark_lost", noted)
