@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -190,9 +192,11 @@ def test_a_bag_whose_frames_cannot_be_told_apart_is_refused_in_a_line(master, tm
             out.write("/camera/image_raw", picture, rospy.Time(100 + number))
     command = ["regress", str(bag), "--golden", str(tmp_path / "g.json"), "--update"]
     command += ["--launch", "model:=tiny_people:make"]
+    here = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "edge_offload.cli", *command], capture_output=True, text=True, timeout=200, check=False
-    )
+        [sys.executable, "-m", "edge_offload.cli", *command], capture_output=True, text=True, timeout=200, check=False,
+        env={**os.environ, "PYTHONPATH": here},
+    )  # fmt: skip
     assert done.returncode == 1
     assert re.search(words, done.stderr), done.stderr
     assert "own-sensor.md" in done.stderr
