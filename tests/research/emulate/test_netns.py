@@ -127,7 +127,7 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
             "exec",
             server,
             sys.executable,
-            str(HERE.parent / "echo_server.py"),
+            str(HERE.parents[1] / "link" / "echo_server.py"),
             "--bind",
             "tcp://10.77.1.2:5700",
         ],
