@@ -121,7 +121,11 @@ def main(names):
             worst = max(worst, distance(found, infer(mine, picture)))
             time.sleep(0.01)
         if infer is server_gone:
-            clients = {item.runner._client for item in recorder.strategy.inferences.list_inferences() if item.runner is not None}
+            clients = {
+                item.runner._client
+                for item in recorder.strategy.inferences.list_inferences()
+                if item.runner is not None
+            }
             for client in clients:
                 client.close()
             for _ in range(5):
