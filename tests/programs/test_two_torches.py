@@ -65,7 +65,7 @@ def test_only_what_a_call_depends_on_counts() -> None:
     assert len(set(map(number, others))) == len(others)
 
 
-#: Of torch 2.1.0, a line for each operator: how many arguments it has, and :func:`checksums.canonical`.
+#: Of torch 2.1.0, a line for each operator: how many arguments it has, and :func:`checksums.canonical_schema`.
 SCHEMAS = pathlib.Path(__file__).with_name("schemas-2.1.0.txt.xz")
 
 

@@ -1,6 +1,6 @@
 """Putting the virtual CUDA device into this process: load the guard, import torch, install kernels and surface.
 
-Order matters: the guard must be in the process before torch is imported. :func:`preload` does that part and
+Order matters: the guard must be in the process before torch is imported. :func:`preload_guard` does that part and
 :func:`install` the rest; the launcher (``edge-offload exec``) calls both around the program's own ``import torch``.
 """
 
@@ -133,10 +133,10 @@ def install_device(
     make: Optional[MakeRecorder] = None,
     stand_in: Optional[StandIn] = None,
 ) -> Installed:
-    """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
+    """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload_guard`.
 
     Args:
-        libraries: from :func:`preload`.
+        libraries: from :func:`preload_guard`.
         remote: where operators run (:class:`~edge_offload.device.remote.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
         make: makes the device's handler and the recorder; by default a :class:`Recorder`.
@@ -165,7 +165,7 @@ def install_local(libraries: VirtualDevice, threads: int = 0) -> Installed:
     """Make ``cuda`` a device that this process computes by itself (mode ``local``).
 
     Args:
-        libraries: from :func:`preload`.
+        libraries: from :func:`preload_guard`.
         threads: torch's threads; 0 leaves them.
     """
     import torch

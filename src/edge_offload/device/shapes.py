@@ -79,7 +79,7 @@ def layouts_of(letters: str) -> int:
 
 
 def sampled_shapes(kind: str = "") -> Dict[str, Any]:
-    """The table of this release of torch, or of the nearest at most :data:`NEAR` minor ones away, by :data:`HOW`.
+    """The table of this release of torch, or of the nearest at most :data:`MAX_RELEASES_AWAY` away.
 
     Nothing if there is none.
 

@@ -24,7 +24,7 @@ class Collector:
     Only cycles need the collector. Learning makes many objects at once: those wait for the next full pass.
 
     Args:
-        full_pass_s: see :data:`AGAIN_S`.
+        full_pass_s: seconds between full passes; see :data:`FULL_PASS_S`.
         clock: monotonic seconds.
         learns: whether something learns or plans beside frames.
     """

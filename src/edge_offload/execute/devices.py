@@ -148,7 +148,7 @@ def gpu_failures() -> Iterator[None]:
     """Failures of a GPU inside, as errors of ours.
 
     Raises:
-        OutOfMemory, DeviceLost: see :func:`failure`.
+        OutOfMemory, DeviceLost: see :func:`gpu_failure`.
     """
     try:
         yield

@@ -44,7 +44,7 @@ class CopyStreams:
             return made, self._upload.record_event()
 
     def send_rows(self, rows: torch.Tensor, to: torch.Tensor) -> Any:
-        """Copy rows of the host to memory made by :meth:`room`; the event behind which they are there."""
+        """Copy rows of the host to memory made by :meth:`allocate_rows`; the event behind which they are there."""
         locked = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
         locked.copy_(rows)
         with torch.cuda.stream(self._upload):

@@ -20,7 +20,7 @@ class OperatorSequence:
     Attributes:
         values: every value by number.
         inputs: numbers of the INPUT values, in the order in which they are given.
-        constants: number of each CONSTANT value -> hex digest of its content (:func:`content_digest`).
+        constants: number of each CONSTANT value -> hex digest of its content (:func:`.build.tensor_digest`).
         operators: the calls, in the order in which they were issued.
         outputs: numbers of the values that the program reads on the host, in order.
         live_outs: numbers of the values that must outlive the inference on the device, without being read.

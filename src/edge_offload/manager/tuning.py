@@ -59,7 +59,7 @@ MOST_IN_FLIGHT = 4
 #: Share of the frame interval that a frame waits for the network's own result, where that is usually there by then
 #: (``bench every-frame``; tests/runtime/test_carrying.py).
 WAIT_SHARE = 0.75
-#: Seconds between frames, until there are two: those of a camera of 10 Hz.
+#: Seconds between frames, until there are two: those of a camera of 10 Hz (tests/ros/test_poses.py).
 FIRST_INTERVAL_S = 0.1
 #: Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse
 #: (tests/runtime/test_carrying.py).

@@ -24,7 +24,7 @@ class PendingAnswer(_Future):
 
     Attributes:
         so_far: the outcomes received.
-        ended: no part will follow. Set together with the last outcomes, which is earlier than :meth:`done`.
+        ended: no part will follow. Set together with the last outcomes, which is earlier than the future is done.
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from edge_offload.errors import BadInput
 from edge_offload.link.sockets.lookup import resolve_endpoints
 from edge_offload.link.transport.client import Timings
 from edge_offload.link.transport.fronts import Fronts
+from edge_offload.link.transport.replies import LinkState
 from edge_offload_research.emulate.emulator import Emulator
 from edge_offload_research.emulate.trace import Link, Trace
 
@@ -123,4 +124,6 @@ def test_an_emulated_link_leads_to_a_name_that_has_an_ipv6_address_alone(serve, 
     names["gpu"] = ["::1"]
     port = serve(bind="tcp://[::1]:0").address.rpartition(":")[2]
     with Emulator("[::1]:0", f"gpu:{port}", Link.of("free", Trace.constant(1e8))) as emulator:
-        connect(trusted(keys, emulator.address)).wait_ready(PATIENCE_S)
+        client = connect(trusted(keys, emulator.address))
+        client.wait_ready(PATIENCE_S)
+        assert client.state is LinkState.READY

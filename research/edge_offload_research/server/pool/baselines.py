@@ -13,7 +13,7 @@ from edge_offload.server.pool.plan import PoolPlan, RateTable, check_cluster, pl
 def paired(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 2) -> PoolPlan:
     """DART-r: pairs of one GPU each of two classes, the rest whole networks; ``most_stages`` is not used.
 
-    Raises as :func:`most`.
+    Raises as :func:`~edge_offload.server.pool.plan.plan_most`.
     """
     check_cluster(cluster)
     tables = [

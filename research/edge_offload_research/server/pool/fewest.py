@@ -18,7 +18,8 @@ def fewest(
     """The plan with fewest GPUs that serves ``load * weight`` frames per second of each network.
 
     Raises:
-        BadInput: as :func:`most`, or the cluster is too small for that; the message says what it serves.
+        BadInput: as :func:`~edge_offload.server.pool.plan.plan_most`, or the cluster is too small for that; the message
+            says what it serves.
     """
     tables = make_tables(demands, cluster, margin, most_stages)
     full = tuple(cluster.gpus.values())

@@ -28,7 +28,7 @@ class Buffers(Protocol):
         """Address on the GPU of a new buffer for the tensor ``name``."""
 
     def upload_tensor(self, name: str, value: torch.Tensor) -> None:
-        """Begin to copy ``value`` there; it may be changed when the next :meth:`download` has ended."""
+        """Begin to copy ``value`` there; it may be changed when the next :meth:`download_tensors` has ended."""
 
     def download_tensors(self, names: Sequence[str]) -> List[torch.Tensor]:
         """Waits for all work begun before and copies the buffers to tensors of the caller's own."""
@@ -49,7 +49,7 @@ def choose_allocator(requested: str = "") -> str:
 
 
 def make_buffers(requested: str = "") -> Buffers:
-    """Buffers on the first GPU; errors as of :func:`choose`."""
+    """Buffers on the first GPU; errors as of :func:`choose_allocator`."""
     return TorchBuffers() if choose_allocator(requested) == TORCH else PycudaBuffers()
 
 

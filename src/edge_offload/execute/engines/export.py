@@ -32,7 +32,7 @@ _SIZE_CHECKS = (
     str(pathlib.Path(__file__).parents[2] / "models"),
 )
 _INPUT = "input"
-#: Names that :func:`position` takes.
+#: Names that :func:`input_position` takes.
 NAMED = re.compile(rf"{_INPUT}\d+")
 _PLAIN = (bool, int, float, str, type(None))
 

@@ -116,8 +116,8 @@ def pick_backend(name: str, device: str = CPU, network: Optional[nn.Module] = No
     """The backend that ``name`` means here, for ``network`` where one is given; None: torch itself.
 
     Args:
-        name: one of :func:`names`; TensorRT's with ``/torch`` or ``/pycuda`` behind it, where it matters who allocates
-            its buffers.
+        name: one of :func:`engine_names`; TensorRT's with ``/torch`` or ``/pycuda`` behind it, where it matters who
+            allocates its buffers.
         device: where torch computes, ``cpu`` or ``cuda``: ``auto`` is an engine that computes there too.
         network: for which ``auto`` is the engine that was measured to be the fastest.
 

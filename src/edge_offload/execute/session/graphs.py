@@ -230,7 +230,7 @@ class StepGraph:
         """Launch the graph, and what follows it call by call.
 
         Raises:
-            CallFailed, DeviceLost, ProtocolError, BadInput: as :meth:`.Interpreter.execute`.
+            CallFailed, DeviceLost, ProtocolError, BadInput: as :meth:`.Interpreter.execute_calls`.
         """
         run.make_room()
         slots = run.storages.slots

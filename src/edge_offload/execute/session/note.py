@@ -32,7 +32,7 @@ class CrashNote:
     """Memory shared with one process, in which it leaves the name of the operator that it runs.
 
     Attributes:
-        descriptor: for the process to inherit, until :meth:`shared`.
+        descriptor: for the process to inherit, until :meth:`close_descriptor`.
     """
 
     def __init__(self) -> None:

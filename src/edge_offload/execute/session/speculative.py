@@ -123,7 +123,7 @@ class SpeculativeExecutor:
         before: Optional[Tuple[SegmentStep, StepOutcome]],
         flush: Callable[[], None] = lambda: None,
     ) -> Iterator[Tuple[int, int, StepOutcome]]:
-        """Run along ``graph`` (see :meth:`take`), after the step ``before`` if there is one.
+        """Run along ``graph`` (see :meth:`take_graph`), after the step ``before`` if there is one.
 
         Yields in order the index of the trace step, its first new storage, and its outcome.
 

@@ -39,10 +39,8 @@ _SMALL = 1024  # bytes; below this raw costs less than thinking
 _SAMPLE = 1024  # elements looked at to tell the kind of content
 _LEAST_SLAB, _MOST_SLAB = 4 * 1024, 256 * 1024  # bytes of a sample that is really encoded
 _ASSUMED_SPEED = 150e6  # bytes/s of encoding and decoding an unknown codec, for planning the first sample
-_FASTEST_CODEC = 750e6  # bytes/s of a link over which no difference is worth its coding, measured or not
 _WEIGHT = 0.3  # of the newest measurement
 _REFRESH = 4  # choices between two samples of codecs not chosen
-_REFER = 16  # payloads sent plainly for one that may become a reference, so that differences are measured again
 _REPEATS = 2  # the first run of a codec in a thread also makes its contexts: the faster one counts
 
 Key = Tuple[str, str, str, int]
@@ -80,7 +78,6 @@ class _Kind:
     table: Dict[str, Measured]
     allowance_s: float = 0.0
     choices: int = 0
-    plain: int = 0  # choices in a row of raw, because differences take longer
 
 
 class Selector:
@@ -93,10 +90,6 @@ class Selector:
         clock: seconds, monotonic.
 
     Safe to call from several threads.
-
-    Attributes:
-        refers: whether the latest payload should be kept as a reference. Not on a link so fast that differences take
-            longer than plain bytes: copies and fingerprints of both ends would be for nothing.
     """
 
     def __init__(
@@ -110,7 +103,6 @@ class Selector:
         self._random = random.Random(seed)
         self._kinds: Dict[Key, _Kind] = {}
         self._lock = threading.RLock()
-        self.refers = True
 
     def select(self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None) -> str:
         """Name of the codec for ``array``; with ``reference`` the temporal ones compete too.
@@ -130,19 +122,10 @@ class Selector:
             kind.choices += 1
             kind.allowance_s += self._epsilon * array.nbytes / rate
             self._try_codecs(kind, names, array, reference, rate)
-            best = min(
+            return min(
                 [RAW, *(name for name in names if name in kind.table)],
                 key=lambda name: self._predict_s(kind, name, array.nbytes, rate),
             )
-            losing = all(
-                self._predict_s(kind, name, array.nbytes, rate) > array.nbytes / rate
-                if name in kind.table
-                else rate > _FASTEST_CODEC
-                for name in TEMPORAL
-            )
-            kind.plain = kind.plain + 1 if best == RAW and losing else 0
-            self.refers = kind.plain % _REFER == 0
-            return best
 
     def _predict_s(self, kind: _Kind, name: str, nbytes: int, rate: float) -> float:
         """Predict the seconds from the array on this end to the array on the other."""

@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.link.codecs import fingerprint
-from edge_offload.link.codecs.choice import AUTO, RAW, Selector
+from edge_offload.link.codecs.choice import AUTO, Selector
 from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
 from edge_offload.link.codecs.payload import (
     DEFAULT_MAX_BYTES,
@@ -125,8 +125,7 @@ class SendStream:
         Args:
             array: of the dtype and shape that the input has.
             codec: ``auto``; a codec of :data:`~.difference.TEMPORAL` (``auto`` while there is no reference); or any
-                other one. Arrays sent by lossless codecs become references, whichever codec it was; of those that
-                ``auto`` sends plainly only some, where differences do not pay (:attr:`.Selector.refers`).
+                other one. Arrays sent by lossless codecs become references, whichever codec it was.
             link_bytes_per_s: goodput of the link, for ``auto``; None: not known.
             **options: of the codec.
 
@@ -149,8 +148,7 @@ class SendStream:
         used = encoded.descriptor["codec"]
         if match and used in TEMPORAL:
             stream.update(ref=match[0], ref_hash=match[2])
-        plain = codec == AUTO and used == RAW and not self.selector.refers
-        if not plain and (used in TEMPORAL or codec_named(used)[0].lossless):
+        if used in TEMPORAL or codec_named(used)[0].lossless:
             # a camera driver may reuse its buffer for the next frame: the reference has to be our own copy
             stored = array.copy()
             stream["hash"] = fingerprint.fingerprint_array(stored)

@@ -173,7 +173,7 @@ class Predictor:
 
         One does that uploads something after a read, unless it is a constant; or after a size that depends on data, if
         the upload varies and what is done with it uses nothing but what it used last time: an inference that finds
-        nothing has nothing to read. ``unobserved_end``: why the step before it ended, after :meth:`leave`.
+        nothing has nothing to read. ``unobserved_end``: why the step before it ended, after :meth:`skip_inference`.
         """
         self._ended = unobserved_end if unobserved_end is not None else self._ended
         if done.payloads and self._ended == READ:

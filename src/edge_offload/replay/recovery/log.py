@@ -107,7 +107,7 @@ class RecoveryLog:
     """Follows what the program does on the device, segment by segment.
 
     Attributes:
-        rerun_count: segments that :meth:`messages` had run.
+        rerun_count: segments that :meth:`restore_messages` had run.
     """
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ class SplitLearning:
         settings: PlanSettings,
         report: ReportProgress = lambda doing: None,
     ) -> DistinctPlans:
-        """Make plans like :func:`plans_for`."""
+        """Make plans like :func:`.planning.make_plans`."""
         facts = {
             "sequence": wire.encode(model.located.sequence),
             "costs": costs_to_facts(model),

@@ -41,7 +41,7 @@ class SideValues(Values):
         self.pieces.setdefault(number, []).append((low, tensor))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
-        """Rows [low, high); poison where this side has none. See :class:`footprint.Rows`."""
+        """Rows [low, high); poison where this side has none."""
         axis = self.located.axes[number]
         for start, piece in self.pieces.get(number, []):
             size = piece.shape[axis]

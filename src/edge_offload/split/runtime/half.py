@@ -16,8 +16,8 @@ from edge_offload.split.model.reference import HOST, SideValues
 class PieceHalf(SideValues):
     """Like the reference's half, but rows that come in several pieces are put into one buffer as they come.
 
-    :meth:`put` may run on several threads at once, and beside :meth:`rows` of other rows: a side computes its own rows
-    of a value while the other side's come in. Nothing that was handed out is moved or overwritten.
+    :meth:`store_rows` may run on several threads at once, and beside :meth:`rows` of other rows: a side computes its
+    own rows of a value while the other side's come in. Nothing that was handed out is moved or overwritten.
 
     Args:
         located: the sequence and its axes.
