@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pathlib
 import re
@@ -12,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping
 from edge_offload.errors import BadInput
 from edge_offload.nodes import module_of
 from edge_offload.nodes.common import params as parameters
-from edge_offload.nodes.launch_file import PACKAGE, LaunchFile
+from edge_offload.nodes.launch_file import PACKAGE, LaunchFile, suggest_name
 
 FORM = "write node: {parameter: value}"
 
@@ -39,7 +38,7 @@ def check_config(path: str, launch: pathlib.Path, given: Mapping[str, str]) -> L
         return [f"it is not YAML ({' '.join(str(error).split())}); {FORM}"]
     if not isinstance(config, dict) or not all(isinstance(values, dict) for values in config.values()):
         return [f"it is no mapping of nodes; {FORM}"]
-    lines = [f"the launch has no node {name}; {_suggest_name(name, kinds)}" for name in config if name not in kinds]
+    lines = [f"the launch has no node {name}; {_advise(name, kinds)}" for name in config if name not in kinds]
     return lines + [
         line for name in sorted(set(config) & set(kinds)) for line in _check_node(name, kinds[name], config[name])
     ]
@@ -67,7 +66,7 @@ def _check_node(name: str, kind: str, values: Mapping[str, Any]) -> List[str]:
     except ImportError:
         return []
     declared = {param.name: param for param in node.declared}
-    lines = [f"{name} has no parameter {key}; {_suggest_name(key, declared)}" for key in values if key not in declared]
+    lines = [f"{name} has no parameter {key}; {_advise(key, declared)}" for key in values if key not in declared]
     for key in sorted(set(values) & set(declared)):
         try:
             parameters.read([declared[key]], values)
@@ -76,6 +75,5 @@ def _check_node(name: str, kind: str, values: Mapping[str, Any]) -> List[str]:
     return lines
 
 
-def _suggest_name(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(names), 1)
-    return f"is it {near[0]}?" if near else f"it has {', '.join(sorted(names))}"
+def _advise(name: Any, names: Iterable[str]) -> str:
+    return suggest_name(str(name), names, f"it has {', '.join(sorted(names))}")

@@ -14,7 +14,7 @@ import socket
 import xml.etree.ElementTree as ElementTree
 import xmlrpc.client
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Sequence, Set
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 from edge_offload import beside
 from edge_offload.mode import TABLE, Mode, names
@@ -90,6 +90,12 @@ def locate_launch_files(given: Sequence[str]) -> List[pathlib.Path]:
     return located
 
 
+def suggest_name(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Return the advice for a misspelt ``name``: the nearest of ``names``, or ``otherwise`` if none is near."""
+    near = difflib.get_close_matches(name, sorted(names), 1)
+    return f"is it {near[0]}?" if near else otherwise
+
+
 def list_misspelt(given: Sequence[str]) -> List[str]:
     """Arguments that the launch files named do not have, which roslaunch ignores, each with the nearest name."""
     files = [LaunchFile.read(path) for path in locate_launch_files(given)]
@@ -100,10 +106,8 @@ def list_misspelt(given: Sequence[str]) -> List[str]:
     for name, value in parse_arguments(given).items():
         if name in declared or name.startswith("_"):
             continue
-        near = difflib.get_close_matches(name, sorted(declared), 1)
-        advice = (
-            f"is it {near[0]}?" if near else f"'roslaunch --ros-args {_launch_name(files[0].path)}' lists its arguments"
-        )
+        listing = f"'roslaunch --ros-args {_launch_name(files[0].path)}' lists its arguments"
+        advice = suggest_name(name, declared, listing)
         if name in _PARAMETERS and "config" in declared:
             network = "agrnav_node" if files[0].path.name == "agrnav.launch" else "kapao_node"
             entry = _PARAMETERS[name].replace("%s", value).replace("NETWORK", network)
