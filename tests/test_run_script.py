@@ -33,6 +33,25 @@ def test_a_wrong_argument_ends_it_before_the_set_up(tmp_path):
     assert "modee:=local: kapao_tracking.launch has no argument modee; is it mode?" in name
 
 
+def test_the_set_up_starts_in_a_checkout_where_nothing_is_installed(tmp_path):
+    """No package's metadata is there yet, as after ``git clone`` on a fresh machine."""
+    names = ("scripts/run", "src", "research", "launch", "package.xml")
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", *names], cwd=RUN.parents[1], capture_output=True, check=True, text=True
+    ).stdout
+    for name in filter(None, tracked.split("\0")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(RUN.parents[1] / name, tmp_path / name)
+    setup = tmp_path / "scripts" / "setup"
+    setup.write_text("#!/bin/sh\necho set up\nexit 7\n")
+    setup.chmod(0o755)
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [tmp_path / "scripts" / "run"], env=bare, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("set up\n", "", 7)
+
+
 SAID = "start\\nprogress 1 of 2\\nprogress 2 of 2\\nsummary\\n"
 SHOW = f"source <(sed -n '/^show()/,/^}}/p' {RUN}); printf '{SAID}' | show"
 

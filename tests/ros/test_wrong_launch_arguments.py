@@ -15,11 +15,10 @@ import xmlrpc.server
 
 import pytest
 
-from edge_offload import beside
 from edge_offload.errors import BadInput
 from edge_offload.manager.policy import POLICIES
 from edge_offload.mode import POLICY_NAMES
-from edge_offload.nodes import arguments, module_of
+from edge_offload.nodes import arguments, launch_file, module_of
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.launch_file import LaunchFile
 from tests.ros.ros_rig import ROOT, free_port
@@ -304,7 +303,7 @@ def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypat
 
 def test_an_emulated_link_needs_the_emulator(monkeypatch):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
-    monkeypatch.setattr(beside, "commands", lambda: {})
+    monkeypatch.setattr(launch_file, "find_spec", lambda package: None)
     given = ["roslaunch", "edge_offload", "kapao_tracking.launch", "server:=gpu:5700"]
     (line,) = arguments.list_faults(given)
     assert line.startswith("link:=wifi_93mbps: edge_offload_research is not installed in this Python; in a checkout")

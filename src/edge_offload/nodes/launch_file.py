@@ -14,6 +14,7 @@ import socket
 import xml.etree.ElementTree as ElementTree
 import xmlrpc.client
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Dict, Iterable, List, Sequence, Set
 
 from edge_offload import beside
@@ -153,9 +154,11 @@ def _without_server(values: Dict[str, str]) -> List[str]:
 def _without_emulator(values: Dict[str, str]) -> List[str]:
     """An emulated link where the emulator is not installed."""
     server, link = values.get("server", "none"), values.get("link", "none")
-    if server == "none" or "," in server or link == "none" or "link" in beside.commands():
+    package = beside.VERBS["link"].package
+    # importable is enough: scripts/run checks before it installs
+    if server == "none" or "," in server or link == "none" or find_spec(package) is not None:
         return []
-    return [f"link:={link}: {beside.absent(beside.VERBS['link'].package)}, or give link:=none"]
+    return [f"link:={link}: {beside.absent(package)}, or give link:=none"]
 
 
 def _without_rviz(values: Dict[str, str]) -> List[str]:
