@@ -79,6 +79,7 @@ def test_the_bar_says_mode_and_figures_and_the_note() -> None:
     others.append({"carried_s": 0.3})
     assert all(changed(base, bar(**other)).any() for other in others)
     assert changed(bar(note="x" * 500), base)[35:60].any()
+    assert not changed(bar(model="/home/robot/nets/movenet"), base).any(), "a file is shown without its folder"
 
 
 @pytest.mark.parametrize(("height", "width"), [(576, 768), (480, 640), (240, 320), (64, 64)])

@@ -41,11 +41,23 @@ def master(tmp_path_factory):
         core.wait(60)
 
 
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if call.when == "call":
+        item.stash[FAILED] = report.failed
+
+
 @pytest.fixture
-def graph(master, tmp_path):
-    made = Graph(f"/test{next(numbers)}", tmp_path / "keys")
-    yield made
-    made.close()
+def graph(request, master, tmp_path):
+    graph = Graph(f"/test{next(numbers)}", tmp_path / "keys")
+    yield graph
+    if request.node.stash.get(FAILED, False):
+        graph.print_processes()
+    graph.close()
 
 
 @pytest.fixture

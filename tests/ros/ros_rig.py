@@ -150,8 +150,8 @@ class Graph:
             rospy.set_param(f"{full}/{key}", value)
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
         # as a user's shell has it: torch takes every core unless told otherwise
-        command = [*prefix, sys.executable, str(ROOT / "scripts" / kind), f"__ns:={self.ns}", f"__name:={name}"]
-        command += arguments
+        command = [*prefix, sys.executable, "-X", "faulthandler", str(ROOT / "scripts" / kind)]
+        command += [f"__ns:={self.ns}", f"__name:={name}", *arguments]
         process = Process(f"{full}"[1:], command, environment)
         self._processes.append(process)
         return process
@@ -186,6 +186,14 @@ class Graph:
         """Figures in the latest status of a node."""
         found = self.statuses(process)
         return {item.key: item.value for item in found[-1].values} if found else {}
+
+    def print_processes(self) -> None:
+        """Print the end of each node's output, with the stacks of its threads if it still runs."""
+        for process in self._processes:
+            if process.running:
+                process.signal(signal.SIGABRT)
+                process.wait()
+            print(f"{process.name}:", *process.output.splitlines()[-500:], sep="\n  ")
 
     def close(self) -> None:
         for process in reversed(self._processes):

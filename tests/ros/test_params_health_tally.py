@@ -193,6 +193,7 @@ def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
     assert record["frames_superseded"] == 1
     assert record["mode"] == "server"
     assert "1 superseded" in render_summary(record)
+    assert "  net.onnx, " in render_summary({**record, "model": "/home/robot/nets/net.onnx"})
 
 
 def test_a_bag_that_is_played_again_and_again_is_counted_every_time():

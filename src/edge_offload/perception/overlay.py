@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import pathlib
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -37,7 +38,7 @@ class Status:
 
     Attributes:
         mode: the mode that produced the result.
-        model: name of the model.
+        model: name of the model; of a file only its name is shown.
         latency_s: from the frame's arrival to its result, seconds.
         bytes_up, bytes_down: for this frame.
         joules: energy of this frame.
@@ -308,7 +309,7 @@ def _fit_figures(
 
 def _status_figures(status: Status) -> List[Tuple[str, str]]:
     """Return the figures of the frame's cost, as pairs of a value and its unit or meaning."""
-    figures = [(status.model, "")]
+    figures = [(pathlib.PurePath(status.model).name, "")]
     if status.carried_s is not None:
         figures.append((f"{status.carried_s * 1e3:.0f}", "ms carried"))
     if status.latency_s is not None:

@@ -1,7 +1,8 @@
 """decides where the networks run, and says why.
 
 Publishes:
-  offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes
+  offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes and when the
+                     first forecast confirms it
   offload/mode/TASK  likewise for each task that takes turns
   offload/turn       edge_offload_msgs/Turn, latched: whose frame goes to the server next, and why (only where nodes
                      take turns)
@@ -82,6 +83,8 @@ TEMPERATURE_S = 1.0
 
 #: Seconds of silence of a battery that are too long.
 BATTERY_S = 30.0
+
+_FIRST_REASON = "no forecast yet"
 
 
 class _Deciding:
@@ -202,7 +205,7 @@ class OffloadManagerNode(Node):
                 self._announce_decision(entry, entry.manager.decide(Situation(time.monotonic(), {})))
             else:
                 # until the first forecast comes: a mode that cannot run yet is answered locally anyway
-                self._announce_decision(entry, Decision(Mode.SERVER, "nothing is known yet", entry.manager.policy.name))
+                self._announce_decision(entry, Decision(Mode.SERVER, _FIRST_REASON, entry.manager.policy.name))
         return entry
 
     def _make_policy(self, name: str, reason: str) -> Any:
@@ -292,7 +295,8 @@ class OffloadManagerNode(Node):
         for what, value in (("mode", decision.mode), ("policy", decision.policy), ("reason", decision.reason),
                             ("switches", deciding.manager.switches)):  # fmt: skip
             self.health.value(deciding.diagnostics_key(what), value)
-        if announced is None or (announced.mode, announced.policy) != (decision.mode, decision.policy):
+        changed = announced is None or (announced.mode, announced.policy) != (decision.mode, decision.policy)
+        if changed or announced.reason == _FIRST_REASON != decision.reason:
             deciding.publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
             rospy.loginfo(f"{deciding.diagnostics_key('mode')} {decision.mode} ({decision.policy}): {decision.reason}")
 

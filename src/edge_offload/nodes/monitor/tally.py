@@ -6,6 +6,7 @@ Knows nothing of ROS. A frame is known by its stamp, so a node that re-stamps, d
 from __future__ import annotations
 
 import math
+import pathlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -318,7 +319,7 @@ def render_summary(record: Dict[str, Any]) -> str:
         ("frames", f"{record['frames_published']} published = {record['frames_in']} taken up"
                    f" + {record['frames_superseded']} superseded by newer ones"),
         ("results", f"{record['results_out']}{_describe_origins(record)}"),
-        ("model, mode", f"{record['model']}, {modes}"),
+        ("model, mode", f"{pathlib.PurePath(record['model']).name}, {modes}"),
         ("latency", f"mean {latency['mean'] * 1e3:.0f} ms, p50 {latency['p50'] * 1e3:.0f} ms,"
                     f" p99 {latency['p99'] * 1e3:.0f} ms"),
         ("per frame", f"{record['bytes_up'] / 1e3:.1f} kB up, {record['bytes_down'] / 1e3:.1f} kB down,"
