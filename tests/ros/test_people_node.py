@@ -254,7 +254,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     cost = latency.messages[-1]
     assert remote
     assert (cost.mode_code, cost.fallback_reason, cost.round_trips, cost.connected) == (OffloadMode.SERVER, "", 1, True)
-    assert cost.bytes_up > 1000
+    assert cost.bytes_up > 100, "a mostly black image may be compressed"
     assert cost.bytes_down > 0
     assert cost.compute_server.to_sec() > 0
     # the first of them may be there before whoever listens on the server's side is connected
