@@ -291,8 +291,8 @@ def remote(uplink_s=0.02, queue_s=0.0, compute_s=0.03, size=200_000):
     )
 
 
-def at(rate, age_s=0.0):
-    return LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, age_s)
+def at(rate, age_s=0.0, rtt_age_s=0.0):
+    return LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, age_s, rtt_age_s)
 
 
 def test_a_remote_forecast_follows_the_bandwidth_of_now():
@@ -323,6 +323,21 @@ def test_a_late_frame_raises_the_forecast_for_a_while_only():
     assert forecaster.forecast(1.0, Mode.SERVER, at(10 * MB, age_s=1.0)).latency_s == pytest.approx(2.0 + usual_s)
     assert forecaster.forecast(31.0, Mode.SERVER, at(10 * MB, age_s=31.0)).latency_s < 0.1
     assert forecaster.forecast(1.5, Mode.SERVER, at(10 * MB, age_s=0.1)).latency_s < 0.1, "the link was measured since"
+    rate_alone = at(10 * MB, age_s=0.1, rtt_age_s=2.0)
+    assert forecaster.forecast(1.5, Mode.SERVER, rate_alone).latency_s > 1.0, "its round trip was not"
+
+
+def test_a_result_that_comes_later_still_leaves_the_lateness():
+    """The round trip rose; its estimate is the shortest of the latest seconds."""
+    forecaster = Forecaster(StatePowers())
+    for i in range(10):
+        forecaster.note(i * 0.1, remote(), at(10 * MB))
+    slow = remote(uplink_s=0.2)
+    forecaster.late(1.1, Mode.SERVER, 0.08)
+    forecaster.settled(1.25, slow, at(10 * MB, rtt_age_s=0.3))
+    assert forecaster.forecast(1.3, Mode.SERVER, at(10 * MB, rtt_age_s=0.35)).latency_s > 0.9 * slow.total_s
+    forecaster.note(1.4, remote(), at(10 * MB))
+    assert forecaster.forecast(1.5, Mode.SERVER, at(10 * MB, rtt_age_s=9.0)).latency_s < 0.1, "it was fast again"
 
 
 def test_a_result_that_came_too_late_teaches_where_its_time_went():

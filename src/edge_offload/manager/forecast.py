@@ -110,7 +110,10 @@ class _ModeHistory:
         self.rest_s += gain * (report.total_s - link_s - stages["queue"] - self.rest_s)
         self.frames += 1
         self.updated_s = now
-        self.late_s = 0.0
+        if report.total_s < self.late_s:
+            self.late_s = 0.0
+        elif self.late_s:  # it took even longer
+            self.late_s, self.late_since_s = report.total_s, now
 
     def late(self, now: float, waited_s: float) -> None:
         """A frame waited so long in vain: had it been asked for anew, it would have taken its usual time, too."""
@@ -134,8 +137,9 @@ class _ModeHistory:
             rest_s = self.levels.mean(self.mode) if self.mode in self.levels else self.rest_s
             expected = max(0.0, rest_s + waiting_s + self.transfer_s(reading))
         since_s = max(0.0, now - self.late_since_s)
-        if reading.age_s < since_s or (math.isinf(reading.age_s) and math.isfinite(reading.rtt_s)):
-            # the link has been measured since, or is a new one: what it says is newer than the lateness
+        measured = max(reading.age_s, reading.rtt_age_s) < since_s
+        if measured or (math.isinf(reading.age_s) and math.isfinite(reading.rtt_s)):
+            # rate and round trip have been measured since, or the link is new: that is newer than the lateness
             return float(expected)
         return float(max(expected, self.late_s * 0.5 ** (since_s / RECENT_S)))
 

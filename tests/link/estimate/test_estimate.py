@@ -222,6 +222,19 @@ def test_what_the_next_hop_takes_at_once_is_not_the_rate_of_the_link():
     assert estimator.make_reading(10.0).uplink == pytest.approx(rate, rel=0.1)
 
 
+@pytest.mark.parametrize(("before", "after"), [(20, 2), (8, 9)])
+def test_a_round_trip_that_rose_has_the_age_of_the_last_short_one(before, after):
+    estimator = LinkEstimator()
+    for i in range(before):
+        estimator.round_trip(i * 0.1, 0.003 + 0.001 * (i % 2))
+    assert estimator.make_reading(0.1 * before).rtt_age_s <= 0.2 + 1e-9
+    for i in range(before, before + after):
+        estimator.round_trip(i * 0.1, 0.2)
+    reading = estimator.make_reading(0.1 * (before + after))
+    assert reading.rtt_s == 0.003
+    assert 0.1 * after < reading.rtt_age_s <= 0.1 * (after + 2) + 1e-9
+
+
 def test_small_messages_say_nothing_and_error_grows_with_age():
     estimator = LinkEstimator()
     for i in range(20):

@@ -194,6 +194,7 @@ class LinkReading:
         source: ``passive``, ``active`` or ``none``: what the latest sample was.
         samples: transfers and probes that were of use so far.
         age_s: since the latest of them; inf if there was none.
+        rtt_age_s: since a round trip last took about ``rtt_s``; 0 if nobody measures that.
     """
 
     uplink: float = 0.0
@@ -204,6 +205,7 @@ class LinkReading:
     source: str = NONE
     samples: int = 0
     age_s: float = math.inf
+    rtt_age_s: float = 0.0
 
     @property
     def cautious(self) -> LinkReading:
@@ -372,6 +374,7 @@ class LinkEstimator:
                 source=self._source,
                 samples=up.samples + down.samples,
                 age_s=now - max(up.updated_s, down.updated_s),
+                rtt_age_s=now - self._usual_rtt_at_s() if self._round_trips else 0.0,
             )
 
     @property
@@ -384,6 +387,11 @@ class LinkEstimator:
         latest = [rtt for _, rtt in self._round_trips] or [0.0]
         variation_s = sum(abs(after - before) for before, after in zip(latest, latest[1:])) / len(latest)
         return sorted(latest)[len(latest) // 2] - min(latest), variation_s
+
+    def _usual_rtt_at_s(self) -> float:
+        """Return when a round trip was last nearer to the shortest of the latest ones than to their median."""
+        limit_s = 2 * self._delay_s() + self._varies_s()[0] / 2
+        return max(at_s for at_s, rtt in self._round_trips if rtt <= limit_s)
 
     def _delay_s(self) -> float:
         return min((rtt for _, rtt in self._round_trips), default=0.0) / 2

@@ -295,8 +295,8 @@ class OffloadManagerNode(Node):
         for what, value in (("mode", decision.mode), ("policy", decision.policy), ("reason", decision.reason),
                             ("switches", deciding.manager.switches)):  # fmt: skip
             self.health.value(deciding.diagnostics_key(what), value)
-        changed = announced is None or (announced.mode, announced.policy) != (decision.mode, decision.policy)
-        if changed or announced.reason == _FIRST_REASON != decision.reason:
+        confirmed = announced is not None and announced.reason == _FIRST_REASON != decision.reason
+        if confirmed or announced is None or (announced.mode, announced.policy) != (decision.mode, decision.policy):
             deciding.publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
             rospy.loginfo(f"{deciding.diagnostics_key('mode')} {decision.mode} ({decision.policy}): {decision.reason}")
 
