@@ -126,7 +126,6 @@ def measure(
         about: what the emulator said of itself.
         keys: folder of the keys of robot and server.
     """
-    from edge_offload.commands.profile import options_of
     from edge_offload.mode import Mode
     from edge_offload.models import registry
     from edge_offload.models.video import read_frames, sample_video
@@ -136,6 +135,7 @@ def measure(
     from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.networks import build_module
     from edge_offload.split.planners.table import Effort
+    from edge_offload_research.commands.profile import options_of
     from edge_offload_research.emulate.control import Control
 
     control = Control(about["control"])

@@ -24,9 +24,9 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from edge_offload.commands.profile import add_model_arguments, network_of
 from edge_offload.outputs import Kept, add_output
 from edge_offload.subcommands import positive, some
+from edge_offload_research.commands.profile import add_model_arguments, network_of
 
 if TYPE_CHECKING:
     from edge_offload.split.model.cost import CostModel

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.execute.engine_comparison import EngineMeasurement
     from edge_offload.execute.engines.base import Backend
+    from edge_offload_research.engine_comparison import EngineMeasurement
 
 #: Frames on which engine and torch are compared, and between which they take turns.
 FRAMES = 30
@@ -94,8 +94,8 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     """Build the engines of a model; for 'check', compare them with torch frame by frame, in turns."""
     import torch
 
-    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.threads import pin
+    from edge_offload_research.engine_comparison import measure_engines
 
     pin(args.threads)
     count = max(args.frames, 3)

@@ -112,12 +112,12 @@ def _engines(args: argparse.Namespace) -> int:
     """Measure torch and the engines that 'auto' may take, and keep it."""
     import statistics
 
-    from edge_offload.commands.engines import line_of, row_of, samples
     from edge_offload.errors import BadInput
-    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.engines import measured, table
     from edge_offload.execute.engines.base import CLOSE
     from edge_offload.execute.threads import pin
+    from edge_offload_research.commands.engines import line_of, row_of, samples
+    from edge_offload_research.engine_comparison import measure_engines
 
     if args.out or args.server or args.image:
         raise BadInput("--engines goes with --threads and --option alone")
