@@ -392,7 +392,7 @@ def measure_codecs(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
     pieces = [np.ascontiguousarray(cut_slab(values, SAMPLE_BYTES, place)) for place in SAMPLE_PLACES]
     array = pieces[0]
     speeds: List[CodecSpeed] = []
-    for name in candidate_codecs(values, content_class(values), temporal=False):
+    for name in candidate_codecs(values, content_class(values)):
         seconds: List[Tuple[float, float]] = []
         sizes: List[int] = []
         try:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link import codecs
-from edge_offload.link.codecs import ReceiveStream, ReferenceMissing, SendStream, decode
+from edge_offload.link.codecs import decode
+from edge_offload_research.temporal import ReceiveStream, ReferenceMissing, SendStream
 from tests.link.codecs.codec_pictures import picture
 
 
