@@ -133,10 +133,10 @@ def measure(
     from edge_offload.modes.split.robot.runner import SplitRunner, describe_plan
     from edge_offload.runtime.module import OffloadedModule
     from edge_offload.split.model.simulate import simulate_plan
-    from edge_offload.split.networks import build_module
     from edge_offload.split.planners.table import Effort
     from edge_offload_research.commands.profile import options_of
     from edge_offload_research.emulate.control import Control
+    from edge_offload_research.networks import build_module
 
     control = Control(about["control"])
     options = options_of(args)

@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 def samples(model: str, options: Mapping[str, Any], count: int) -> Any:
     """A model of the registry and inputs for it: frames of the sample video, or made-up ones where there is none."""
     from edge_offload.errors import BadInput
-    from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.split.networks import build_samples, synthetic_frame
+    from edge_offload.models.video import read_frames, sample_video, synthetic_frame
+    from edge_offload_research.networks import build_samples
 
     try:
         frames = list(read_frames(sample_video(), range(count)).values())

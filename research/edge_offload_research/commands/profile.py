@@ -51,7 +51,7 @@ def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
     """The traced network that the arguments name; ``dense``: only up to its last maps."""
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
-    from edge_offload.split.networks import load_network
+    from edge_offload_research.networks import load_network
 
     pin(args.threads)
     picture = None

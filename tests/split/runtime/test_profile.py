@@ -16,12 +16,12 @@ from torch import nn
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir.build import TracedProgram
+from edge_offload.models.video import synthetic_frame
 from edge_offload.split.model.check import BadPlan, check_plan
 from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.locality import analyse_locality
 from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
-from edge_offload.split.networks import classifier_input, synthetic_frame
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_table
 from edge_offload.split.runtime import profile as profiling
@@ -29,6 +29,7 @@ from edge_offload.split.runtime.profile import Profile, make_cost_model, measure
 from edge_offload.split.runtime.tracing import trace_module
 from edge_offload.subcommands import options
 from edge_offload_research.commands.plan import bins
+from edge_offload_research.networks import classifier_input
 from edge_offload_research.split.model.draw import draw
 from edge_offload_research.split.model.exactness import Verifier, random_split
 from tests.split.split_chains import Chain
