@@ -1,4 +1,4 @@
-"""Frames of videos, made-up ones, and the sample video: vtest.avi of Debian's opencv-doc, people before a static camera."""
+"""Frames of videos and made-up ones; the sample video: vtest.avi of Debian's opencv-doc, seen by a static camera."""
 
 from __future__ import annotations
 
