@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from edge_offload.split.model.network import TracedNetwork
     from edge_offload.split.model.objective import Objective
     from edge_offload.split.model.plan import SplitPlan
-    from edge_offload.split.model.simulate import TimelineSpan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import Effort, PlanTable
     from edge_offload.split.runtime.profile import Profile
+    from edge_offload_research.split.model.plan_cost import TimelineSpan
 
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -140,8 +140,8 @@ def _measured(
 
     from edge_offload.ir import sequence_hash
     from edge_offload.split.model.plan import Side
-    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.runtime.tables import compile_ready
+    from edge_offload_research.split.model.plan_cost import simulate_plan
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     runs = compile_ready(plan, network.located, sequence_hash(network.located.sequence))
@@ -173,9 +173,9 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
           bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
-    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import plan_table
+    from edge_offload_research.split.model.plan_cost import simulate_plan
 
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}

@@ -20,10 +20,11 @@ from edge_offload.split.model.cost import CodecCost, CopyCosts, CostModel, LinkC
 from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side, SplitPlan
-from edge_offload.split.model.simulate import compile_plan, simulate_plan, sweep_bandwidths
+from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import EQUAL_SHARE, PLANNERS, Effort, plan_table
 from edge_offload_research.split.model.exactness import error, random_split
+from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.branch_and_bound import solve
 from tests.split.split_chains import Chain

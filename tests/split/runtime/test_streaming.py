@@ -12,10 +12,10 @@ from edge_offload.split.model.complete import complete_plan, decide_backward
 from edge_offload.split.model.cost import CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.plan import Side, merge_steps
-from edge_offload.split.model.simulate import simulate_plan
 from edge_offload.split.runtime.pieces import cut_transfer
 from edge_offload.split.runtime.streaming import best_stream, stream_plan
 from edge_offload.split.runtime.tracing import trace_module
+from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.modes.split import split_nets
 

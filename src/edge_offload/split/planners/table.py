@@ -10,7 +10,7 @@ loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhoo
                moved operator by operator. The default.
 ============== =============================================================================================
 
-:class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
+:func:`plan_table` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
 under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
 bandwidth; the default one also starts from what differential evolution finds in a third of its budget.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -27,7 +27,6 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.split.model.check import check_plan
-from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.planners.mincut import layer_partition
@@ -92,48 +91,6 @@ class PlanTable:
     def plan_at(self, bandwidth: float) -> SplitPlan:
         """Return the plan for a measured bandwidth."""
         return self.plans[self.find_index(bandwidth)]
-
-
-@dataclass(frozen=True)
-class PredictedPlan:
-    """A plan and what is known about it.
-
-    Attributes:
-        plan: checked.
-        predicted_s, predicted_j: makespan and energy that the model expects.
-        certified_gap: at most cost / cost of the best replicated split - 1; ``None`` if it was not asked for.
-    """
-
-    plan: SplitPlan
-    predicted_s: float
-    predicted_j: float
-    certified_gap: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class Planner:
-    """One planner with its settings: what most callers need.
-
-    Attributes:
-        name: a key of :data:`PLANNERS`.
-        effort: how long to search.
-        codecs: whether payloads may be coded.
-    """
-
-    name: str = "loss_beam"
-    effort: Effort = field(default_factory=Effort)
-    codecs: bool = True
-
-    def make_table(
-        self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None
-    ) -> PlanTable:
-        """Return a plan for every bandwidth (bytes per second, ascending); ``model`` has sequence, profile and link."""
-        return plan_table(Space(model, bandwidths, self.codecs), self.name, objective, self.effort)
-
-    def make_plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> PredictedPlan:
-        """Return the plan for one bandwidth."""
-        table = self.make_table(model, [bandwidth], objective)
-        return PredictedPlan(table.plans[0], table.predicted_s[0], table.predicted_j[0])
 
 
 def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:

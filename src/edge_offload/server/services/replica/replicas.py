@@ -196,11 +196,6 @@ class ReplicaStore:
         with self._lock:
             self._users[id(replica)] -= 1
 
-    def list_names(self) -> Tuple[str, ...]:
-        """Return the names of loaded models."""
-        with self._lock:
-            return tuple(name for name, _ in self._replicas)
-
     def _check_options(self, name: Any, options: Any) -> Dict[str, Scalar]:
         if not isinstance(name, str) or len(name) > MAX_OPTION_CHARACTERS:
             raise BadInput("a model is opened by its name")
