@@ -30,7 +30,6 @@ from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.planners.mincut import layer_partition
-from edge_offload.split.planners.replicated import ReplicatedSearch, has_one_input
 from edge_offload.split.planners.shares import refine_rows
 from edge_offload.split.planners.space import (
     Recut,
@@ -42,9 +41,6 @@ from edge_offload.split.planners.space import (
     insert_recut,
     remove_recut,
 )
-
-LEAST_GAIN = 0.01
-"""Relative gain below which the search of replicated splits does not look for better ones."""
 
 Choice = List[ScoredPlan]
 """One scored plan per bandwidth of the space."""
@@ -220,8 +216,7 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
 
     Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
     recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
-    plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
-    goes. The last quarter of the time moves the server's rows, operator by operator.
+    plan, until nothing improves. The last quarter of the time moves the server's rows, operator by operator.
     """
     end_s = time.monotonic() + effort.seconds
     best = _search_recuts(space, objective, replace(effort, seconds=0.75 * effort.seconds))
@@ -244,13 +239,7 @@ def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice
                 if stop():
                     return best
                 _store_better(best, space.score_recuts(insert_recut(tail, Recut(position, fraction))), objective)
-    best = _search_neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
-    if has_one_input(space.located):
-        costs = np.array([_cost_of(objective, scored, index) for index, scored in enumerate(best)])
-        ReplicatedSearch(
-            space, objective, costs * (1.0 - LEAST_GAIN), lambda scored: _store_better(best, scored, objective), stop
-        ).run_search()
-    return best
+    return _search_neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
 
 
 def _search_neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
