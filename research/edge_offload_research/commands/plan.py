@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", type=float, default=0.0, metavar="SECONDS", help="the runtime's own per inference")
     parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
     parser.add_argument("--seconds", type=positive, default=8.0, help="time budget of the search (default 8)")
+    parser.add_argument("--stream", action="store_true", help="let the server's first steps follow the input's pieces")
     parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
     parser.add_argument("--bound", type=some, metavar="LABELS",
                         help="look for better plans and bound the makespan of all plans from below, keeping so many "
@@ -115,6 +116,10 @@ def run(args: argparse.Namespace) -> int:
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
     table, bounds = _bounds(args, model, table)
+    if args.stream:
+        from edge_offload_research.split.runtime.streaming import stream_table
+
+        table = stream_table(table, model)
     rows = _rows(args, model, table, objective, bounds)
     _print(args, rows, planning_s)
     if args.out:

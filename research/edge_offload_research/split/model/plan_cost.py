@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
 
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.plan import RowTransfer, Side, SplitPlan
+from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
 from edge_offload.split.model.simulate import CompiledPlan, StepBlock, compile_plan, robot_energy, run_schedule
 
 TIMELINE_ROWS = ("robot", "uplink", "server", "downlink")
@@ -106,3 +106,12 @@ def _block_label(compiled: CompiledPlan, model: CostModel, side: Side, block: St
 
 def _transfer_label(transfer: RowTransfer) -> str:
     return f"%{transfer.value}[{transfer.low}:{transfer.high}] {transfer.codec}"
+
+
+def merge_steps(steps: Iterable[PlanStep]) -> Dict[int, Tuple[int, int]]:
+    """Return operator -> hull of the rows that the steps compute."""
+    hull: Dict[int, Tuple[int, int]] = {}
+    for step in steps:
+        low, high = hull.get(step.operator, (step.low, step.high))
+        hull[step.operator] = (min(low, step.low), max(high, step.high))
+    return hull
