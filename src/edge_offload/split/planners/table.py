@@ -6,13 +6,13 @@ server_only    the server computes everything
 dsccs          the best layer partition: minimum cut, and every single cut through the program order
 spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
 loss_de        Intra-DP: local-operator split by differential evolution
-loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhood search; then the server's rows are
+loss_beam      LOPInfer Alg. 1: recuts at every place, then large-neighbourhood search; then the server's rows are
                moved operator by operator. The default.
 ============== =============================================================================================
 
 :func:`plan_table` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
 under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
-bandwidth; the default one also starts from what differential evolution finds in a third of its budget.
+bandwidth. ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from edge_offload.arrays import Array
+from edge_offload import beside
 from edge_offload.errors import BadInput
 from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.objective import Objective
@@ -117,105 +117,10 @@ def dsccs(space: Space, objective: Objective, effort: Effort) -> Choice:
     return chosen
 
 
-def spso_ga(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Self-adaptive particle swarm with genetic operators over placements of segments between candidate cuts.
-
-    A particle places every segment on one side; it moves by mutation, crossover with its own best and crossover with
-    the swarm's best, with an inertia that falls as the swarm agrees. Feasible beats infeasible, then energy counts
-    (a ``latency`` objective is taken as energy under the objective's deadline, which is what the method is for).
-    """
-    goal = objective if objective.kind == "deadline" else Objective("deadline", deadline_s=objective.deadline_s)
-    chooser = random.Random(effort.seed)
-    positions = sorted({*space.find_positions(most=10, largest=1.01), space.last})
-    seeds: List[Tuple[int, ...]] = [(1,) * len(positions), (0,) * len(positions)]
-    seeds += [(1,) * k + (0,) * (len(positions) - k) for k in range(1, len(positions))]
-    while len(seeds) < 16:
-        seeds.append(tuple(chooser.randint(0, 1) for _ in positions))
-
-    def score_places(places: Tuple[int, ...]) -> ScoredPlan:
-        return space.score_recuts(_place_segments(places, positions, space.last))
-
-    chosen = []
-    for index in range(len(space.bandwidths)):
-
-        def cost_of(places: Tuple[int, ...], at: int = index) -> float:
-            found = score_places(places)
-            return goal.compute_cost(float(found.makespan_s[at]), float(found.energy_j[at]))
-
-        swarm, personal_best = list(seeds), list(seeds)
-        best = min(swarm, key=cost_of)
-        for generation in range(10):
-            for k, places in enumerate(swarm):
-                agreement = sum(a == b for a, b in zip(places, best)) / len(best)
-                if chooser.random() < 0.9 - 0.5 * generation / 10 * agreement:
-                    at = chooser.randrange(len(places))
-                    places = (*places[:at], 1 - places[at], *places[at + 1 :])
-                for guide in (personal_best[k], best):
-                    if chooser.random() < 0.5:
-                        low, high = sorted((chooser.randrange(len(places) + 1), chooser.randrange(len(places) + 1)))
-                        places = (*places[:low], *guide[low:high], *places[high:])
-                swarm[k] = places
-                if cost_of(places) < cost_of(personal_best[k]):
-                    personal_best[k] = places
-            best = min([best, *personal_best], key=cost_of)
-        chosen.append(score_places(best))
-    return chosen
-
-
-def _place_segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
-    """Return recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
-    recuts: List[Recut] = []
-    for k, position in enumerate(positions):
-        following = places[k + 1] if k + 1 < len(places) else 1
-        if places[k] != following:
-            recuts.append(Recut(position, float(places[k])))
-    if recuts and recuts[-1].position < last and all(recut.fraction == 1.0 for recut in recuts):
-        recuts.append(Recut(last, 0.0))
-    return tuple(recuts)
-
-
-def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Differential evolution (rand/1/bin) over the robot's fraction at a few anchor operators.
-
-    A gene of at least 0.5 + 0.5 x is the fraction x at its anchor, anything smaller leaves the anchor alone.
-    """
-    chooser = np.random.default_rng(effort.seed)
-    anchors = space.find_positions(most=6)
-    if not anchors:
-        return dsccs(space, objective, effort)
-    baselines = _baseline_plans(space, objective, effort)
-    stop = _Budget(space, effort)
-
-    def decode_genes(genes: Array) -> Recuts:
-        recuts = space.server_only
-        for anchor, gene in zip(anchors, genes):
-            if gene >= 0.5:
-                recuts = insert_recut(recuts, Recut(anchor, round(float(gene - 0.5) * 16) / 8))
-        return recuts
-
-    size = max(8, 2 * len(anchors))
-    population = chooser.random((size, len(anchors)))
-    seen: List[ScoredPlan] = [space.score_recuts(decode_genes(genes)) for genes in population]
-    candidates = [choice for pair in zip(*baselines) for choice in pair] + seen
-    while not stop():
-        judged = int(chooser.integers(len(space.bandwidths)))  # each trial is judged at one bandwidth, kept for all
-        for k in range(size):
-            if stop():
-                break
-            a, b, c = population[chooser.choice(size, 3, replace=False)]
-            trial = np.clip(np.where(chooser.random(len(anchors)) < 0.8, a + 0.6 * (b - c), population[k]), 0.0, 1.0)
-            scored = space.score_recuts(decode_genes(trial))
-            candidates.append(scored)
-            if _cost_of(objective, scored, judged) <= _cost_of(objective, seen[k], judged):
-                population[k], seen[k] = trial, scored
-    return [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
-
-
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     """LOPInfer Alg. 1.
 
-    Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
-    recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
+    Phase I: baselines, then recuts at every place. Phase II: large-neighbourhood search around each bandwidth's best
     plan, until nothing improves. The last quarter of the time moves the server's rows, operator by operator.
     """
     end_s = time.monotonic() + effort.seconds
@@ -226,11 +131,8 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Search lists of recuts for :func:`loss_beam`."""
-    stop = _Budget(space, effort)
-    candidates: List[ScoredPlan] = [scored for choice in _baseline_plans(space, objective, effort) for scored in choice]
-    candidates += loss_de(
-        space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3)
-    )
+    stop = SearchBudget(space, effort)
+    candidates = [scored for choice in baseline_plans(space, objective, effort) for scored in choice]
     best = [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
     positions = space.find_positions()
     for tail in (space.server_only, space.device_only):
@@ -286,21 +188,23 @@ def _store_better(best: Choice, scored: ScoredPlan, objective: Objective) -> boo
     """Store ``scored`` at every bandwidth where it is better; return True if there was one."""
     improved = False
     for index, present in enumerate(best):
-        if _cost_of(objective, scored, index) < _cost_of(objective, present, index) - 1e-12:
+        if cost_of(objective, scored, index) < cost_of(objective, present, index) - 1e-12:
             best[index] = scored
             improved = True
     return improved
 
 
-def _baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
+def baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
+    """Return the two extremes and the layer partition."""
     return [planner(space, objective, effort) for planner in (device_only, server_only, dsccs)]
 
 
-def _cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
+def cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
+    """Return what ``objective`` says of a plan at one bandwidth of its space."""
     return objective.compute_cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
 
 
-class _Budget:
+class SearchBudget:
     """True once the budget is spent.
 
     Plans that are only met again count a tenth, so that a search of a small space ends.
@@ -313,17 +217,28 @@ class _Budget:
         self.checks, self.most_checks = 0, 10 * effort.evaluations
 
     def __call__(self) -> bool:
+        """Count a check, and return True once the budget is spent."""
         self.checks += 1
         spent = self.space.evaluated_count >= self.most_evaluations or self.checks >= self.most_checks
         return spent or time.monotonic() >= self.end_s
+
+
+def _find_beside(name: str) -> Method:
+    """Return a planner that another distribution has, imported when it is used."""
+
+    def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
+        choice: Choice = beside.action(f"planner-{name}", "edge_offload_research").plan(space, objective, effort)
+        return choice
+
+    return plan
 
 
 PLANNERS: Dict[str, Method] = {
     "device_only": device_only,
     "server_only": server_only,
     "dsccs": dsccs,
-    "spso_ga": spso_ga,
-    "loss_de": loss_de,
+    "spso_ga": _find_beside("spso_ga"),
+    "loss_de": _find_beside("loss_de"),
     "loss_beam": loss_beam,
 }
 DEFAULT_PLANNER = "loss_beam"
