@@ -230,7 +230,7 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("rate", [50.0, 300.0, 3000.0])
 def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: float) -> None:
-    from edge_offload.split.planners.mincut import layer_partition
+    from edge_offload_research.split.planners.dsccs import layer_partition
 
     located = located_of(tiny(which))
     chooser = np.random.default_rng(which)
@@ -260,7 +260,7 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
     rates = [100.0, 400.0, 1000.0, 3000.0, 10000.0, 1e6]
     tables = {
         planner: plan_table(Space(model, rates), planner, objective, QUICK)
-        for planner in ("device_only", "server_only", "dsccs", name)
+        for planner in ("device_only", "server_only", "layer_cut", name)
     }
 
     def cost(planner: str, index: int) -> float:
@@ -268,7 +268,7 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
 
     longer = 1 + EQUAL_SHARE if (kind, name) == ("latency", "loss_beam") else 1.0
     for index in range(len(rates)):
-        least = min(cost(p, index) for p in ("device_only", "server_only", "dsccs"))
+        least = min(cost(p, index) for p in ("device_only", "server_only", "layer_cut"))
         assert cost(name, index) <= longer * least + 1e-9
 
 

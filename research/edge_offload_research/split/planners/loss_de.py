@@ -9,7 +9,7 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.planners.space import Recut, Recuts, ScoredPlan, Space, choose_best, insert_recut
-from edge_offload.split.planners.table import Choice, Effort, SearchBudget, baseline_plans, cost_of, dsccs
+from edge_offload.split.planners.table import Choice, Effort, SearchBudget, baseline_plans, cost_of, layer_cut
 
 
 def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
@@ -20,7 +20,7 @@ def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
     chooser = np.random.default_rng(effort.seed)
     anchors = space.find_positions(most=6)
     if not anchors:
-        return dsccs(space, objective, effort)
+        return layer_cut(space, objective, effort)
     baselines = baseline_plans(space, objective, effort)
     stop = SearchBudget(space, effort)
 

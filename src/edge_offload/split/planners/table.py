@@ -3,7 +3,7 @@
 ============== =============================================================================================
 device_only    the robot computes everything
 server_only    the server computes everything
-dsccs          the best layer partition: minimum cut, and every single cut through the program order
+layer_cut      the best single cut through the program order
 spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
 loss_de        Intra-DP: local-operator split by differential evolution
 loss_beam      LOPInfer Alg. 1: recuts at every place, then large-neighbourhood search; then the server's rows are
@@ -11,8 +11,8 @@ loss_beam      LOPInfer Alg. 1: recuts at every place, then large-neighbourhood 
 ============== =============================================================================================
 
 :func:`plan_table` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
-under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
-bandwidth. ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison.
+under the same model and objective they are never worse than device-only, server-only or the layer cut, at any
+bandwidth. ``dsccs``, ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from edge_offload.errors import BadInput
 from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
-from edge_offload.split.planners.mincut import layer_partition
 from edge_offload.split.planners.shares import refine_rows
 from edge_offload.split.planners.space import (
     Recut,
@@ -101,20 +100,19 @@ def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     return [space.score_recuts(space.server_only)] * len(space.bandwidths)
 
 
-def dsccs(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Find the optimal layer partition, re-scored by the event simulation; never worse than the two extremes."""
+def layer_cut(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Find the best single cut through the program order behind which little is handed on; an extreme if none is."""
     del effort
-    cuts = [space.score_recuts(space.device_only), space.score_recuts(space.server_only)]
-    cuts += [
-        space.score_recuts(insert_recut(space.server_only, Recut(p, 1.0)))
-        for p in space.find_positions(most=32, largest=1.01)
-    ]
-    chosen = []
-    for index in range(len(space.bandwidths)):
-        cut = layer_partition(space, index, objective)
-        cuts.append(cut)
-        chosen.append(choose_best(cuts, objective, index))
-    return chosen
+    cuts = cut_layers(space)
+    return [choose_best(cuts, objective, index) for index in range(len(space.bandwidths))]
+
+
+def cut_layers(space: Space) -> List[ScoredPlan]:
+    """Return the two extremes and the single cuts through the program order."""
+    positions = space.find_positions(most=32, largest=1.01)
+    recuts = [space.device_only, space.server_only]
+    recuts += [insert_recut(space.server_only, Recut(position, 1.0)) for position in positions]
+    return [space.score_recuts(each) for each in recuts]
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
@@ -195,8 +193,8 @@ def _store_better(best: Choice, scored: ScoredPlan, objective: Objective) -> boo
 
 
 def baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
-    """Return the two extremes and the layer partition."""
-    return [planner(space, objective, effort) for planner in (device_only, server_only, dsccs)]
+    """Return the two extremes and the layer cut."""
+    return [planner(space, objective, effort) for planner in (device_only, server_only, layer_cut)]
 
 
 def cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
@@ -236,7 +234,8 @@ def _find_beside(name: str) -> Method:
 PLANNERS: Dict[str, Method] = {
     "device_only": device_only,
     "server_only": server_only,
-    "dsccs": dsccs,
+    "layer_cut": layer_cut,
+    "dsccs": _find_beside("dsccs"),
     "spso_ga": _find_beside("spso_ga"),
     "loss_de": _find_beside("loss_de"),
     "loss_beam": loss_beam,
@@ -245,7 +244,7 @@ DEFAULT_PLANNER = "loss_beam"
 #: Makespans within this share count as equal: of such plans the one of least energy is taken (bench papers).
 EQUAL_SHARE = 0.01
 #: Who finds the best plan that divides no operator, the two extremes included.
-UNDIVIDED_PLANNER = "dsccs"
+UNDIVIDED_PLANNER = "layer_cut"
 
 
 def plan_table(space: Space, planner: str = DEFAULT_PLANNER, objective: Optional[Objective] = None,
