@@ -1,7 +1,6 @@
 """A payload codec for an input that repeats: the difference to an earlier array that the peer has for sure.
 
-``bench codecs`` and ``bench papers`` measure it; no mode of edge_offload uses it. Its inner loops are those of
-:mod:`edge_offload.link.codecs.kernels`.
+``bench codecs`` and ``bench papers`` measure it; no mode of edge_offload uses it.
 """
 
 from edge_offload_research.temporal.difference import TEMPORAL
