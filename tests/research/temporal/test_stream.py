@@ -272,3 +272,10 @@ def test_any_history_of_losses_and_restarts(seed, loss, ring):
             note = downlink.pop(0)
             if rng.random() >= loss and note is not None and sender.acknowledge(note):
                 acknowledged.add((note["session"], note["seq"]))
+
+
+def test_the_names_of_the_first_release_are_still_where_they_were():
+    assert codecs.SendStream is SendStream
+    assert codecs.ReferenceMissing is ReferenceMissing
+    with pytest.raises(AttributeError, match="no attribute 'SentStream'"):
+        codecs.SentStream  # noqa: B018
