@@ -23,8 +23,8 @@ from edge_offload.models.video import read_frames, sample_video
 from edge_offload.modes.split.robot.opening import ModelSource
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.split.networks import build_module
 from edge_offload_benchmarks.processes import wait_open
+from edge_offload_research.networks import build_module
 
 WARM = 12
 OPEN_S = 300.0

@@ -22,7 +22,7 @@ API: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("edge_offload.execute.tensors", ("TensorSpec",)),
     ("edge_offload.link.security.keys", ("KeyStore",)),
     ("edge_offload.link.transport.client", ("Client",)),
-    ("edge_offload.link.codecs", ("encode", "decode", "select", "SendStream", "ReceiveStream")),
+    ("edge_offload.link.codecs", ("encode", "decode", "select")),
     ("edge_offload.server.server", ("OffloadServer",)),
     ("edge_offload.server.settings", ("Compute", "Models", "Limits")),
     ("edge_offload.models.registry", ("entries", "build_estimator", "state_hash")),

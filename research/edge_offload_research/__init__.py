@@ -1,1 +1,1 @@
-"""Tools of research, and what the published papers describe, for comparison: their testbed and their RPC counts."""
+"""Tools that a robot does not need, and what the papers describe, for comparison: their testbed and RPC counts."""

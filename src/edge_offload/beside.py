@@ -46,6 +46,10 @@ VERBS = {
     "convert": Verb(
         "edge_offload_training", "Convert a PyTorch checkpoint (.pt, a pickle) to safetensors, once, on a workstation."
     ),
+    "engines": Verb(
+        "edge_offload_research",
+        "List inference engines, build one ahead of time, compare one with torch on this machine.",
+    ),
     "link": Verb(
         "edge_offload_research",
         "Emulate a wireless link in front of a server, list the named links, steer a running emulator.",
@@ -54,14 +58,25 @@ VERBS = {
         "edge_offload_research",
         "Plan how robot and server compute one inference together: a table of plans by bandwidth, and a picture.",
     ),
+    "profile": Verb(
+        "edge_offload_research",
+        "Measure every operator of a model at several slice sizes, here and on a server, for plans of split.",
+    ),
     "promises": Verb(
         "edge_offload_research",
         "Plan the requests of many robots on one server: who is computed with whom, and which frame each sends.",
+    ),
+    "report": Verb(
+        "edge_offload_research",
+        "Make one HTML page of a run: latency by stage, modes and why, bandwidth, energy, server load, tables, events.",
     ),
     "sample-bag": Verb("edge_offload_research", "Write a bag of images from a video, the same every time."),
     "scene": Verb(
         "edge_offload_training",
         "Complete a LiDAR scan with SCONet, score SCONet against simple baselines, make synthetic scenes.",
+    ),
+    "track": Verb(
+        "edge_offload_research", "Track people in a video, without ROS: here, or with the network on a server."
     ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
     "turns": Verb(

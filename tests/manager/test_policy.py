@@ -18,7 +18,6 @@ from edge_offload.manager.policy import (
     Knobs,
     LatencyPolicy,
     Manager,
-    OraclePolicy,
     Situation,
     chooses,
     make_policy,
@@ -26,6 +25,7 @@ from edge_offload.manager.policy import (
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
+from edge_offload_benchmarks.simulation.oracle import OraclePolicy
 
 MB = 1e6
 
@@ -229,7 +229,11 @@ def test_policies_by_name_and_absurd_knobs():
     assert make_policy("energy_under_deadline").name == "energy"
     assert isinstance(make_policy("server"), FixedPolicy)
     assert isinstance(make_policy("edge_offload.manager.policy:EnergyPolicy"), EnergyPolicy)
-    for wrong in ("nowhere:Mine", "edge_offload.manager.policy:Nothing", "edge_offload.manager.policy:OraclePolicy"):
+    for wrong in (
+        "nowhere:Mine",
+        "edge_offload.manager.policy:Nothing",
+        "edge_offload_benchmarks.simulation.oracle:OraclePolicy",
+    ):
         with pytest.raises(BadInput, match="cannot make policy"):
             make_policy(wrong)
     with pytest.raises(BadInput, match="is no policy"):

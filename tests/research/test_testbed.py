@@ -9,10 +9,11 @@ import pytest
 from edge_offload.errors import BadInput
 from edge_offload.split.model.cost import CodecCost, LinkCosts
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import compile_plan, simulate_plan, union_seconds
+from edge_offload.split.model.simulate import compile_plan
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.emulate.trace import Trace
+from edge_offload_research.split.model.plan_cost import simulate_plan, union_seconds
 from edge_offload_research.testbed import graph, loop, profiles
 from edge_offload_research.testbed.replay import replay
 

@@ -207,9 +207,10 @@ def compare(
     The policy and the modes are run with ``seeds`` seeds and pooled: what is drawn moves a mean by a few tenths of a
     percent. Plans and the oracle are run with the first.
     """
-    from edge_offload.manager.policy import FixedPolicy, OraclePolicy, make_policy
+    from edge_offload.manager.policy import FixedPolicy, make_policy
     from edge_offload.mode import Mode
     from edge_offload_benchmarks.simulation.closed_loop import VirtualRobot
+    from edge_offload_benchmarks.simulation.oracle import OraclePolicy
 
     def drive(make: Callable[[], Policy], plans: Optional[PlannedCost], times: int = seeds) -> List[Run]:
         return [VirtualRobot(costs, trace, make(), rtt_s, deadline_s, seed + k, plans).run(seconds)

@@ -60,10 +60,11 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
     from edge_offload.link import codecs
+    from edge_offload_research.temporal import TEMPORAL
 
     if args.frames < 1 or args.repeats < 1:
         raise BadInput("--frames and --repeats are at least 1")
-    names = [*codecs.codec_names(), *codecs.codec_names(lossless=False), *codecs.TEMPORAL]
+    names = [*codecs.codec_names(), *codecs.codec_names(lossless=False), *TEMPORAL]
     for name in args.codec or ():
         if name not in names:
             raise BadInput(f"no codec {name!r}", remedy=f"use some of {', '.join(names)}")
@@ -164,11 +165,12 @@ def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[
     """One row of the record per codec of ``wanted`` that suits the payload."""
     from edge_offload.errors import EdgeOffloadError
     from edge_offload.link import codecs
+    from edge_offload_research.temporal import TEMPORAL
 
     temporal = payload.pairs[0][1] is not None
     rows = []
     for name in wanted:
-        if (name in codecs.TEMPORAL) != temporal:
+        if (name in TEMPORAL) != temporal:
             continue
         plain = coded = 0
         encode_s = decode_s = 0.0
@@ -203,6 +205,7 @@ def _once(name: str, array: Array, reference: Optional[Array], lossless: bool) -
     """(coded bytes, seconds to encode, seconds to decode) of one array; streams with all that they do per payload."""
     from edge_offload.errors import ProtocolError
     from edge_offload.link import codecs
+    from edge_offload_research.temporal import ReceiveStream, SendStream
 
     encode: Callable[[], codecs.Encoded]
     decode: Callable[[codecs.Encoded], Array]
@@ -210,7 +213,7 @@ def _once(name: str, array: Array, reference: Optional[Array], lossless: bool) -
         encode = lambda: codecs.encode(array, name)  # noqa: E731
         decode = lambda encoded: codecs.decode(encoded.descriptor, encoded.buffers)  # noqa: E731
     else:
-        sender, receiver = codecs.SendStream(), codecs.ReceiveStream()
+        sender, receiver = SendStream(), ReceiveStream()
         first = sender.encode(reference, "raw")
         receiver.decode(first.descriptor, first.buffers)
         sender.acknowledge(receiver.acknowledgement(first.descriptor))

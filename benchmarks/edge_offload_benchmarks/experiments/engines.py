@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
 
 def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: int, turns: int) -> List[Dict[str, Any]]:
     """A row for each engine of one model."""
-    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.threads import pin
-    from edge_offload.split.networks import build_samples
+    from edge_offload_research.engine_comparison import measure_engines
+    from edge_offload_research.networks import build_samples
 
     pin(threads)
     module, inputs = build_samples(model, {}, frames)

@@ -46,7 +46,6 @@ from edge_offload.errors import BadInput
 from edge_offload.manager.promise import HABITS
 from edge_offload.outputs import add_output
 from edge_offload.server.promises.latencies import Latencies
-from edge_offload.server.promises.tables import load_csv
 from edge_offload_benchmarks.simulation.fleet import (
     BEFORE_S,
     BEYOND,
@@ -64,6 +63,7 @@ from edge_offload_benchmarks.simulation.fleet import (
     windows,
 )
 from edge_offload_benchmarks.simulation.fleet_systems import SEARCHED, Run, System, systems
+from edge_offload_research.emulate.device import load_csv
 
 LINEAR_FPS, TABLES_FPS = 30.0, 10.0
 #: Accuracy that linear robots lose for each frame, on average; each has 0.5 to 1.5 times it.

@@ -160,6 +160,7 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload_benchmarks import payloads
     from edge_offload_benchmarks.experiments.codecs import Payload, read_labels
+    from edge_offload_research.temporal import TEMPORAL
 
     lossless = codecs.codec_names()
 
@@ -184,9 +185,7 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
     return {
         "spatial": {"input": cost([_planes(frame) for frame in sized])},
         "noise": {"input": cost([_planes(frame) for frame in noisy])},
-        "moving": {
-            "input": cost(list(map(_planes, pan[1:])), list(codecs.TEMPORAL), references=list(map(_planes, pan)))
-        },
+        "moving": {"input": cost(list(map(_planes, pan[1:])), list(TEMPORAL), references=list(map(_planes, pan)))},
     }
 
 

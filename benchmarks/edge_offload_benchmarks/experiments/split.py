@@ -126,17 +126,17 @@ def measure(
         about: what the emulator said of itself.
         keys: folder of the keys of robot and server.
     """
-    from edge_offload.commands.profile import options_of
     from edge_offload.mode import Mode
     from edge_offload.models import registry
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload.modes.split.robot.opening import ModelSource
     from edge_offload.modes.split.robot.runner import SplitRunner, describe_plan
     from edge_offload.runtime.module import OffloadedModule
-    from edge_offload.split.model.simulate import simulate_plan
-    from edge_offload.split.networks import build_module
     from edge_offload.split.planners.table import Effort
+    from edge_offload_research.commands.profile import options_of
     from edge_offload_research.emulate.control import Control
+    from edge_offload_research.networks import build_module
+    from edge_offload_research.split.model.plan_cost import simulate_plan
 
     control = Control(about["control"])
     options = options_of(args)
@@ -198,9 +198,9 @@ def _gathered(
     """The row of tensor parallelism at one bandwidth; it has more transfers than the protocol lets wait at once."""
     from edge_offload import records
     from edge_offload.split.model.plan import Side
-    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.runtime.tables import compile_ready
     from edge_offload_benchmarks.tensor_parallel import tensor_parallel
+    from edge_offload_research.split.model.plan_cost import simulate_plan
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     planned = runner.planned(inputs)
@@ -233,7 +233,7 @@ def _pair(
 ) -> Dict[str, Any]:
     """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
     from edge_offload.modes.split.robot.runner import describe_plan
-    from edge_offload.split.model.simulate import simulate_plan
+    from edge_offload_research.split.model.plan_cost import simulate_plan
 
     measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
     chosen = {name: planned.plans[planned.plan_in_use(bytes_per_s)] for name, planned in tables.items()}

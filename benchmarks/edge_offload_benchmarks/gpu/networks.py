@@ -127,8 +127,8 @@ def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
             noise = 0.02 * torch.randn(big.shape, generator=draw)
             found.append([((big + noise).clamp(0, 1) * 255).to(torch.uint8)])
         return found
-    from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.split.networks import build_samples, synthetic_frame
+    from edge_offload.models.video import read_frames, sample_video, synthetic_frame
+    from edge_offload_research.networks import build_samples
 
     try:
         frames: Any = list(read_frames(sample_video(), range(count)).values())

@@ -17,11 +17,12 @@ from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.explore import Explorer, worth_joining
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.lateness import FrameLateness, Lateness
-from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.policy import FixedPolicy, Manager, Policy, Situation
 from edge_offload.manager.tuning import POLL_S
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
+from edge_offload_benchmarks.simulation.oracle import OraclePolicy
 from edge_offload_benchmarks.simulation.virtual_link import NEVER, TICK_S, VirtualLink
 from edge_offload_research.emulate.trace import RTT_S, Trace
 

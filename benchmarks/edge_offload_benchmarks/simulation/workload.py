@@ -160,13 +160,13 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
     """
     from edge_offload.modes.split.robot.opening import BANDWIDTHS, REQUEST_S
     from edge_offload.split.model.cost import LinkCosts
-    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import DEFAULT_PLANNER, Effort, plan_table
     from edge_offload.split.runtime.profile import make_cost_model
     from edge_offload.split.runtime.profile import measure_profile as profile_of
     from edge_offload.split.runtime.tracing import trace_module
     from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
+    from edge_offload_research.split.model.plan_cost import simulate_plan
 
     network = trace_module(model, module, inputs)
     profile = profile_of(network, PROFILE_REPEATS)

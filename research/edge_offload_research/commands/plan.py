@@ -24,19 +24,19 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from edge_offload.commands.profile import add_model_arguments, network_of
 from edge_offload.outputs import Kept, add_output
 from edge_offload.subcommands import positive, some
+from edge_offload_research.commands.profile import add_model_arguments, network_of
 
 if TYPE_CHECKING:
     from edge_offload.split.model.cost import CostModel
     from edge_offload.split.model.network import TracedNetwork
     from edge_offload.split.model.objective import Objective
     from edge_offload.split.model.plan import SplitPlan
-    from edge_offload.split.model.simulate import TimelineSpan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import Effort, PlanTable
     from edge_offload.split.runtime.profile import Profile
+    from edge_offload_research.split.model.plan_cost import TimelineSpan
 
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", type=float, default=0.0, metavar="SECONDS", help="the runtime's own per inference")
     parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
     parser.add_argument("--seconds", type=positive, default=8.0, help="time budget of the search (default 8)")
+    parser.add_argument("--stream", action="store_true", help="let the server's first steps follow the input's pieces")
     parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
     parser.add_argument("--bound", type=some, metavar="LABELS",
                         help="look for better plans and bound the makespan of all plans from below, keeping so many "
@@ -115,6 +116,10 @@ def run(args: argparse.Namespace) -> int:
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
     table, bounds = _bounds(args, model, table)
+    if args.stream:
+        from edge_offload_research.split.runtime.streaming import stream_table
+
+        table = stream_table(table, model)
     rows = _rows(args, model, table, objective, bounds)
     _print(args, rows, planning_s)
     if args.out:
@@ -140,8 +145,8 @@ def _measured(
 
     from edge_offload.ir import sequence_hash
     from edge_offload.split.model.plan import Side
-    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.runtime.tables import compile_ready
+    from edge_offload_research.split.model.plan_cost import simulate_plan
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     runs = compile_ready(plan, network.located, sequence_hash(network.located.sequence))
@@ -173,9 +178,9 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
           bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
-    from edge_offload.split.model.simulate import simulate_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import plan_table
+    from edge_offload_research.split.model.plan_cost import simulate_plan
 
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}

@@ -14,7 +14,7 @@ import numpy as np
 from edge_offload.errors import BadInput
 from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
 from edge_offload.split.footprints.registry import Footprint, Local, Locality, Range, RowReader, window_rows
-from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost, uniform_costs
+from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.locality import LocalityMap, OperatorLocality
 from edge_offload_research.testbed.profiles import ProfiledOperator
 from edge_offload_research.testbed.windows import SLIDING, Window, windows_of
@@ -74,8 +74,8 @@ def build(model: str, profile: Sequence[ProfiledOperator]) -> Workload:
     server = _charge(profile, kept, [op.server_s for op in profile])
     return Workload(
         model, located,
-        uniform_costs(located, robot, _launch(profile, [op.robot_s for op in profile])),
-        uniform_costs(located, server, _launch(profile, [op.server_s for op in profile])),
+        _uniform_costs(located, robot, _launch(profile, [op.robot_s for op in profile])),
+        _uniform_costs(located, server, _launch(profile, [op.server_s for op in profile])),
         0, outputs,
     )  # fmt: skip
 
@@ -221,3 +221,19 @@ def _upsampled(factor: int) -> Footprint:
 def _no_kernel(low: int, high: int, reader: RowReader) -> List[object]:
     del low, high, reader
     raise BadInput("a profile can be planned for, not run", remedy="run a sequence built from the network itself")
+
+
+def _uniform_costs(located: LocalityMap, side_costs: Mapping[int, float], launch_s: float) -> Tuple[OperatorCost, ...]:
+    """Costs from whole-operator times alone: ``launch_s`` (at most the whole time) and the rest shared by the rows.
+
+    Args:
+        located: the sequence and its axes.
+        side_costs: operator -> seconds for all its rows; operators that are not named cost nothing.
+        launch_s: assumed launch cost.
+    """
+    costs = []
+    for index, entry in enumerate(located.operators):
+        operator_s = side_costs.get(index, 0.0)
+        launch = min(launch_s, operator_s)
+        costs.append(OperatorCost(launch, (operator_s - launch) / entry.length))
+    return tuple(costs)

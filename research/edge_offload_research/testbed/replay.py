@@ -12,8 +12,9 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import CompiledPlan, schedule_plan, union_seconds
+from edge_offload.split.model.simulate import CompiledPlan, schedule_plan
 from edge_offload_research.emulate.trace import Trace
+from edge_offload_research.split.model.plan_cost import union_seconds
 
 
 @dataclass(frozen=True)

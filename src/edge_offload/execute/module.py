@@ -123,6 +123,9 @@ class ModuleExecutor:
         BadInput: no such engine.
     """
 
+    #: Of a batch of 1, 2, … frames, of a device that states them (seconds); empty: they have to be measured.
+    latencies_s: Tuple[float, ...] = ()
+
     def __init__(
         self,
         module: nn.Module,
@@ -155,6 +158,10 @@ class ModuleExecutor:
             self._fallback.note_failure(error, for_good=True)
             return False
         return True
+
+    def run_batch(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Execution]:
+        """Compute frames one after another."""
+        return [self.run(inputs) for inputs in frames]
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
         """One inference.

@@ -294,20 +294,6 @@ class EnergyPolicy(_Choosing):
         return costs, "finish first; no mode is sure to meet the deadline"
 
 
-@dataclass
-class OraclePolicy:
-    """Knows what every mode will take, for measuring what the others lose: only a bench can ask it."""
-
-    latencies_s: Callable[[float], Mapping[Mode, float]]
-    name: str = "oracle"
-
-    def decide(self, situation: Situation) -> Decision:
-        """The mode of the least latency."""
-        latencies = self.latencies_s(situation.now_s)
-        mode = min(latencies, key=lambda mode: latencies[mode])
-        return Decision(mode, f"{mode} will take {latencies[mode] * 1e3:.0f} ms", self.name)
-
-
 def chooses(policy: str) -> bool:
     """Tell whether a policy of this name decides by forecasts, which a fixed mode does not.
 

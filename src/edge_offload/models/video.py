@@ -1,10 +1,12 @@
-"""Frames of videos, and the sample video: vtest.avi of Debian's opencv-doc, people before a static camera."""
+"""Frames of videos and made-up ones; the sample video: vtest.avi of Debian's opencv-doc, seen by a static camera."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
 
 from edge_offload import places
 from edge_offload.arrays import Array
@@ -118,3 +120,15 @@ def read_frames(video: Union[str, pathlib.Path], frame_numbers: Sequence[int]) -
     if len(frames) < len(numbers):
         raise BadInput(f"video {video} ends at frame {length}; frame {max(numbers)} was asked for")
     return frames
+
+
+def synthetic_frame(height: int = 480, width: int = 640, seed: int = 0) -> Array:
+    """Return a smooth random picture, uint8 [height, width, 3]; codecs' figures need a real one."""
+    import cv2
+
+    chooser = np.random.default_rng(seed)
+    frame = np.zeros((height, width, 3))
+    for cells, weight in ((4, 60.0), (24, 30.0), (120, 10.0)):
+        coarse = chooser.normal(size=(cells, cells, 3))
+        frame += weight * cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+    return np.clip(frame + 127.5, 0, 255).astype(np.uint8)

@@ -237,22 +237,3 @@ def add_positions(locator: Locator, people: Sequence[TrackedPerson]) -> List[Tra
     return [
         person.with_position(position) for person, position in zip(people, locator.locate(boxes, keypoints, measured))
     ]
-
-
-def run_here(estimator: PersonEstimator) -> Run:
-    """Make a ``run`` that executes the estimator's module in this process, on its weights' device."""
-    import torch
-
-    from edge_offload.mode import Mode
-
-    device = next(estimator.module.parameters()).device
-
-    def run(inputs: Sequence[torch.Tensor]) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
-        start = time.perf_counter()
-        with torch.inference_mode():
-            outputs = tuple(output.cpu() for output in estimator.module(*(tensor.to(device) for tensor in inputs)))
-        seconds = time.perf_counter() - start
-        report = InferenceReport(Mode.LOCAL, estimator.name, seconds, {"compute_robot": seconds})
-        return outputs, report
-
-    return run

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import pathlib
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
+from edge_offload import beside
 from edge_offload.errors import Unsupported
 from edge_offload.execute import devices
-from edge_offload.execute.emulated import EMULATED, Emulation
 from edge_offload.execute.engines import table
 from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, engine_facts, fingerprint_entry
 from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.threads import pin
-from edge_offload.server.promises.tables import load_csv
+from edge_offload.server.services.replica.replicas import EmulatedDevice
 from edge_offload.server.settings import Compute
+
+#: What an emulated device is called by: ``emulated:TABLE.csv``.
+EMULATED = "emulated:"
 
 
 class ComputeDevice:
@@ -34,8 +36,9 @@ class ComputeDevice:
     """
 
     def __init__(self, compute: Compute) -> None:
-        kind, _, path = compute.device.partition(":")
-        self.emulated = Emulation(compute.device, load_csv(pathlib.Path(path)).seconds) if kind == EMULATED else None
+        self.emulated: Optional[EmulatedDevice] = None
+        if compute.device.startswith(EMULATED):
+            self.emulated = beside.action("emulated-device", "edge_offload_research").load_device(compute.device)
         self.placed = devices.pick_device("cpu" if self.emulated else compute.device)
         self.name = self.emulated.name if self.emulated else str(self.placed)
         self._compute = compute

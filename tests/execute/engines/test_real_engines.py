@@ -10,7 +10,7 @@ import torch
 from edge_offload.execute.engines.base import CLOSE, TOLERANCE, relative_error
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.models import registry
-from edge_offload.split.networks import synthetic_frame
+from edge_offload.models.video import synthetic_frame
 from tests.server import small_nets
 
 

@@ -118,32 +118,6 @@ def test_fuzz_of_every_codec():
     assert peak < 4 << 20, f"{peak} bytes allocated on the way"
 
 
-@pytest.mark.process
-def test_fuzz_of_streams():
-    rng = random.Random(11)
-    frame = picture(12, 16)
-    sender = codecs.SendStream()
-    receiver = codecs.ReceiveStream(max_bytes=MAX_BYTES)
-    payloads = []
-    for turn in range(4):
-        encoded = sender.encode(np.roll(frame, turn), "temporal+zstd" if turn % 2 else "temporal+lz4")
-        payloads.append((encoded.descriptor, [bytes(part) for part in encoded.buffers]))
-        receiver.decode(*payloads[-1])
-        sender.acknowledge(receiver.acknowledgement(encoded.descriptor))
-    assert "ref" in payloads[-1][0]["stream"]
-    for turn in range(4_000):
-        descriptor, buffers = mutated(*payloads[turn % len(payloads)], rng)
-        if rng.random() < 0.4 and isinstance(descriptor.get("stream"), dict):
-            descriptor["stream"][rng.choice(["session", "seq", "ref", "hash", "ref_hash", "more"])] = rng.choice(JUNK)
-        try:
-            receiver.decode(descriptor, buffers)
-        except (ProtocolError, codecs.ReferenceMissing):
-            continue
-    fresh = codecs.ReceiveStream()
-    first = codecs.SendStream().encode(frame)
-    np.testing.assert_array_equal(fresh.decode(first.descriptor, first.buffers), frame)
-
-
 def peak_of(action):
     """(exception or None, peak of traced memory) of ``action()``."""
     tracemalloc.start()

@@ -4,7 +4,6 @@ import os
 import pathlib
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,32 +88,6 @@ def test_compiled_predictors_equal_numpy(compiled, frame, seed):
     np.testing.assert_array_equal(kernels.pixels(planes, frame), pixels)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    frame=frames,
-    seed=st.integers(0, 1000),
-    levels=st.sampled_from([1, 2, 256]),
-    scale=st.sampled_from([1, 10, 128]),
-)
-def test_compiled_blocks_equal_numpy_and_invert(compiled, frame, seed, levels, scale):
-    rng = np.random.default_rng(seed)
-    pixels, reference = rng.integers(0, levels, frame.size, dtype=np.uint8), rng.integers(0, scale, frame.size)
-    reference = pixels + reference.astype(np.uint8)
-    temporal = kernels.residual(pixels - reference, replace(frame, predictor=portable.NONE))
-    spatial = kernels.residual(pixels, replace(frame, predictor=portable.GRADIENT))
-    expected, expected_choice = portable.blend(temporal, spatial, frame)
-    planes, choice = kernels.blend(temporal.copy(), spatial, frame)
-    np.testing.assert_array_equal(choice, expected_choice)
-    np.testing.assert_array_equal(planes, expected)
-    # any choice has to be invertible, not only the best one
-    for decided in (choice, rng.integers(0, 2, choice.size, dtype=np.uint8)):
-        wide = portable._per_pixel(decided, frame)[:, None]
-        shape = (frame.images, frame.channels, frame.height, frame.width)
-        mixed = np.where(wide, spatial.reshape(shape), temporal.reshape(shape)).reshape(-1)
-        np.testing.assert_array_equal(kernels.unblend(mixed, reference, decided, frame), pixels)
-        np.testing.assert_array_equal(portable.unblend(mixed, reference, decided, frame), pixels)
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     extents=st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 60)),
@@ -170,10 +143,6 @@ def test_compiled_kernels_refuse_sizes_that_do_not_fit(compiled):
         module.gather(data, np.zeros((1, 256), np.uint32), out, 1, 1, 12, 4)
     with pytest.raises(ValueError, match="do not fit"):
         module.palette(data, out, np.zeros(5, np.uint64), 1, 1, 12, 1, 0, 256)
-    with pytest.raises(ValueError, match="do not fit"):
-        module.blend(data.copy(), data, out, 1, 3, 2, 2)  # one choice, not twelve
-    with pytest.raises(ValueError, match="do not fit"):
-        module.unblend(data, data[:6], np.zeros(1, np.uint8), out, 1, 3, 2, 2, True, False)
     with pytest.raises(ValueError, match="do not fit"):
         module.shuffle(data, out[:6], 2)
 

@@ -10,6 +10,7 @@ from edge_offload import cli
 from edge_offload.link import codecs
 from edge_offload.models.video import read_frames
 from edge_offload_benchmarks import payloads
+from edge_offload_research.temporal import ReceiveStream, SendStream
 from tests.link.codecs.codec_pictures import picture
 
 NUMBERS = (20, 50, 80)
@@ -38,7 +39,7 @@ def test_video_frame_by_itself(pairs):
 def test_video_frame_against_the_one_before(pairs):
     coded = 0
     for frame, before in pairs:
-        sender, receiver = codecs.SendStream(), codecs.ReceiveStream()
+        sender, receiver = SendStream(), ReceiveStream()
         first = sender.encode(before)
         receiver.decode(first.descriptor, first.buffers)
         sender.acknowledge(receiver.acknowledgement(first.descriptor))

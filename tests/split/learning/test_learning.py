@@ -31,7 +31,8 @@ from edge_offload.split.learning.process import SplitLearning
 from edge_offload.split.model.cost import CodecCost, CopyCosts, CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
-from edge_offload.split.planners.table import Effort
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload.split.runtime.places import SplitDevice
 from edge_offload.split.runtime.tracing import trace_module
 from tests.modes.split import split_nets
@@ -107,6 +108,9 @@ def test_costs_and_settings_are_the_same_as_data():
         assert settings_from_facts(settings_to_facts(settings)) == settings
     made = make_plans(model, BANDWIDTHS, SEARCH)
     assert DistinctPlans.from_facts(made.to_facts()) == made
+    table = plan_table(Space(model, BANDWIDTHS), effort=SEARCH.effort)
+    steps = [(plan.robot, plan.server, plan.transfers) for plan in table.plans]
+    assert [(plan.robot, plan.server, plan.transfers) for plan in made.table.plans] == steps, "each in its own place"
 
 
 @pytest.mark.process

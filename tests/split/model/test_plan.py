@@ -20,10 +20,10 @@ from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.cost import CostModel, OperatorCost
 from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
-from edge_offload.split.model.simulate import simulate_plan
-from edge_offload.split.runtime.streaming import stream_plan
 from edge_offload_research.split.model.exactness import error, random_split
+from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
+from edge_offload_research.split.runtime.streaming import stream_plan
 from tests.split.split_chains import Chain
 from tests.split.split_plans import has_global_window, random_plan, wastes_rows
 

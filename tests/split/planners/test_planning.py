@@ -20,10 +20,11 @@ from edge_offload.split.model.cost import CodecCost, CopyCosts, CostModel, LinkC
 from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side, SplitPlan
-from edge_offload.split.model.simulate import compile_plan, simulate_plan, sweep_bandwidths
+from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import EQUAL_SHARE, PLANNERS, Effort, plan_table
 from edge_offload_research.split.model.exactness import error, random_split
+from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.branch_and_bound import solve
 from tests.split.split_chains import Chain
@@ -229,7 +230,7 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("rate", [50.0, 300.0, 3000.0])
 def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: float) -> None:
-    from edge_offload.split.planners.mincut import layer_partition
+    from edge_offload_research.split.planners.dsccs import layer_partition
 
     located = located_of(tiny(which))
     chooser = np.random.default_rng(which)
@@ -259,7 +260,7 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
     rates = [100.0, 400.0, 1000.0, 3000.0, 10000.0, 1e6]
     tables = {
         planner: plan_table(Space(model, rates), planner, objective, QUICK)
-        for planner in ("device_only", "server_only", "dsccs", name)
+        for planner in ("device_only", "server_only", "layer_cut", name)
     }
 
     def cost(planner: str, index: int) -> float:
@@ -267,7 +268,7 @@ def test_never_worse_than_the_baselines_at_any_bandwidth_and_objective(kind: str
 
     longer = 1 + EQUAL_SHARE if (kind, name) == ("latency", "loss_beam") else 1.0
     for index in range(len(rates)):
-        least = min(cost(p, index) for p in ("device_only", "server_only", "dsccs"))
+        least = min(cost(p, index) for p in ("device_only", "server_only", "layer_cut"))
         assert cost(name, index) <= longer * least + 1e-9
 
 

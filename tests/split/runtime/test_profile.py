@@ -16,19 +16,20 @@ from torch import nn
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.tensors import pack_tensors
 from edge_offload.ir.build import TracedProgram
+from edge_offload.models.video import synthetic_frame
 from edge_offload.split.model.check import BadPlan, check_plan
 from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.locality import analyse_locality
 from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
-from edge_offload.split.networks import classifier_input, synthetic_frame
 from edge_offload.split.planners.space import Space
-from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_table
+from edge_offload.split.planners.table import PLANNERS, Effort, plan_table
 from edge_offload.split.runtime import profile as profiling
 from edge_offload.split.runtime.profile import Profile, make_cost_model, measure_profile, time_copies
 from edge_offload.split.runtime.tracing import trace_module
 from edge_offload.subcommands import options
 from edge_offload_research.commands.plan import bins
+from edge_offload_research.networks import classifier_input
 from edge_offload_research.split.model.draw import draw
 from edge_offload_research.split.model.exactness import Verifier, random_split
 from tests.split.split_chains import Chain
@@ -53,14 +54,14 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     assert [len(points) > 1 for points in again.points] == [True] * 6 + [False], "a global operator has one size"
     model = make_cost_model(given.located, again, again, slowdown=5.0)
     assert model.robot[0].seconds_for(24) == pytest.approx(5.0 * model.server[0].seconds_for(24))
-    planned = Planner("dsccs").make_plan(model, 1e6)
+    table = plan_table(Space(model, [1e6]), "dsccs")
     assert set(model.copies) == set(Side)
     assert model.copies[Side.ROBOT].to_device.seconds_for(1 << 23) > 0
     assert profile.alone_s > 0
     assert model.alone_s == 5.0 * profile.alone_s
-    alone_s = model.alone_s + sum(model.local_copies_s(planned.plan.robot))
-    assert planned.predicted_s <= alone_s * (1 + 1e-12)  # sums in another order round differently
-    draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
+    alone_s = model.alone_s + sum(model.local_copies_s(table.plans[0].robot))
+    assert table.predicted_s[0] <= alone_s * (1 + 1e-12)  # sums in another order round differently
+    draw(table.plans[0], model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 

@@ -11,9 +11,9 @@ from typing import List, Optional
 import numpy as np
 
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.replicated import ReplicatedSearch
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import PlanTable
+from edge_offload_research.split.planners.replicated import ReplicatedSearch
 
 TOLERANCE = 0.01
 """Splits that cannot be better by more than this are not simulated, so no certificate says less."""

@@ -7,8 +7,8 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.cost import CostModel
-from edge_offload.split.model.plan import Side, SplitPlan, merge_steps
-from edge_offload.split.model.simulate import TIMELINE_ROWS, TimelineSpan, simulate_plan
+from edge_offload.split.model.plan import Side, SplitPlan
+from edge_offload_research.split.model.plan_cost import TIMELINE_ROWS, TimelineSpan, merge_steps, simulate_plan
 
 COLOURS = {"robot": "#1b7f79", "server": "#c4572e", "uplink": "#5b6fb5", "downlink": "#8a6fb5"}
 BOTH = "#e3b23c"

@@ -20,12 +20,12 @@ from edge_offload.errors import RemoteError
 from edge_offload.split.model.cost import LinkCosts
 from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import TIMELINE_ROWS, TimelineSpan
 from edge_offload.split.runtime.pieces import cut_transfer, decode_piece, encode_piece
 from edge_offload.split.runtime.places import SplitDevice
 from edge_offload.split.runtime.progress import SplitProgress
 from edge_offload.split.runtime.spans import overlap_seconds
 from edge_offload.split.runtime.tables import ReadyPlan
+from edge_offload_research.split.model.plan_cost import TIMELINE_ROWS, TimelineSpan
 
 #: Longest wait for one inference, seconds.
 MOST_S = 60.0

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 #: What torch and its kernels need besides tensors.
 OVERHEAD_BYTES = 4 << 30
-#: Seconds between two complete garbage collections: some milliseconds each, whatever the rate of messages.
-FULL_COLLECTION_S = 30.0
 
 
 def import_all() -> None:
@@ -112,7 +110,8 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     gc.disable()
     complete_s = time.monotonic()
     while True:
-        complete = time.monotonic() - complete_s >= FULL_COLLECTION_S
+        # seconds between two complete garbage collections: some milliseconds each, whatever the rate of messages
+        complete = time.monotonic() - complete_s >= 30.0
         gc.collect(2 if complete else 0)
         if complete:
             complete_s = time.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import msgpack
 import torch
@@ -154,8 +154,3 @@ def differing_operators(ours: Mapping[str, int], theirs: Mapping[str, int]) -> D
     """Operators that the other side has with another schema, each with its number of arguments here."""
     names = [name for name, number in ours.items() if name in theirs and theirs[name] != number]
     return {name: len(_find_schema(name).arguments) for name in names}
-
-
-def common_operators(ours: Mapping[str, int], theirs: Mapping[str, int]) -> List[str]:
-    """The operators that both sides have with the same schema."""
-    return sorted(name for name, number in ours.items() if theirs.get(name) == number)

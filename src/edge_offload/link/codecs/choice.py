@@ -19,11 +19,10 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
 from edge_offload.link.codecs.image import stack_frame
 from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import NotApplicable
-from edge_offload.link.codecs.payload import Encoded, check_array, check_buffers, check_descriptor
+from edge_offload.link.codecs.payload import Encoded, check_array
 from edge_offload.link.codecs.table import decode, encode_as
 
 AUTO = "auto"
@@ -104,8 +103,8 @@ class Selector:
         self._kinds: Dict[Key, _Kind] = {}
         self._lock = threading.RLock()
 
-    def select(self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None) -> str:
-        """Name of the codec for ``array``; with ``reference`` the temporal ones compete too.
+    def select(self, array: Array, link_bytes_per_s: Optional[float] = None) -> str:
+        """Name of the codec for ``array``.
 
         Raises:
             BadInput: the link rate is not a positive number.
@@ -116,12 +115,12 @@ class Selector:
         if array.nbytes < _SMALL:
             return RAW
         content = content_class(array)
-        names = candidate_codecs(array, content, reference is not None)
+        names = self.list_candidates(array, content)
         with self._lock:
             kind = self._kinds.setdefault(_table_key(array, content), _Kind({}))
             kind.choices += 1
             kind.allowance_s += self._epsilon * array.nbytes / rate
-            self._try_codecs(kind, names, array, reference, rate)
+            self._try_codecs(kind, names, array, rate)
             return min(
                 [RAW, *(name for name in names if name in kind.table)],
                 key=lambda name: self._predict_s(kind, name, array.nbytes, rate),
@@ -134,7 +133,7 @@ class Selector:
         measured = kind.table[name]
         return nbytes * (measured.encode_s + measured.ratio / rate + measured.decode_s / self._peer_speed)
 
-    def _try_codecs(self, kind: _Kind, names: List[str], array: Array, reference: Optional[Array], rate: float) -> None:
+    def _try_codecs(self, kind: _Kind, names: List[str], array: Array, rate: float) -> None:
         fresh = [name for name in names if name not in kind.table]
         if not fresh and kind.choices % _REFRESH:
             return
@@ -149,26 +148,24 @@ class Selector:
         if size < min(_LEAST_SLAB, array.nbytes):
             return
         start = self._clock()
-        where = self._random.random()
-        sample = cut_slab(array, size, where)
-        sample_reference = None if reference is None else cut_slab(reference, size, where)
+        sample = self.cut_sample(array, size, self._random.random())
         for name in due:
             if self._clock() - start > kind.allowance_s:
                 break  # slower than assumed: the rest waits until it has been earned
-            self._sample_codec(kind, name, sample, sample_reference)
+            self._sample_codec(kind, name, sample)
         kind.allowance_s -= self._clock() - start
 
-    def _sample_codec(self, kind: _Kind, name: str, sample: Array, reference: Optional[Array]) -> None:
+    def _sample_codec(self, kind: _Kind, name: str, sample: Array) -> None:
         encode_s, decode_s, ratio = math.inf, math.inf, 1.0
         for _ in range(_REPEATS):
             start = self._clock()
             try:
-                encoded = _encode_by(name, sample, reference)
+                encoded = self.encode_by(name, sample)
             except NotApplicable:
                 encode_s, decode_s = self._clock() - start, 0.0
                 break
             middle = self._clock()
-            _decode_any(encoded, reference)
+            self.decode_again(encoded, sample)
             encode_s, decode_s = min(encode_s, middle - start), min(decode_s, self._clock() - middle)
             ratio = encoded.nbytes / sample.nbytes
         self._record_sample(kind, name, ratio, encode_s / sample.nbytes, decode_s / sample.nbytes)
@@ -180,16 +177,14 @@ class Selector:
         else:
             measured.update(ratio, encode_s, decode_s)
 
-    def encode(
-        self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None
-    ) -> Encoded:
+    def encode(self, array: Array, link_bytes_per_s: Optional[float] = None) -> Encoded:
         """Encode ``array`` (C-contiguous) by the codec chosen, and learn from it."""
-        name = self.select(array, link_bytes_per_s, reference)
+        name = self.select(array, link_bytes_per_s)
         if name == RAW:
             return encode_as(RAW, array, {})
         start = self._clock()
         try:
-            encoded: Optional[Encoded] = _encode_by(name, array, reference)
+            encoded: Optional[Encoded] = self.encode_by(name, array)
         except NotApplicable:
             encoded = None  # the content changed: remember it as a codec that saves nothing, and send raw
         encode_s = (self._clock() - start) / array.nbytes
@@ -197,6 +192,22 @@ class Selector:
         with self._lock:
             self._record_sample(self._kinds[_table_key(array, content_class(array))], name, ratio, encode_s, None)
         return encode_as(RAW, array, {}) if encoded is None or ratio >= 1 else encoded
+
+    def list_candidates(self, array: Array, content: str) -> List[str]:
+        """Codecs worth measuring for ``array``, of a :func:`content_class`, without ``raw``."""
+        return candidate_codecs(array, content)
+
+    def cut_sample(self, array: Array, nbytes: int, where: float) -> Array:
+        """Cut the sample of :func:`cut_slab`."""
+        return cut_slab(array, nbytes, where)
+
+    def encode_by(self, name: str, array: Array) -> Encoded:
+        """Encode an array, or a sample of it, by a codec of :meth:`list_candidates`."""
+        return encode_as(name, array, {})
+
+    def decode_again(self, encoded: Encoded, array: Array) -> None:
+        """Decode what :meth:`encode_by` made of ``array``."""
+        decode(encoded.descriptor, encoded.buffers, array.nbytes)
 
     def report(self) -> List[Dict[str, Any]]:
         """Return the measurements: one row per kind of tensor and codec, for plans, tables and ``doctor``.
@@ -237,7 +248,7 @@ def content_class(array: Array) -> str:
     return "few" if len(np.unique(sample)) <= 16 else "many"
 
 
-def candidate_codecs(array: Array, content: str, temporal: bool) -> List[str]:
+def candidate_codecs(array: Array, content: str) -> List[str]:
     """Codecs worth measuring for a kind of tensor, without ``raw``."""
     names = ["shuffle+lz4", "shuffle+zstd"]
     item = array.dtype.itemsize
@@ -250,8 +261,6 @@ def candidate_codecs(array: Array, content: str, temporal: bool) -> List[str]:
             names += ["gradient+lz4", "gradient+zstd"]
         elif item <= 8:
             names += ["palette+zstd"]
-    if temporal and item <= 8:
-        names += list(TEMPORAL)
     return names
 
 
@@ -282,35 +291,17 @@ def cut_slab(array: Array, nbytes: int, where: float) -> Array:
     return flat[first : first + count]
 
 
-def _encode_by(name: str, array: Array, reference: Optional[Array]) -> Encoded:
-    if name in TEMPORAL and reference is not None:
-        return encode_difference(array, reference, name)
-    return encode_as(name, array, {})
-
-
-def _decode_any(encoded: Encoded, reference: Optional[Array]) -> Array:
-    if encoded.descriptor["codec"] in TEMPORAL and reference is not None:
-        header = check_descriptor(encoded.descriptor, reference.nbytes)
-        return decode_difference(header, reference, check_buffers(encoded.buffers))
-    return decode(encoded.descriptor, encoded.buffers, 1 << 40)
-
-
 _shared = Selector()
 
 
-def select(array: Array, link_bytes_per_s: Optional[float] = None, stream: Any = None) -> str:
+def select(array: Array, link_bytes_per_s: Optional[float] = None) -> str:
     """Name of the codec that ``auto`` would take for ``array`` now (see :class:`Selector`).
 
     Args:
         array: what is to be coded.
         link_bytes_per_s: goodput of the link.
-        stream: a :class:`~.stream.SendStream`: its own measurements are used, and its reference if it has one.
     """
-    array = check_array(array)
-    if stream is None:
-        return _shared.select(array, link_bytes_per_s)
-    chosen: str = stream.selector.select(array, link_bytes_per_s, stream.reference(array))
-    return chosen
+    return _shared.select(check_array(array), link_bytes_per_s)
 
 
 def encode(

@@ -223,11 +223,6 @@ class Gate:
             if entrant and entrant.door:
                 self._break_connection(entrant.door, reason)
 
-    def count_connections(self) -> int:
-        """TCP connections open now, authenticated or not."""
-        with self._lock:
-            return len(self._doors)
-
     def _run_gate(self) -> None:
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)

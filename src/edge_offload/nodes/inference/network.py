@@ -24,6 +24,7 @@ from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import BRIDGE, BRIDGED, Mode, parse_mode
 from edge_offload.models.onnxfile.reading import is_onnx
 from edge_offload.models.registry import build_estimator, name_on_wire, options_on_wire, state_hash
+from edge_offload.models.video import synthetic_frame
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
 from edge_offload.nodes.common.cores import resolve_cores
 from edge_offload.nodes.common.health import Health
@@ -33,7 +34,6 @@ from edge_offload.runtime.module import OffloadedModule
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import report_result
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
 
 #: Modes of a program that was started by ``edge-offload exec``.

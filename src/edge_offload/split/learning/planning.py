@@ -14,7 +14,6 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side, SplitPlan
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import DEFAULT_PLANNER, UNDIVIDED_PLANNER, Effort, PlanTable, plan_table
-from edge_offload.split.runtime.streaming import best_stream
 
 
 @dataclass
@@ -25,7 +24,6 @@ class PlanSettings:
         planner, objective, effort: see :func:`~edge_offload.split.planners.table.plan_table`.
         power: of the robot by state, for plans that save energy; None: a Jetson's.
         codecs: whether payloads may be coded.
-        stream: whether the server's first steps follow the pieces of the input.
         measured: whether a plan that divides operators for the sake of latency has to be measured no slower than the
             best undivided one before it is used (:mod:`edge_offload.modes.split.robot.contest`).
     """
@@ -35,7 +33,6 @@ class PlanSettings:
     effort: Optional[Effort] = None
     power: Optional[StatePowers] = None
     codecs: bool = True
-    stream: bool = True
     measured: bool = True
 
 
@@ -100,13 +97,9 @@ def make_plans(model: CostModel, bandwidths: Sequence[float], settings: PlanSett
     place = [0] * len(chosen)
     count = len(table.plans)
     for entries in distinct.values():
-        background.check()
-        plan = chosen[entries[0]]
-        if settings.stream:
-            plan = best_stream(plan, model, [table.bandwidths[index % count] for index in entries])
         for index in entries:
             place[index] = len(plans)
-        plans.append(plan)
+        plans.append(chosen[entries[0]])
     running = replace(table, plans=tuple(plans[position] for position in place[:count]))
     return DistinctPlans(running, tuple(plans), tuple(place[:count]), tuple(place[count:]))
 

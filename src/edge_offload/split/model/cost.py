@@ -237,19 +237,3 @@ class Payload:
         wire = self.coded_bytes / np.maximum(rate, 1e-9)
         slowest = np.maximum(np.maximum(self.encode_s, wire), self.decode_s)
         return np.asarray(slowest + (self.encode_s + wire + self.decode_s - slowest) / self.pieces)
-
-
-def uniform_costs(located: LocalityMap, side_costs: Mapping[int, float], launch_s: float) -> Tuple[OperatorCost, ...]:
-    """Costs from whole-operator times alone: ``launch_s`` (at most the whole time) and the rest shared by the rows.
-
-    Args:
-        located: the sequence and its axes.
-        side_costs: operator -> seconds for all its rows; operators that are not named cost nothing.
-        launch_s: assumed launch cost.
-    """
-    costs = []
-    for index, entry in enumerate(located.operators):
-        operator_s = side_costs.get(index, 0.0)
-        launch = min(launch_s, operator_s)
-        costs.append(OperatorCost(launch, (operator_s - launch) / entry.length))
-    return tuple(costs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Tuple
+from typing import Any, List, Mapping, NamedTuple, NoReturn, Tuple
 
 from edge_offload.errors import BadInput
 
@@ -155,15 +155,6 @@ class SplitPlan:
             tuple(transfers),
             document["about"],
         )
-
-
-def merge_steps(steps: Iterable[PlanStep]) -> Dict[int, Tuple[int, int]]:
-    """Return operator -> hull of the rows that the steps compute."""
-    hull: Dict[int, Tuple[int, int]] = {}
-    for step in steps:
-        low, high = hull.get(step.operator, (step.low, step.high))
-        hull[step.operator] = (min(low, step.low), max(high, step.high))
-    return hull
 
 
 def _parse_steps(item: Any) -> Tuple[PlanStep, ...]:

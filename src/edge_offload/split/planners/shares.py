@@ -10,19 +10,52 @@ replicated splits are such plans.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Callable, Dict, List, Sequence, Set, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.complete import decide_backward
-from edge_offload.split.model.locality import unite_rows
+from edge_offload.split.model.locality import LocalityMap, unite_rows
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.replicated import find_waists, has_one_input
 from edge_offload.split.planners.space import ScoredPlan, Space, uncovered_rows
 
 START_SHARES = tuple(k / 28 for k in range(1, 14))
 """Of the robot where the server has the same share of every operator."""
 Ranges = Tuple[Dict[int, Range], Dict[int, Range]]
+
+
+@dataclass(frozen=True)
+class Waist:
+    """Between operator ``after`` (-1: before the first) and the next, only ``value`` is handed on."""
+
+    after: int
+    value: int
+
+
+def has_one_input(located: LocalityMap) -> bool:
+    """True if a single input is used, at which waists begin."""
+    consumers = located.sequence.consumer_indices()
+    return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
+
+
+def find_waists(located: LocalityMap) -> List[Waist]:
+    """Return all waists in program order, the network's one input first, without the end."""
+    count = len(located.operators)
+    consumers, outputs = located.sequence.consumer_indices(), set(located.sequence.retained_ids())
+    crossing: List[Set[int]] = [set() for _ in range(count)]
+    for number in located.sequence.values:
+        if number in located.free:
+            continue
+        last_use = count if number in outputs else max(consumers[number], default=-1)
+        for place in range(located.producer.get(number, 0), min(last_use, count)):
+            crossing[place].add(number)
+    (first,) = [number for number in located.sequence.inputs if consumers[number]]
+    result = [Waist(-1, first)]
+    for place, values in enumerate(crossing[:-1]):
+        if len(values) == 1 and values != {first} and located.operators[place].kind is not Locality.FREE:
+            result.append(Waist(place, next(iter(values))))
+    return result
 
 
 def server_rows(space: Space, scored: ScoredPlan) -> Tuple[Tuple[int, ...], bool]:

@@ -80,7 +80,6 @@ class Space:
         self.identity = sequence_hash(self.located.sequence)
         self.last = len(self.located.operators) - 1
         self._last_uses = self._find_last_uses()
-        self.partitions: Dict[Tuple[int, Objective], ScoredPlan] = {}
         self._scored: Dict[Recuts, ScoredPlan] = {}
         self._payloads: Dict[Tuple[int, int, Side], Payload] = {}
 

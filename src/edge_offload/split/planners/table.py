@@ -3,35 +3,32 @@
 ============== =============================================================================================
 device_only    the robot computes everything
 server_only    the server computes everything
-dsccs          the best layer partition: minimum cut, and every single cut through the program order
+layer_cut      the best single cut through the program order
 spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
 loss_de        Intra-DP: local-operator split by differential evolution
-loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhood search; then the server's rows are
+loss_beam      LOPInfer Alg. 1: recuts at every place, then large-neighbourhood search; then the server's rows are
                moved operator by operator. The default.
 ============== =============================================================================================
 
-:class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
-under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
-bandwidth; the default one also starts from what differential evolution finds in a third of its budget.
+:func:`plan_table` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
+under the same model and objective they are never worse than device-only, server-only or the layer cut, at any
+bandwidth. ``dsccs``, ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from edge_offload.arrays import Array
+from edge_offload import beside
 from edge_offload.errors import BadInput
 from edge_offload.split.model.check import check_plan
-from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
-from edge_offload.split.planners.mincut import layer_partition
-from edge_offload.split.planners.replicated import ReplicatedSearch, has_one_input
 from edge_offload.split.planners.shares import refine_rows
 from edge_offload.split.planners.space import (
     Recut,
@@ -43,9 +40,6 @@ from edge_offload.split.planners.space import (
     insert_recut,
     remove_recut,
 )
-
-LEAST_GAIN = 0.01
-"""Relative gain below which the search of replicated splits does not look for better ones."""
 
 Choice = List[ScoredPlan]
 """One scored plan per bandwidth of the space."""
@@ -94,48 +88,6 @@ class PlanTable:
         return self.plans[self.find_index(bandwidth)]
 
 
-@dataclass(frozen=True)
-class PredictedPlan:
-    """A plan and what is known about it.
-
-    Attributes:
-        plan: checked.
-        predicted_s, predicted_j: makespan and energy that the model expects.
-        certified_gap: at most cost / cost of the best replicated split - 1; ``None`` if it was not asked for.
-    """
-
-    plan: SplitPlan
-    predicted_s: float
-    predicted_j: float
-    certified_gap: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class Planner:
-    """One planner with its settings: what most callers need.
-
-    Attributes:
-        name: a key of :data:`PLANNERS`.
-        effort: how long to search.
-        codecs: whether payloads may be coded.
-    """
-
-    name: str = "loss_beam"
-    effort: Effort = field(default_factory=Effort)
-    codecs: bool = True
-
-    def make_table(
-        self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None
-    ) -> PlanTable:
-        """Return a plan for every bandwidth (bytes per second, ascending); ``model`` has sequence, profile and link."""
-        return plan_table(Space(model, bandwidths, self.codecs), self.name, objective, self.effort)
-
-    def make_plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> PredictedPlan:
-        """Return the plan for one bandwidth."""
-        table = self.make_table(model, [bandwidth], objective)
-        return PredictedPlan(table.plans[0], table.predicted_s[0], table.predicted_j[0])
-
-
 def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Plan without the link."""
     del objective, effort
@@ -148,123 +100,26 @@ def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     return [space.score_recuts(space.server_only)] * len(space.bandwidths)
 
 
-def dsccs(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Find the optimal layer partition, re-scored by the event simulation; never worse than the two extremes."""
+def layer_cut(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Find the best single cut through the program order behind which little is handed on; an extreme if none is."""
     del effort
-    cuts = [space.score_recuts(space.device_only), space.score_recuts(space.server_only)]
-    cuts += [
-        space.score_recuts(insert_recut(space.server_only, Recut(p, 1.0)))
-        for p in space.find_positions(most=32, largest=1.01)
-    ]
-    chosen = []
-    for index in range(len(space.bandwidths)):
-        cut = layer_partition(space, index, objective)
-        cuts.append(cut)
-        chosen.append(choose_best(cuts, objective, index))
-    return chosen
+    cuts = cut_layers(space)
+    return [choose_best(cuts, objective, index) for index in range(len(space.bandwidths))]
 
 
-def spso_ga(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Self-adaptive particle swarm with genetic operators over placements of segments between candidate cuts.
-
-    A particle places every segment on one side; it moves by mutation, crossover with its own best and crossover with
-    the swarm's best, with an inertia that falls as the swarm agrees. Feasible beats infeasible, then energy counts
-    (a ``latency`` objective is taken as energy under the objective's deadline, which is what the method is for).
-    """
-    goal = objective if objective.kind == "deadline" else Objective("deadline", deadline_s=objective.deadline_s)
-    chooser = random.Random(effort.seed)
-    positions = sorted({*space.find_positions(most=10, largest=1.01), space.last})
-    seeds: List[Tuple[int, ...]] = [(1,) * len(positions), (0,) * len(positions)]
-    seeds += [(1,) * k + (0,) * (len(positions) - k) for k in range(1, len(positions))]
-    while len(seeds) < 16:
-        seeds.append(tuple(chooser.randint(0, 1) for _ in positions))
-
-    def score_places(places: Tuple[int, ...]) -> ScoredPlan:
-        return space.score_recuts(_place_segments(places, positions, space.last))
-
-    chosen = []
-    for index in range(len(space.bandwidths)):
-
-        def cost_of(places: Tuple[int, ...], at: int = index) -> float:
-            found = score_places(places)
-            return goal.compute_cost(float(found.makespan_s[at]), float(found.energy_j[at]))
-
-        swarm, personal_best = list(seeds), list(seeds)
-        best = min(swarm, key=cost_of)
-        for generation in range(10):
-            for k, places in enumerate(swarm):
-                agreement = sum(a == b for a, b in zip(places, best)) / len(best)
-                if chooser.random() < 0.9 - 0.5 * generation / 10 * agreement:
-                    at = chooser.randrange(len(places))
-                    places = (*places[:at], 1 - places[at], *places[at + 1 :])
-                for guide in (personal_best[k], best):
-                    if chooser.random() < 0.5:
-                        low, high = sorted((chooser.randrange(len(places) + 1), chooser.randrange(len(places) + 1)))
-                        places = (*places[:low], *guide[low:high], *places[high:])
-                swarm[k] = places
-                if cost_of(places) < cost_of(personal_best[k]):
-                    personal_best[k] = places
-            best = min([best, *personal_best], key=cost_of)
-        chosen.append(score_places(best))
-    return chosen
-
-
-def _place_segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
-    """Return recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
-    recuts: List[Recut] = []
-    for k, position in enumerate(positions):
-        following = places[k + 1] if k + 1 < len(places) else 1
-        if places[k] != following:
-            recuts.append(Recut(position, float(places[k])))
-    if recuts and recuts[-1].position < last and all(recut.fraction == 1.0 for recut in recuts):
-        recuts.append(Recut(last, 0.0))
-    return tuple(recuts)
-
-
-def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Differential evolution (rand/1/bin) over the robot's fraction at a few anchor operators.
-
-    A gene of at least 0.5 + 0.5 x is the fraction x at its anchor, anything smaller leaves the anchor alone.
-    """
-    chooser = np.random.default_rng(effort.seed)
-    anchors = space.find_positions(most=6)
-    if not anchors:
-        return dsccs(space, objective, effort)
-    baselines = _baseline_plans(space, objective, effort)
-    stop = _Budget(space, effort)
-
-    def decode_genes(genes: Array) -> Recuts:
-        recuts = space.server_only
-        for anchor, gene in zip(anchors, genes):
-            if gene >= 0.5:
-                recuts = insert_recut(recuts, Recut(anchor, round(float(gene - 0.5) * 16) / 8))
-        return recuts
-
-    size = max(8, 2 * len(anchors))
-    population = chooser.random((size, len(anchors)))
-    seen: List[ScoredPlan] = [space.score_recuts(decode_genes(genes)) for genes in population]
-    candidates = [choice for pair in zip(*baselines) for choice in pair] + seen
-    while not stop():
-        judged = int(chooser.integers(len(space.bandwidths)))  # each trial is judged at one bandwidth, kept for all
-        for k in range(size):
-            if stop():
-                break
-            a, b, c = population[chooser.choice(size, 3, replace=False)]
-            trial = np.clip(np.where(chooser.random(len(anchors)) < 0.8, a + 0.6 * (b - c), population[k]), 0.0, 1.0)
-            scored = space.score_recuts(decode_genes(trial))
-            candidates.append(scored)
-            if _cost_of(objective, scored, judged) <= _cost_of(objective, seen[k], judged):
-                population[k], seen[k] = trial, scored
-    return [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
+def cut_layers(space: Space) -> List[ScoredPlan]:
+    """Return the two extremes and the single cuts through the program order."""
+    positions = space.find_positions(most=32, largest=1.01)
+    recuts = [space.device_only, space.server_only]
+    recuts += [insert_recut(space.server_only, Recut(position, 1.0)) for position in positions]
+    return [space.score_recuts(each) for each in recuts]
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     """LOPInfer Alg. 1.
 
-    Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
-    recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
-    plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
-    goes. The last quarter of the time moves the server's rows, operator by operator.
+    Phase I: baselines, then recuts at every place. Phase II: large-neighbourhood search around each bandwidth's best
+    plan, until nothing improves. The last quarter of the time moves the server's rows, operator by operator.
     """
     end_s = time.monotonic() + effort.seconds
     best = _search_recuts(space, objective, replace(effort, seconds=0.75 * effort.seconds))
@@ -274,11 +129,8 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Search lists of recuts for :func:`loss_beam`."""
-    stop = _Budget(space, effort)
-    candidates: List[ScoredPlan] = [scored for choice in _baseline_plans(space, objective, effort) for scored in choice]
-    candidates += loss_de(
-        space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3)
-    )
+    stop = SearchBudget(space, effort)
+    candidates = [scored for choice in baseline_plans(space, objective, effort) for scored in choice]
     best = [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
     positions = space.find_positions()
     for tail in (space.server_only, space.device_only):
@@ -287,13 +139,7 @@ def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice
                 if stop():
                     return best
                 _store_better(best, space.score_recuts(insert_recut(tail, Recut(position, fraction))), objective)
-    best = _search_neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
-    if has_one_input(space.located):
-        costs = np.array([_cost_of(objective, scored, index) for index, scored in enumerate(best)])
-        ReplicatedSearch(
-            space, objective, costs * (1.0 - LEAST_GAIN), lambda scored: _store_better(best, scored, objective), stop
-        ).run_search()
-    return best
+    return _search_neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
 
 
 def _search_neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
@@ -340,21 +186,23 @@ def _store_better(best: Choice, scored: ScoredPlan, objective: Objective) -> boo
     """Store ``scored`` at every bandwidth where it is better; return True if there was one."""
     improved = False
     for index, present in enumerate(best):
-        if _cost_of(objective, scored, index) < _cost_of(objective, present, index) - 1e-12:
+        if cost_of(objective, scored, index) < cost_of(objective, present, index) - 1e-12:
             best[index] = scored
             improved = True
     return improved
 
 
-def _baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
-    return [planner(space, objective, effort) for planner in (device_only, server_only, dsccs)]
+def baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
+    """Return the two extremes and the layer cut."""
+    return [planner(space, objective, effort) for planner in (device_only, server_only, layer_cut)]
 
 
-def _cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
+def cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
+    """Return what ``objective`` says of a plan at one bandwidth of its space."""
     return objective.compute_cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
 
 
-class _Budget:
+class SearchBudget:
     """True once the budget is spent.
 
     Plans that are only met again count a tenth, so that a search of a small space ends.
@@ -367,24 +215,36 @@ class _Budget:
         self.checks, self.most_checks = 0, 10 * effort.evaluations
 
     def __call__(self) -> bool:
+        """Count a check, and return True once the budget is spent."""
         self.checks += 1
         spent = self.space.evaluated_count >= self.most_evaluations or self.checks >= self.most_checks
         return spent or time.monotonic() >= self.end_s
 
 
+def _find_beside(name: str) -> Method:
+    """Return a planner that another distribution has, imported when it is used."""
+
+    def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
+        choice: Choice = beside.action(f"planner-{name}", "edge_offload_research").plan(space, objective, effort)
+        return choice
+
+    return plan
+
+
 PLANNERS: Dict[str, Method] = {
     "device_only": device_only,
     "server_only": server_only,
-    "dsccs": dsccs,
-    "spso_ga": spso_ga,
-    "loss_de": loss_de,
+    "layer_cut": layer_cut,
+    "dsccs": _find_beside("dsccs"),
+    "spso_ga": _find_beside("spso_ga"),
+    "loss_de": _find_beside("loss_de"),
     "loss_beam": loss_beam,
 }
 DEFAULT_PLANNER = "loss_beam"
 #: Makespans within this share count as equal: of such plans the one of least energy is taken (bench papers).
 EQUAL_SHARE = 0.01
 #: Who finds the best plan that divides no operator, the two extremes included.
-UNDIVIDED_PLANNER = "dsccs"
+UNDIVIDED_PLANNER = "layer_cut"
 
 
 def plan_table(space: Space, planner: str = DEFAULT_PLANNER, objective: Optional[Objective] = None,

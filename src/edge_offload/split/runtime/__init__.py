@@ -8,7 +8,6 @@ module        its one reason
 ``half``      one side's values: pieces that come in any order, freed when nobody needs them
 ``progress``  one side of one inference: what can be computed and what can be sent now
 ``pieces``    transfers cut into pieces, coded, and checked before they are believed
-``streaming`` plans whose steps follow the pieces, so that computing starts with the first rows
 ============  ==========================================================================
 
 Robot: :mod:`edge_offload.modes.split.robot.runner`; server: :mod:`edge_offload.server.services.split.runs`.

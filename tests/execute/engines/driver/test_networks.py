@@ -11,7 +11,8 @@ from edge_offload.execute.engines import export
 from edge_offload.execute.engines.tensor_rt import TensorRT
 from edge_offload.execute.module import Divided
 from edge_offload.models import registry
-from edge_offload.split.networks import build_module, synthetic_frame
+from edge_offload.models.video import synthetic_frame
+from edge_offload_research.networks import build_module
 from tests.execute.engines.driver import prepare
 
 QUICK = ("kapao_vtest",)

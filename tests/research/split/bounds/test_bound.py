@@ -15,7 +15,6 @@ from edge_offload.ir import Ref
 from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.simulate import simulate_plan
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.split.bounds.bound import Limits, improve_and_bound, lower_bound
@@ -23,6 +22,7 @@ from edge_offload_research.split.bounds.clocks import Clocks, library
 from edge_offload_research.split.bounds.counts import Counts
 from edge_offload_research.split.bounds.labels import Search, potentials
 from edge_offload_research.split.model.exactness import random_split
+from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.planners.underestimate import least_footprints, strictly_needed
 from tests.split.branch_and_bound import solve
 from tests.split.split_chains import Chain

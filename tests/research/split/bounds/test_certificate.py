@@ -11,7 +11,7 @@ from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.locality import analyse_locality
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.replicated import find_waists
+from edge_offload.split.planners.shares import find_waists
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.split.bounds.certificate import TOLERANCE, certify

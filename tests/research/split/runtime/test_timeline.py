@@ -9,9 +9,9 @@ from edge_offload.errors import RemoteError
 from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.cost import LinkCosts
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import TimelineSpan
 from edge_offload.split.runtime.tables import compile_ready
 from edge_offload.split.runtime.tracing import trace_module
+from edge_offload_research.split.model.plan_cost import TimelineSpan
 from edge_offload_research.split.runtime import timeline
 from edge_offload_research.split.runtime.timeline import Timeline, measure_timeline
 

@@ -65,30 +65,6 @@ def _frame_call(name: str, fallback: Any, data: Array, frame: Frame) -> Array:
     return out
 
 
-def blend(temporal: Array, spatial: Array, frame: Frame) -> Tuple[Array, Array]:
-    """See :func:`portable.blend`; ``temporal`` may be overwritten."""
-    module = _module()
-    if module is None:
-        return portable.blend(temporal, spatial, frame)
-    images, down, across = portable.block_grid(frame)
-    choice = np.empty(images * down * across, np.uint8)
-    module.blend(temporal, spatial, choice, frame.images, frame.channels, frame.height, frame.width)
-    return temporal, choice
-
-
-def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Array:
-    """See :func:`portable.unblend`."""
-    module = _module()
-    if module is None:
-        return portable.unblend(planes, reference, choice, frame)
-    out = np.empty(frame.size, np.uint8)
-    module.unblend(
-        planes, reference, choice, out, frame.images, frame.channels, frame.height, frame.width,
-        frame.interleaved, frame.colour,
-    )  # fmt: skip
-    return out
-
-
 def shuffle(data: Array, item: int) -> Array:
     """See :func:`portable.shuffle`."""
     module = _module()

@@ -12,7 +12,6 @@ from edge_offload.arrays import Array
 NONE, LEFT, GRADIENT, PAETH = range(4)
 PREDICTORS = {"none": NONE, "left": LEFT, "gradient": GRADIENT, "paeth": PAETH}
 PALETTE_LIMIT = 256
-BLOCK = 16  # pixels on a side
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Frame:
 
 def residual(pixels: Array, frame: Frame) -> Array:
     """Pixels (uint8, flat) -> residual planes (uint8, flat) [images, channels, height, width], modulo 256."""
-    x = _split_planes(pixels, frame)
+    x = split_planes(pixels, frame)
     if frame.predictor == NONE:
         r = x.copy()
     elif frame.predictor == LEFT:
@@ -83,7 +82,8 @@ def pixels(planes: Array, frame: Frame) -> Array:
     return np.ascontiguousarray(x).reshape(-1)
 
 
-def _split_planes(pixels: Array, frame: Frame) -> Array:
+def split_planes(pixels: Array, frame: Frame) -> Array:
+    """Return pixels (uint8, flat) as [images, channels, height, width]."""
     if frame.interleaved:
         stack = pixels.reshape(frame.images, frame.height, frame.width, frame.channels).transpose(0, 3, 1, 2)
         return np.ascontiguousarray(stack)
@@ -108,63 +108,6 @@ def _restore_paeth(r: Array) -> Array:
         a, b, c = x[:, rows + 1, columns], x[:, rows, columns + 1], x[:, rows, columns]
         x[:, rows + 1, columns + 1] = r[:, rows, columns] + _predict_paeth(a, b, c)
     return x[:, 1:, 1:].reshape(images, channels, height, width)
-
-
-def block_grid(frame: Frame) -> Tuple[int, int, int]:
-    """(images, rows, columns) of the blocks of a frame."""
-    return frame.images, -(-frame.height // BLOCK), -(-frame.width // BLOCK)
-
-
-def blend(temporal: Array, spatial: Array, frame: Frame) -> Tuple[Array, Array]:
-    """Temporal residual planes with the blocks of the gradient's residual planes that are smaller.
-
-    Returns:
-        (planes uint8 flat, choice uint8 flat of :func:`block_grid`: 1 where the block is spatial).
-    """
-    shape = (frame.images, frame.channels, frame.height, frame.width)
-    efforts = [_block_effort(planes.reshape(shape)) for planes in (temporal, spatial)]
-    choice = efforts[1] < efforts[0]
-    pixels = _per_pixel(choice, frame)
-    mixed = np.where(pixels[:, None], spatial.reshape(shape), temporal.reshape(shape))
-    return mixed.reshape(-1), choice.view(np.uint8).reshape(-1)
-
-
-def _block_effort(planes: Array) -> Array:
-    images, _, height, width = planes.shape
-    padded = np.zeros((images, -(-height // BLOCK) * BLOCK, -(-width // BLOCK) * BLOCK), np.int64)
-    padded[:, :height, :width] = np.abs(planes.view(np.int8).astype(np.int64)).sum(axis=1)
-    blocks: Array = padded.reshape(images, padded.shape[1] // BLOCK, BLOCK, -1, BLOCK).sum(axis=(2, 4))
-    return blocks
-
-
-def _per_pixel(choice: Array, frame: Frame) -> Array:
-    wide = np.repeat(np.repeat(choice.reshape(block_grid(frame)), BLOCK, axis=1), BLOCK, axis=2)
-    return wide[:, : frame.height, : frame.width].astype(bool)
-
-
-def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Array:
-    """Inverse of :func:`blend`: pixels out of mixed planes, the reference's pixels and the choice (all uint8, flat)."""
-    r = planes.reshape(frame.images, frame.channels, frame.height, frame.width)
-    if frame.colour:
-        r = r.copy()
-        r[:, 0] += r[:, 1]
-        r[:, 2] += r[:, 1]
-    before, spatial = _split_planes(reference, frame), _per_pixel(choice, frame)
-    x = np.zeros_like(r)
-    up = np.zeros_like(r[:, :, 0])
-    column = np.arange(frame.width)
-    for y in range(frame.height):
-        # with d = x - up, a spatial pixel adds its residual to d of the pixel before; a temporal one sets d anew
-        mine = spatial[:, None, y]
-        restored = before[:, :, y] + r[:, :, y] - up
-        sums = np.cumsum(np.where(mine, r[:, :, y], 0), axis=-1, dtype=np.uint8)
-        last = np.maximum.accumulate(np.where(mine, -1, column), axis=-1) + np.zeros_like(r[:, :, y], dtype=int)
-        start = np.take_along_axis(restored - sums, np.maximum(last, 0), axis=-1)
-        d = np.where(mine, sums + np.where(last >= 0, start, np.uint8(0)), restored)
-        x[:, :, y] = up = d + up
-    if frame.interleaved:
-        x = x.transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(x).reshape(-1)
 
 
 def shuffle(data: Array, item: int) -> Array:

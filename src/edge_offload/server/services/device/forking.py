@@ -31,8 +31,6 @@ LOADER_PREFIXES = ("LD_", "MALLOC", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "
           "EDGE_OFFLOAD")
 # fmt: on
 """Prefixes of environment variables that are read while programs and libraries are loaded."""
-POLL_S = 0.02
-"""Seconds between two looks at whether an executor has ended, for which only the end of a session waits."""
 
 
 class ForkedProcess:
@@ -59,7 +57,8 @@ class ForkedProcess:
                 break
             if time.monotonic() >= ends_s:
                 raise subprocess.TimeoutExpired("executor", timeout)
-            time.sleep(POLL_S)
+            # seconds between two looks at whether an executor has ended, for which only the end of a session waits
+            time.sleep(0.02)
         return self._code
 
 

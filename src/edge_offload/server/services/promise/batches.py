@@ -16,7 +16,6 @@ import torch
 from edge_offload.cache import cache_dir, write_atomic
 from edge_offload.errors import BadInput
 from edge_offload.execute.batches import BatchExecutor
-from edge_offload.execute.emulated import EmulatedExecutor
 from edge_offload.execute.module import Execution
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.server.promises.latencies import Latencies
@@ -57,8 +56,8 @@ class BatchRunner:
         executor = replica.executor
         self.run: Callable[[FrameInputs], List[Execution]]
         self._judge = self._prepare = None
-        self.emulated = isinstance(executor, EmulatedExecutor)
-        if isinstance(executor, EmulatedExecutor):
+        self.emulated = bool(executor.latencies_s)
+        if self.emulated:
             self.run = executor.run_batch
         else:
             batched = BatchExecutor(executor)
@@ -70,7 +69,7 @@ class BatchRunner:
         ``give_way`` is called between runs and does the work that others wait for.
         """
         executor = self.replica.executor
-        if isinstance(executor, EmulatedExecutor):
+        if self.emulated:
             seconds = executor.latencies_s
             return BatchTable(seconds, seconds, len(seconds))
         path = (folder or cache_dir() / "batches") / f"{self._cache_key()}.json"

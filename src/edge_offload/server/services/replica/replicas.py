@@ -6,13 +6,12 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
 from torch import nn
 
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
-from edge_offload.execute.emulated import EmulatedExecutor, Emulation
 from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT
 from edge_offload.execute.engines.table import engine_for_model
 from edge_offload.execute.module import ModuleExecutor, state_versions
@@ -80,6 +79,17 @@ class Replica:
         return time.monotonic() - started
 
 
+class EmulatedDevice(Protocol):
+    """A device of another distribution, which takes the time of a table."""
+
+    @property
+    def name(self) -> str:
+        """What it is called wherever results are told of."""
+
+    def make_executor(self, module: nn.Module) -> ModuleExecutor:
+        """Return what computes ``module`` on it."""
+
+
 class ReplicaStore:
     """Builds replicas and stores them. Thread-safe.
 
@@ -100,7 +110,7 @@ class ReplicaStore:
         overrides: Optional[Mapping[str, Mapping[str, Scalar]]] = None,
         max_replicas: int = 8,
         engine: str = FASTEST_EXACT,
-        emulated: Optional[Emulation] = None,
+        emulated: Optional[EmulatedDevice] = None,
     ) -> None:
         self.device, self._engine, self._emulated = device, engine, emulated
         engine_for_model(engine, "")  # it can be read
@@ -186,11 +196,6 @@ class ReplicaStore:
         with self._lock:
             self._users[id(replica)] -= 1
 
-    def list_names(self) -> Tuple[str, ...]:
-        """Return the names of loaded models."""
-        with self._lock:
-            return tuple(name for name, _ in self._replicas)
-
     def _check_options(self, name: Any, options: Any) -> Dict[str, Scalar]:
         if not isinstance(name, str) or len(name) > MAX_OPTION_CHARACTERS:
             raise BadInput("a model is opened by its name")
@@ -242,7 +247,7 @@ class ReplicaStore:
 
     def _make_executor(self, name: str, module: nn.Module) -> ModuleExecutor:
         if self._emulated is not None:
-            return EmulatedExecutor(module, self._emulated)
+            return self._emulated.make_executor(module)
         return ModuleExecutor(module, self.device, self.engine_of(name))
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.execute.engine_comparison import EngineMeasurement
     from edge_offload.execute.engines.base import Backend
+    from edge_offload_research.engine_comparison import EngineMeasurement
 
 #: Frames on which engine and torch are compared, and between which they take turns.
 FRAMES = 30
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 def samples(model: str, options: Mapping[str, Any], count: int) -> Any:
     """A model of the registry and inputs for it: frames of the sample video, or made-up ones where there is none."""
     from edge_offload.errors import BadInput
-    from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.split.networks import build_samples, synthetic_frame
+    from edge_offload.models.video import read_frames, sample_video, synthetic_frame
+    from edge_offload_research.networks import build_samples
 
     try:
         frames = list(read_frames(sample_video(), range(count)).values())
@@ -94,8 +94,8 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     """Build the engines of a model; for 'check', compare them with torch frame by frame, in turns."""
     import torch
 
-    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.threads import pin
+    from edge_offload_research.engine_comparison import measure_engines
 
     pin(args.threads)
     count = max(args.frames, 3)

@@ -20,9 +20,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
-from edge_offload.link.codecs import fingerprint
-from edge_offload.link.codecs.choice import AUTO, Selector
-from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
+from edge_offload.link.codecs.choice import AUTO
 from edge_offload.link.codecs.payload import (
     DEFAULT_MAX_BYTES,
     Encoded,
@@ -33,6 +31,9 @@ from edge_offload.link.codecs.payload import (
     take_int,
 )
 from edge_offload.link.codecs.table import codec_named, decode, encode_as
+from edge_offload_research.temporal import fingerprint
+from edge_offload_research.temporal.choice import TemporalSelector
+from edge_offload_research.temporal.difference import TEMPORAL, decode_difference, encode_difference
 
 DEFAULT_RING = 8
 _HASH_LIMIT = (1 << 64) - 1
@@ -74,11 +75,11 @@ class SendStream:
         ring: int = DEFAULT_RING,
         max_bytes: int = DEFAULT_MAX_BYTES,
         session: Optional[int] = None,
-        selector: Optional[Selector] = None,
+        selector: Optional[TemporalSelector] = None,
     ) -> None:
         _check_ring(ring, max_bytes)
         self.session = secrets.randbits(63) if session is None else session
-        self.selector = selector or Selector()
+        self.selector = selector or TemporalSelector()
         self._ring = ring
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -103,11 +104,13 @@ class SendStream:
         self._sent.clear()
         self._base = None
 
-    def reference(self, array: Array) -> Optional[Array]:
-        """The array that a temporal codec would subtract from ``array`` now; None if there is none that fits."""
+    def select(self, array: Array, link_bytes_per_s: Optional[float] = None) -> str:
+        """Name of the codec that ``auto`` would take for ``array`` now."""
+        array = check_array(array)
         with self._lock:
             match = self._reference_for(array)
-        return None if match is None else match[1]
+        with self.selector.against(match[1] if match else None):
+            return self.selector.select(array, link_bytes_per_s)
 
     def _reference_for(self, array: Array) -> Optional[Tuple[int, Array, int]]:
         if self._base is None or self._next - self._base > self._peer_ring or self._base not in self._sent:
@@ -142,7 +145,8 @@ class SendStream:
         if codec in TEMPORAL and reference is not None:
             encoded = encode_difference(array, reference, codec)
         elif codec in TEMPORAL or codec == AUTO:
-            encoded = self.selector.encode(array, link_bytes_per_s, reference)
+            with self.selector.against(reference):
+                encoded = self.selector.encode(array, link_bytes_per_s)
         else:
             encoded = encode_as(codec, array, options)
         used = encoded.descriptor["codec"]

@@ -2,7 +2,8 @@
 
 Streaming is nothing but a finer plan. A transfer of many rows becomes several, and the receiver's steps behind it are
 taken in as many waves, each as far as its rows reach. Halos between waves are not computed twice: a wave takes the
-rows of the one before it from where they are.
+rows of the one before it from where they are. ``edge-offload plan --stream`` shows it; no robot does it, as none of six
+profiled networks at nine bandwidths has a plan that gains :data:`LEAST_GAIN`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
 from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
+from edge_offload.split.planners.table import PlanTable
 
 WAVE_COUNTS = (2, 4)
 STEP_DEPTHS = (6, 24, 80)
@@ -138,3 +140,14 @@ def best_stream(
             if seconds < shortest:
                 best, shortest = candidate, seconds
     return best
+
+
+def stream_table(table: PlanTable, model: CostModel) -> PlanTable:
+    """Return the table with the best variant of each plan, and with their makespans and energy."""
+    plans = tuple(best_stream(plan, model, [rate]) for plan, rate in zip(table.plans, table.bandwidths))
+    costs = [
+        sweep_bandwidths(compile_plan(plan, model), model, np.asarray([rate]))
+        for plan, rate in zip(plans, table.bandwidths)
+    ]
+    seconds, joules = (tuple(float(cost[k][0]) for cost in costs) for k in (0, 1))
+    return replace(table, plans=plans, predicted_s=seconds, predicted_j=joules)

@@ -11,9 +11,10 @@ from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import compressors, image, kernels
 from edge_offload.link.codecs.compressors import unshuffle_bytes
-from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, Frame, block_grid
+from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, Frame
 from edge_offload.link.codecs.method import Coded, NotApplicable
 from edge_offload.link.codecs.payload import Encoded, Header, Params, array_from, bytes_of, take_int
+from edge_offload_research.temporal import blocks
 
 TEMPORAL: Dict[str, str] = {"temporal+zstd": "zstd", "temporal+lz4": "lz4"}
 """Codecs that need a stream: name -> byte compressor."""
@@ -47,7 +48,7 @@ def _encode_blocks(pixels: Array, difference: Array, frame: Frame, kind: str) ->
     frame = image.with_colour(difference, frame)
     temporal = kernels.residual(difference, frame)
     spatial = kernels.residual(pixels, replace(frame, predictor=GRADIENT))
-    planes, choice = kernels.blend(temporal, spatial, frame)
+    planes, choice = blocks.blend(temporal, spatial, frame)
     params: Params = image.frame_params(frame)
     parts = [compressors.compress(kind, planes, residual=True)]
     if choice.any():
@@ -59,17 +60,17 @@ def _encode_blocks(pixels: Array, difference: Array, frame: Frame, kind: str) ->
 def _decode_blocks(header: Header, reference: Array, parts: List[memoryview]) -> Array:
     params, kind = header.params, TEMPORAL[header.codec]
     frame = image.take_frame(params, NONE, header.size)
-    blocks = take_int(params, "blocks", 1, 1) if "blocks" in params else 0
-    if len(parts) != 1 + blocks or len(params) != len(image.frame_params(frame)) + blocks:
+    mixed = take_int(params, "blocks", 1, 1) if "blocks" in params else 0
+    if len(parts) != 1 + mixed or len(params) != len(image.frame_params(frame)) + mixed:
         raise ProtocolError(f"{header.codec}: parts or parameters that do not belong to it")
-    if not blocks:
+    if not mixed:
         total: Array = image.decode_frame(parts[0], frame, kind, frame.size) + reference
         return total
     planes = np.frombuffer(compressors.expand(kind, parts[0], frame.size), np.uint8)
-    images, down, across = block_grid(frame)
+    images, down, across = blocks.block_grid(frame)
     count = images * down * across
     choice = np.unpackbits(np.frombuffer(compressors.expand(kind, parts[1], -(-count // 8)), np.uint8), count=count)
-    return kernels.unblend(planes, reference, choice, frame)
+    return blocks.unblend(planes, reference, choice, frame)
 
 
 def decode_difference(header: Header, reference: Array, parts: List[memoryview]) -> Array:

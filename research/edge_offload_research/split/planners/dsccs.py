@@ -16,10 +16,22 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
-from edge_offload.split.planners.space import ScoredPlan, Space
+from edge_offload.split.planners.space import ScoredPlan, Space, choose_best
+from edge_offload.split.planners.table import Choice, Effort, cut_layers
 
 _RESOLUTION = 2_000_000
 """Integer capacity of the dearest baseline: scipy's flow counts in 32-bit integers."""
+
+
+def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Find the optimal layer partition, re-scored by the event simulation; never worse than the best single cut."""
+    del effort
+    cuts = cut_layers(space)
+    chosen = []
+    for index in range(len(space.bandwidths)):
+        cuts.append(layer_partition(space, index, objective))
+        chosen.append(choose_best(cuts, objective, index))
+    return chosen
 
 
 def layer_partition(space: Space, bandwidth_index: int, objective: Objective) -> ScoredPlan:
@@ -27,13 +39,8 @@ def layer_partition(space: Space, bandwidth_index: int, objective: Objective) ->
 
     Sums are minimised: for ``latency`` seconds of compute and transfer, for the other objectives the robot's joules
     in the same states (with the weight for ``weighted``). The deadline is not part of a cut; see ``spso_ga``.
-    Remembered: several planners start from it.
     """
-    scored = space.partitions.get((bandwidth_index, objective))
-    if scored is None:
-        scored = space.score_ranges(*_cut_network(space, bandwidth_index, objective))
-        space.partitions[bandwidth_index, objective] = scored
-    return scored
+    return space.score_ranges(*_cut_network(space, bandwidth_index, objective))
 
 
 def _cut_network(space: Space, bandwidth_index: int, objective: Objective) -> Tuple[Dict[int, Range], Dict[int, Range]]:

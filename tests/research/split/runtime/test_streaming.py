@@ -11,12 +11,13 @@ from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.complete import complete_plan, decide_backward
 from edge_offload.split.model.cost import CostModel, LinkCosts, OperatorCost
 from edge_offload.split.model.locality import unite_rows
-from edge_offload.split.model.plan import Side, merge_steps
-from edge_offload.split.model.simulate import simulate_plan
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.table import PlanTable
 from edge_offload.split.runtime.pieces import cut_transfer
-from edge_offload.split.runtime.streaming import best_stream, stream_plan
 from edge_offload.split.runtime.tracing import trace_module
+from edge_offload_research.split.model.plan_cost import merge_steps, simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
+from edge_offload_research.split.runtime.streaming import best_stream, stream_plan, stream_table
 from tests.modes.split import split_nets
 
 PICTURE = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -63,3 +64,11 @@ def test_pieces_cover_a_transfer_in_order(network, plan):
     assert len(pieces) > 3
     assert (pieces[0][0], pieces[-1][1]) == (transfer.low, transfer.high)
     assert all(end == start for (_, end), (start, _) in zip(pieces, pieces[1:]))
+
+
+def test_a_streamed_table_has_the_costs_of_its_plans(network, plan):
+    costs = tuple(OperatorCost(1e-6, 1e-3 / 64) for _ in network.located.operators)
+    model = CostModel(network.located, costs, costs, {}, LinkCosts(0.001, 1e-5))
+    table = PlanTable("server_only", (5e6,), (plan,), (simulate_plan(plan, model, 5e6).makespan_s,), (1.0,))
+    streamed = stream_table(table, model)
+    assert streamed.predicted_s[0] == simulate_plan(streamed.plans[0], model, 5e6).makespan_s < table.predicted_s[0]

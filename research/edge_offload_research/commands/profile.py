@@ -51,7 +51,7 @@ def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
     """The traced network that the arguments name; ``dense``: only up to its last maps."""
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
-    from edge_offload.split.networks import load_network
+    from edge_offload_research.networks import load_network
 
     pin(args.threads)
     picture = None
@@ -112,12 +112,12 @@ def _engines(args: argparse.Namespace) -> int:
     """Measure torch and the engines that 'auto' may take, and keep it."""
     import statistics
 
-    from edge_offload.commands.engines import line_of, row_of, samples
     from edge_offload.errors import BadInput
-    from edge_offload.execute.engine_comparison import measure_engines
     from edge_offload.execute.engines import measured, table
     from edge_offload.execute.engines.base import CLOSE
     from edge_offload.execute.threads import pin
+    from edge_offload_research.commands.engines import line_of, row_of, samples
+    from edge_offload_research.engine_comparison import measure_engines
 
     if args.out or args.server or args.image:
         raise BadInput("--engines goes with --threads and --option alone")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link import codecs
-from edge_offload.link.codecs import ReceiveStream, ReferenceMissing, SendStream, decode
+from edge_offload.link.codecs import decode
+from edge_offload_research.temporal import ReceiveStream, ReferenceMissing, SendStream
 from tests.link.codecs.codec_pictures import picture
 
 
@@ -271,3 +272,10 @@ def test_any_history_of_losses_and_restarts(seed, loss, ring):
             note = downlink.pop(0)
             if rng.random() >= loss and note is not None and sender.acknowledge(note):
                 acknowledged.add((note["session"], note["seq"]))
+
+
+def test_the_names_of_the_first_release_are_still_where_they_were():
+    assert codecs.SendStream is SendStream
+    assert codecs.ReferenceMissing is ReferenceMissing
+    with pytest.raises(AttributeError, match="no attribute 'SentStream'"):
+        codecs.SentStream  # noqa: B018

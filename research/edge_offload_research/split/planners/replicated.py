@@ -13,26 +13,18 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.cost import RAW
-from edge_offload.split.model.locality import LocalityMap, unite_rows
+from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.shares import Waist, find_waists
 from edge_offload.split.planners.space import Recut, Recuts, ScoredPlan, Space
-
-
-@dataclass(frozen=True)
-class Waist:
-    """Between operator ``after`` (-1: before the first) and the next, only ``value`` is handed on."""
-
-    after: int
-    value: int
 
 
 class HaloSource(enum.Enum):
@@ -44,31 +36,6 @@ class HaloSource(enum.Enum):
     REPLICATED = enum.auto()
     SENT = enum.auto()
     FIXED_SHARE = enum.auto()
-
-
-def has_one_input(located: LocalityMap) -> bool:
-    """True if a single input is used, at which waists begin."""
-    consumers = located.sequence.consumer_indices()
-    return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
-
-
-def find_waists(located: LocalityMap) -> List[Waist]:
-    """Return all waists in program order, the network's one input first, without the end."""
-    count = len(located.operators)
-    consumers, outputs = located.sequence.consumer_indices(), set(located.sequence.retained_ids())
-    crossing: List[Set[int]] = [set() for _ in range(count)]
-    for number in located.sequence.values:
-        if number in located.free:
-            continue
-        last_use = count if number in outputs else max(consumers[number], default=-1)
-        for place in range(located.producer.get(number, 0), min(last_use, count)):
-            crossing[place].add(number)
-    (first,) = [number for number in located.sequence.inputs if consumers[number]]
-    result = [Waist(-1, first)]
-    for place, values in enumerate(crossing[:-1]):
-        if len(values) == 1 and values != {first} and located.operators[place].kind is not Locality.FREE:
-            result.append(Waist(place, next(iter(values))))
-    return result
 
 
 class ReplicatedSearch:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from edge_offload.arrays import Array
+from edge_offload.models.video import synthetic_frame
 from edge_offload.split.model.network import TracedNetwork
 
 CHANNEL_MEANS, CHANNEL_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -101,15 +102,3 @@ def classifier_input(bgr: Array, size: int) -> torch.Tensor:
     return ((unit - torch.tensor(CHANNEL_MEANS)[:, None, None]) / torch.tensor(CHANNEL_DEVIATIONS)[:, None, None])[
         None
     ].contiguous()
-
-
-def synthetic_frame(height: int = 480, width: int = 640, seed: int = 0) -> Array:
-    """Return a smooth random picture, uint8 [height, width, 3]; codecs' figures need a real one."""
-    import cv2
-
-    chooser = np.random.default_rng(seed)
-    frame = np.zeros((height, width, 3))
-    for cells, weight in ((4, 60.0), (24, 30.0), (120, 10.0)):
-        coarse = chooser.normal(size=(cells, cells, 3))
-        frame += weight * cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
-    return np.clip(frame + 127.5, 0, 255).astype(np.uint8)

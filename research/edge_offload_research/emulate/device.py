@@ -1,11 +1,13 @@
 """An emulated device: it answers after the time of a table, with outputs that were computed once for such shapes.
 
-It shows how many robots an absent device could serve. Results are not those of the frames, and the
-engine's name says so (:attr:`~edge_offload.execute.module.Execution.engine`).
+``edge-offload serve --device emulated:TABLE.csv`` shows how many robots an absent device could serve. Results are not
+those of the frames, and the engine's name says so (:attr:`~edge_offload.execute.module.Execution.engine`).
 """
 
 from __future__ import annotations
 
+import csv
+import pathlib
 import time
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Tuple
@@ -13,14 +15,17 @@ from typing import Dict, List, Sequence, Tuple
 import torch
 from torch import nn
 
+from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import ENGINE
 from edge_offload.execute.module import Execution, ModuleExecutor
 from edge_offload.execute.tensors import specs_of
+from edge_offload.server.promises.latencies import MAX_BATCH, Latencies
 
-#: What the device is called by: ``emulated:TABLE.csv``.
-EMULATED = "emulated"
 #: Shapes whose outputs are cached.
 MAX_CACHED = 64
+#: Columns of a table of latencies, and the most bytes of one.
+COLUMNS = ("batch", "latency_ms")
+MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Emulation:
 
     name: str
     latencies_s: Tuple[float, ...]
+
+    def make_executor(self, module: nn.Module) -> EmulatedExecutor:
+        """Return what computes ``module`` on the device."""
+        return EmulatedExecutor(module, self)
 
 
 class EmulatedExecutor(ModuleExecutor):
@@ -52,15 +61,19 @@ class EmulatedExecutor(ModuleExecutor):
 
     @property
     def engine(self) -> str:
+        """Name of the device."""
         return self.where
 
     def engine_facts(self) -> Dict[str, str]:
+        """Name of the device, for the fingerprint."""
         return {ENGINE: self.where}
 
     def engine_state(self) -> Tuple[str, bool]:
+        """State in words, and True: it needs attention."""
         return f"{self.where}: outputs are not those of the frames", True
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
+        """One inference."""
         return self.run_batch([inputs])[0]
 
     def run_batch(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Execution]:
@@ -82,3 +95,44 @@ class EmulatedExecutor(ModuleExecutor):
                 self._cached.clear()
             self._cached[specs] = outputs
         return outputs
+
+
+def load_device(name: str) -> Emulation:
+    """Return the device ``emulated:TABLE.csv``.
+
+    Raises:
+        BadInput: no such table.
+    """
+    return Emulation(name, load_csv(pathlib.Path(name.partition(":")[2])).seconds)
+
+
+def load_csv(path: pathlib.Path) -> Latencies:
+    """Read latencies, in seconds, from columns ``batch`` (1, 2, …, without a gap) and ``latency_ms``.
+
+    Raises:
+        BadInput: it cannot be read, has other columns, or is no such table.
+    """
+    try:
+        text = path.read_bytes()[: MAX_BYTES + 1].decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {path}: {error}", remedy="give a CSV file: batch,latency_ms") from error
+    if len(text) > MAX_BYTES:
+        raise BadInput(f"{path} is no table of latencies: it has more than {MAX_BYTES} bytes")
+    rows = csv.DictReader(text.splitlines())
+    if tuple(rows.fieldnames or ()) != COLUMNS:
+        raise BadInput(f"{path} has the columns {rows.fieldnames}", remedy=f"give {','.join(COLUMNS)}")
+    values: List[object] = []
+    for row in rows:
+        if len(values) == MAX_BATCH or row["batch"] != str(len(values) + 1):
+            raise BadInput(
+                f"{path}: batch {row['batch']} stands where {len(values) + 1} should",
+                remedy=f"list batches 1, 2, … without a gap, at most {MAX_BATCH}",
+            )
+        try:
+            values.append(float(row["latency_ms"]))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{path}: latency_ms of batch {row['batch']} is {row['latency_ms']!r}") from error
+    try:
+        return Latencies(tuple(one / 1e3 for one in Latencies.parse(values).seconds))
+    except BadInput as error:
+        raise BadInput(f"{path}, in ms: {error.cause}", error.remedy) from error
