@@ -66,17 +66,10 @@ VERBS = {
         "edge_offload_research",
         "Plan the requests of many robots on one server: who is computed with whom, and which frame each sends.",
     ),
-    "report": Verb(
-        "edge_offload_research",
-        "Make one HTML page of a run: latency by stage, modes and why, bandwidth, energy, server load, tables, events.",
-    ),
     "sample-bag": Verb("edge_offload_research", "Write a bag of images from a video, the same every time."),
     "scene": Verb(
         "edge_offload_training",
         "Complete a LiDAR scan with SCONet, score SCONet against simple baselines, make synthetic scenes.",
-    ),
-    "track": Verb(
-        "edge_offload_research", "Track people in a video, without ROS: here, or with the network on a server."
     ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
     "turns": Verb(

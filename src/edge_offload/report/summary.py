@@ -10,8 +10,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.report.columns import MODES, ORIGINS, RunColumns
 from edge_offload.timing import STAGES
-from edge_offload_research.report.columns import MODES, ORIGINS, RunColumns
 
 _RATE = re.compile(r"\d [kM]B/s")
 

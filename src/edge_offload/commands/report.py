@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
     from edge_offload.dashboard.bag import open_run
-    from edge_offload_research.report.columns import RunColumns
-    from edge_offload_research.report.page import render_page
-    from edge_offload_research.report.summary import summarise_run, table_rows
+    from edge_offload.report.columns import RunColumns
+    from edge_offload.report.page import render_page
+    from edge_offload.report.summary import summarise_run, table_rows
 
     if not args.run_file.is_file():
         raise BadInput(f"no file {args.run_file}", remedy="give the .jsonl file or the bag of a run")

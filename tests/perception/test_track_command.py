@@ -17,10 +17,10 @@ import pytest
 
 from edge_offload import records
 from edge_offload.cli import main
+from edge_offload.commands import track
 from edge_offload.errors import BadInput
 from edge_offload.perception import video as video_module
 from edge_offload.perception.video import VideoWriter
-from edge_offload_research.commands import track
 
 MODEL = "tests.perception.stand_in:make"
 

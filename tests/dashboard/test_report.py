@@ -11,10 +11,10 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
+from edge_offload.report.columns import RunColumns, thin_samples
+from edge_offload.report.page import MAX_POINTS, plot_data, render_page
+from edge_offload.report.summary import _compute_shares, summarise_run
 from edge_offload.timing import STAGES
-from edge_offload_research.report.columns import RunColumns, thin_samples
-from edge_offload_research.report.page import MAX_POINTS, plot_data, render_page
-from edge_offload_research.report.summary import _compute_shares, summarise_run
 from tests.dashboard import made_up
 
 

@@ -7,7 +7,6 @@ import hashlib
 import html
 import json
 import math
-import pathlib
 import time
 from typing import Any, Dict, List, Sequence
 
@@ -15,20 +14,20 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.dashboard.server import STATIC
+from edge_offload.report.columns import MODES, ORIGINS, RunColumns, thin_samples
+from edge_offload.report.summary import table_rows
 from edge_offload.timing import STAGES
-from edge_offload_research.report.columns import MODES, ORIGINS, RunColumns, thin_samples
-from edge_offload_research.report.summary import table_rows
 
 MAX_POINTS = 6000
 """Most samples of a plot; the figures are computed from all."""
 
 
 def render_page(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequence[str] = ()) -> str:
-    """Return the page's HTML; ``record`` comes from :func:`edge_offload_research.report.summary.summarise_run`."""
-    styles = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "style.css"))
-    own = pathlib.Path(__file__).parent / "static" / "report.js"
-    paths = (STATIC / "uPlot.iife.min.js", STATIC / "charts.js", own)
-    scripts = [_escape_script(path.read_text(encoding="utf-8")) for path in paths]
+    """Return the page's HTML; ``record`` comes from :func:`edge_offload.report.summary.summarise_run`."""
+    files = {name: (STATIC / name).read_text(encoding="utf-8") for name in (
+        "uPlot.min.css", "style.css", "uPlot.iife.min.js", "charts.js", "report.js")}  # fmt: skip
+    styles = files["uPlot.min.css"] + files["style.css"]
+    scripts = [_escape_script(files[name]) for name in ("uPlot.iife.min.js", "charts.js", "report.js")]
     licence = (STATIC / "uPlot.LICENSE.txt").read_text(encoding="utf-8").replace("--", "- -")
     # records may come from untrusted files: only the hashed scripts and styles run
     policy = (
