@@ -6,7 +6,6 @@ So the next inference does not have to ask the kernel for it again.
 from __future__ import annotations
 
 import ctypes
-import enum
 import functools
 import glob
 from typing import Dict, List, Mapping, Optional
@@ -19,14 +18,12 @@ JEMALLOC = ("/usr/lib/*/libjemalloc.so.2", "/usr/lib64/libjemalloc.so.2", "/usr/
 #: It is to retain freed memory, large blocks too, as :func:`retain_freed_memory` has glibc do.
 _OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"
 
-#: Bytes that may lie free at the end of the heap before they are given back: more than activations take.
-RETAINED_BYTES = 1 << 30
-
-
-class _Option(enum.IntEnum):
-    """glibc's names of its options (malloc.h)."""
-
-    TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, ARENA_MAX = -1, -2, -3, -8
+#: glibc's names of its options (malloc.h).
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+#: Bytes. Larger blocks are mapped and given back one by one, as by default; 1 GiB is more than activations take.
+MMAP_BYTES = 1 << 30
+#: Bytes that may lie free at the end of the heap before they are given back, and by which it grows.
+RETAINED_BYTES, GROWTH_BYTES = 1 << 30, 64 << 20
 
 
 def retain_freed_memory() -> bool:
@@ -43,10 +40,10 @@ def retain_freed_memory() -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     options = (
-        (_Option.MMAP_THRESHOLD, RETAINED_BYTES),  # larger blocks are mapped and given back one by one, as by default
-        (_Option.TRIM_THRESHOLD, RETAINED_BYTES),
-        (_Option.TOP_PAD, 64 << 20),
-        (_Option.ARENA_MAX, 1),
+        (_M_MMAP_THRESHOLD, MMAP_BYTES),
+        (_M_TRIM_THRESHOLD, RETAINED_BYTES),
+        (_M_TOP_PAD, GROWTH_BYTES),
+        (_M_ARENA_MAX, 1),
     )
     return [mallopt(option, value) for option, value in options] == [1] * len(options)
 

@@ -31,6 +31,12 @@ from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 
 #: Seconds that building a model and its first run may take on the server.
 OPEN_TIMEOUT_S = 300.0
+#: Seconds without requests after the server said "full".
+FULL_PAUSE_S = 0.2
+#: So often in a row a server says "full" before another one is asked, where there is one.
+FULL_LEAVE = 5
+#: Bytes of all outputs of one inference.
+MAX_OUTPUT_BYTES = 1 << 30
 #: Characters in the name of an engine.
 MAX_ENGINE = 200
 #: Requests before this one that it may have waited behind.
@@ -228,11 +234,9 @@ class ServerRunner(Runner):
             return self._request(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
-                # seconds without requests after the server said "full"
-                self._handles.pause(0.2, "the server was full a moment ago")
+                self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
                 self._full += 1
-                # so often in a row a server says "full" before another one is asked, where there is one
-                if self._full >= 5 and self._client.leave("it is full"):
+                if self._full >= FULL_LEAVE and self._client.leave("it is full"):
                     self._full = 0
             elif isinstance(error, BadInput):
                 self._handles.forget(specs, handle)  # it, or its shapes, are not known there (any more)
@@ -315,8 +319,7 @@ class ServerRunner(Runner):
 
     def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
-        # bytes of all outputs of one inference
-        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=1 << 30)
+        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
         stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
         behind_s = self._earlier.behind_s(transfer, stages["queue_s"])
         parts = {"uplink": transfer.uplink_s, "queue": sum(stages.values()), "downlink": transfer.downlink_s}

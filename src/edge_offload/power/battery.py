@@ -9,6 +9,8 @@ from typing import Dict, Mapping, Protocol
 from edge_offload.mode import Mode
 
 MAX_AMPERE_HOURS = 1000.0
+MAX_VOLTS = 1000.0
+"""More is in thousandths (mAh, mV), or nonsense: not known."""
 _PER_CENT_FROM = 2.0
 """No share is so large: from there on the driver writes per cent."""
 _FULLER = 1.1
@@ -54,8 +56,7 @@ class Battery:
         charged = min(charge / full, 1.0)
         share = _share(percentage, charged, percent, zero=marked)
         left = charge if math.isfinite(charge) else share * full
-        # more is in thousandths (mAh, mV), or nonsense: not known
-        watt_hours = left * voltage if 0 < voltage <= 1000.0 else math.nan
+        watt_hours = left * voltage if 0 < voltage <= MAX_VOLTS else math.nan
         return Battery(share, watt_hours)
 
     def hours(self, forecasts: Mapping[Mode, FrameCost]) -> Dict[Mode, float]:

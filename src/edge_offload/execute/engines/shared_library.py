@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 import pathlib
 import struct
 from typing import BinaryIO, Dict, List
 
-
-class _Segment(enum.IntEnum):
-    """Types of segments in the ELF format."""
-
-    LOAD, DYNAMIC = 1, 2
-
-
-class _Tag(enum.IntEnum):
-    """Tags of the dynamic section in the ELF format."""
-
-    NULL, NEEDED, STRTAB, STRSZ = 0, 1, 5, 10
+#: Of the ELF format: types of segments, tags of the dynamic section.
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 0, 1, 5, 10
 
 
 def needed_libraries(path: pathlib.Path) -> List[str]:
@@ -55,21 +46,19 @@ def _read_needed(stream: BinaryIO) -> List[str]:
         stream.seek(offset + index * size)
         kind, _, at, address, _, length, _, _ = struct.unpack("<IIQQQQQQ", stream.read(56))
         segments.append((kind, at, address, length))
-    at, length = next((at, length) for kind, at, _, length in segments if kind == _Segment.DYNAMIC)
+    at, length = next((at, length) for kind, at, _, length in segments if kind == _PT_DYNAMIC)
     stream.seek(at)
     names: List[int] = []
     tags: Dict[int, int] = {}
     for tag, value in struct.iter_unpack("<QQ", stream.read(length)):
-        if tag == _Tag.NULL:
+        if tag == _DT_NULL:
             break
-        if tag == _Tag.NEEDED:
+        if tag == _DT_NEEDED:
             names.append(value)
         tags[tag] = value
-    strings = tags[_Tag.STRTAB]
-    loaded = [
-        (at, start) for kind, at, start, size in segments if kind == _Segment.LOAD and 0 <= strings - start < size
-    ]
+    strings = tags[_DT_STRTAB]
+    loaded = [(at, start) for kind, at, start, size in segments if kind == _PT_LOAD and 0 <= strings - start < size]
     at, start = next(iter(loaded))
     stream.seek(at + strings - start)
-    table = stream.read(tags[_Tag.STRSZ])
+    table = stream.read(tags[_DT_STRSZ])
     return [table[name : table.index(b"\0", name)].decode() for name in names]

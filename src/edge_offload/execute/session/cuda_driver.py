@@ -16,6 +16,8 @@ from edge_offload.execute.devices import Virtual
 SWITCH = "EDGE_OFFLOAD_CUDA_GRAPHS"
 #: Part of the memory of a session that its graphs may take.
 MAX_SHARE = 4
+#: Lines that one session writes of its graphs.
+MAX_REPORTED = 20
 
 
 class Replayable(Protocol):
@@ -175,7 +177,7 @@ class Captures:
     def _write_line(self, text: str) -> None:
         """Write a line, but not a line for every step of a program that has hundreds."""
         self._reported += 1
-        if self._reported <= 20:  # lines that one session writes of its graphs
+        if self._reported <= MAX_REPORTED:
             print(f"edge_offload: {text}", file=sys.stderr, flush=True)
 
 

@@ -14,7 +14,6 @@ step, that does the same without an interpreter between the calls.
 from __future__ import annotations
 
 import contextlib
-import enum
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -32,14 +31,9 @@ from edge_offload.ir.trace.storage import StorageBuffer
 from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate_formula
 from edge_offload.ir.trace.trace_graph import SAME
 
-
-class _Misfit(enum.IntEnum):
-    """Why the C++ runner says that a step does not fit, in place of the position of a call.
-
-    What it asks for does not exist, or is against the protocol, or more than a session may hold, or bring back.
-    """
-
-    UNFIT, MALFORMED, NO_ROOM, TOO_LONG = -1, -2, -3, -4
+#: Why the C++ runner says that a step does not fit, in place of the position of a call: what it asks for does not
+#: exist, or is against the protocol, or more than a session may hold, or bring back.
+UNFIT, MALFORMED, NO_ROOM, TOO_LONG = -1, -2, -3, -4
 
 
 class Program:
@@ -151,8 +145,8 @@ class Program:
             call, error = failed
             if call >= 0:
                 raise failed_call(self._names[call], error)
-            if call == _Misfit.NO_ROOM:
+            if call == NO_ROOM:
                 limits.check_room(storages.allocated, int(error))
-            limits.check_answer(limits.storage_bytes + int(call == _Misfit.TOO_LONG))
-            raise ProtocolError(error) if call == _Misfit.MALFORMED else BadInput(error)
+            limits.check_answer(limits.storage_bytes + int(call == TOO_LONG))
+            raise ProtocolError(error) if call == MALFORMED else BadInput(error)
         return StepOutcome(tensor, results, described)

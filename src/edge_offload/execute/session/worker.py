@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: What torch and its kernels need besides tensors.
 OVERHEAD_BYTES = 4 << 30
+#: Seconds between two complete garbage collections: some milliseconds each, whatever the rate of messages.
+FULL_COLLECTION_S = 30.0
 
 
 def import_all() -> None:
@@ -110,8 +112,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     gc.disable()
     complete_s = time.monotonic()
     while True:
-        # seconds between two complete garbage collections: some milliseconds each, whatever the rate of messages
-        complete = time.monotonic() - complete_s >= 30.0
+        complete = time.monotonic() - complete_s >= FULL_COLLECTION_S
         gc.collect(2 if complete else 0)
         if complete:
             complete_s = time.monotonic()

@@ -17,6 +17,9 @@ from edge_offload.nodes.inference.intake import Frame
 from edge_offload.perception.timeline import Instant, stamp_of
 from edge_offload_msgs.msg import Drop
 
+#: Longest staleness that is believed (seconds).
+LONGEST_S = 10.0
+
 
 class Drops:
     """Publishes comparisons. Of results held from one to the next, :meth:`compare_results` also makes them.
@@ -48,7 +51,7 @@ class Drops:
         if last is None or last[0].recording != instant.recording:
             return
         stale_s = (instant - last[0]) * 1e-9
-        if 0 < stale_s < 10.0:  # longest staleness that is believed (seconds)
+        if 0 < stale_s < LONGEST_S:
             lost, now = drop(last[1], result), time.monotonic()
             self._estimator.compared(now, stale_s, lost)
             self.publish_drop(instant, stale_s, lost, self._estimator.curve(now))

@@ -16,6 +16,10 @@ import time
 from typing import Any, Callable, Dict, List, Tuple
 
 Answer = Tuple[Dict[str, Any], List[Any]]
+REPORT_S = 0.2
+"""Between two words on how far it is: each wakes a thread beside the frames."""
+SEARCH_S = 30.0
+"""A search ends after so many evaluations or so many seconds, of which this process does not get all."""
 
 
 NICE_LEVEL = 13
@@ -84,8 +88,7 @@ class LearningWorker:
         model = planning.costs_from_facts(costs, locate_along("a model", wire.decode(sequence), None))
         chosen = planning.settings_from_facts(settings)
         if chosen.effort is None:
-            # a search ends after so many evaluations or so many seconds, of which this process does not get all
-            chosen.effort = Effort(seconds=30.0)
+            chosen.effort = Effort(seconds=SEARCH_S)
         plans = planning.make_plans(model, bandwidths, chosen)
         return {"plans": plans.to_facts()}, []
 
@@ -109,8 +112,7 @@ def serve_requests(channel: Any) -> None:
 
     def report(doing: str) -> None:
         nonlocal reported_s
-        # between two words on how far it is: each wakes a thread beside the frames
-        if time.monotonic() - reported_s >= 0.2:
+        if time.monotonic() - reported_s >= REPORT_S:
             reported_s = time.monotonic()
             channel.send({"doing": doing})
 

@@ -44,6 +44,9 @@ PASSES_S = 4.0
 SLOW_S = 0.05
 """An operator that takes longer finds nothing of use in the caches: its slices are timed once, without a warm-up."""
 
+LEAST_CODED_BYTES = 4096
+"""Smaller payloads go as they are."""
+SAMPLE_BYTES = 128 * 1024
 SAMPLE_PLACES = (0.5, 0.0, 1.0)
 """Where in a payload codecs are measured, from its first row to its last one."""
 PAUSE_S, PAUSE_STEPS = 0.05, 10
@@ -52,6 +55,8 @@ frame left them."""
 COPY_BYTES = (1 << 12, 1 << 17, 1 << 20, 1 << 23)
 COPY_REPEATS = 9
 
+MAX_PROFILE_BYTES = 32 << 20
+"""Of a profile that came over a link."""
 
 Points = Tuple[Tuple[int, float], ...]
 
@@ -143,7 +148,7 @@ class Profile:
         Raises:
             ProtocolError: it is none.
         """
-        if len(buffers) != 1 or memoryview(buffers[0]).nbytes > 32 << 20:  # of a profile that came over a link
+        if len(buffers) != 1 or memoryview(buffers[0]).nbytes > MAX_PROFILE_BYTES:
             raise ProtocolError("the server sent no profile")
         try:
             return Profile.from_record(json.loads(bytes(buffers[0]).decode()))
@@ -381,11 +386,10 @@ def measure_codecs(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
     from edge_offload.link import codecs
     from edge_offload.link.codecs.choice import candidate_codecs, content_class, cut_slab
 
-    # smaller payloads go as they are
-    if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < 4096:
+    if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < LEAST_CODED_BYTES:
         return ()
     values = tensor.contiguous().numpy()
-    pieces = [np.ascontiguousarray(cut_slab(values, 128 * 1024, place)) for place in SAMPLE_PLACES]
+    pieces = [np.ascontiguousarray(cut_slab(values, SAMPLE_BYTES, place)) for place in SAMPLE_PLACES]
     array = pieces[0]
     speeds: List[CodecSpeed] = []
     for name in candidate_codecs(values, content_class(values)):

@@ -31,6 +31,11 @@ from edge_offload.replay.flushed import CUT, FlushedSegment
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.replay.strategy import Strategy
 
+MAX_FAILURES = 3
+"""In a row, other than of the link."""
+ROUNDING = 100.0
+"""Kernels round otherwise on a part of the rows: so much farther from the device's result than the whole may be."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -185,7 +190,7 @@ class SplitStrategy(Strategy):
             _log.exception("a split of %s failed", inference.name)
         if not isinstance(error, LinkLost) and not isinstance(error.__cause__, LinkLost):
             inference.failures += 1
-        if inference.failures >= 3:  # in a row, other than of the link
+        if inference.failures >= MAX_FAILURES:
             inference.problem = f"{type(error).__name__}: {error}"
         self.once.notify(f"{inference.name} is computed here for now: {error}")
 
@@ -196,9 +201,7 @@ class SplitStrategy(Strategy):
     ) -> None:
         try:
             for split_result, device in zip(results, expected):
-                # kernels round otherwise on a part of the rows: so much farther from the device's result than the
-                # whole may be
-                check_equal(split_result, device, "the split", 100.0)
+                check_equal(split_result, device, "the split", ROUNDING)
         except Unsupported as error:
             self.inferences.disable(inference, str(error))
 

@@ -14,6 +14,9 @@ from edge_offload.execute.session.note import CrashNote, Process
 from edge_offload.protocol.channel import Channel
 from edge_offload.server.services.device.forking import fork_server
 
+KILLED_S = 30.0
+"""Longest wait for a process that was killed; one that holds much memory takes its time."""
+
 
 class ExecutorProcess:
     """An executor process, which :meth:`start` starts.
@@ -74,8 +77,7 @@ class ExecutorProcess:
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # longest wait for a process that was killed; one that holds much memory takes its time
-                process.wait(30.0)
+                process.wait(KILLED_S)
 
     def describe_operator(self) -> str:
         """Return the running operator in words; empty if it is unknown."""
