@@ -38,6 +38,9 @@ DRAIN_S = 20.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
+    parser.add_argument("--announce", action="store_true",
+                        help="announce the address on this network by multicast DNS, for 'exec --server auto'; keys "
+                        "decide as ever who is let in")  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda; "
                         "emulated:TABLE.csv takes the time of a table (batch,latency_ms) and gives outputs of another "
                         "frame")  # fmt: skip
@@ -125,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.engines import table
     from edge_offload.execute.heap import retain_freed_memory
     from edge_offload.execute.threads import parse_cores
-    from edge_offload.link import codecs
+    from edge_offload.link import codecs, discovery
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.server.blobs import BlobStore
     from edge_offload.server.quota import DeviceQuota
@@ -171,7 +174,11 @@ def run(args: argparse.Namespace) -> int:
         started_at = time.monotonic()
         server.preload(name)
         print_progress(f"built {name} in {time.monotonic() - started_at:.1f} s")
-    with server, Collector().running():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(server)
+        stack.enter_context(Collector().running())
+        if args.announce:
+            stack.enter_context(contextlib.closing(discovery.announce_server(server.address)))
         # one line on stdout that programs can wait for; everything else goes to stderr
         if server.engine != "eager":
             print_progress(f"engine: {server.engine}")
