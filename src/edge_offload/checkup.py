@@ -96,11 +96,13 @@ def _devices() -> Iterator[Finding]:
 
 def _compiler() -> Iterator[Finding]:
     compiler = recipe.compiler()
-    if compiler is None:
-        detail = "no C++ compiler: payload codecs are slower, and there is no virtual GPU"
-        yield Finding(WARN, "compiler", detail, "apt install g++")
-    else:
+    missing = [what for what, recipes in GROUPS.values() if not all(one.built() for one in recipes)]
+    if compiler is not None:
         yield Finding(OK, "compiler", shutil.which(compiler[0]) or compiler[0])
+    elif not missing:
+        yield Finding(OK, "compiler", "none, and none is needed: the native libraries are built")
+    else:
+        yield Finding(WARN, "compiler", f"no C++ compiler, which these need: {', '.join(missing)}", "apt install g++")
 
 
 def _virtual_device() -> Iterator[Finding]:
@@ -183,11 +185,12 @@ def _executor() -> Iterator[Finding]:
     heap = (
         "with jemalloc" if find_jemalloc() is not None else "with glibc's allocator (faster: apt install libjemalloc2)"
     )
-    if recipe.compiler() is None:
+    built = NODES.built() is not None
+    if not built and recipe.compiler() is None:
         detail = f"of data-dependent sizes run in Python, {heap}: no C++ compiler"
         yield Finding(WARN, "server's steps", detail, "apt install g++")
     else:
-        when = "built" if NODES.built() else "not built yet; the first 'edge-offload serve' does it"
+        when = "built" if built else "not built yet; the first 'edge-offload serve' does it"
         yield Finding(OK, "server's steps", f"of data-dependent sizes run in C++, {when}, {heap}")
 
 

@@ -14,6 +14,7 @@ from edge_offload.link.transport.peers import Peer
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.server import OffloadServer
 from edge_offload.server.services.device import service
+from edge_offload.server.services.device.executor import ExecutorProcess
 from edge_offload.server.services.device.service import DeviceService
 from edge_offload.server.services.device.session import DeviceSession
 from edge_offload.server.services.device.staging import ENTRY_BYTES
@@ -139,7 +140,7 @@ def test_how_many_programs_one_robot_may_have_is_an_option(monkeypatch):
 
 def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypatch):
     monkeypatch.setattr(DeviceSession, "_feed_executor", lambda self: None)
-    session = DeviceSession(Peer("r", "K"), "cpu", 1, (), DeviceQuota(staged_bytes=1 << 20), store=None)
+    session = DeviceSession(Peer("r", "K"), ExecutorProcess(()), DeviceQuota(staged_bytes=1 << 20), store=None)
 
     class Stage:
         buffers = ()
@@ -175,7 +176,7 @@ def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatc
     monkeypatch.setattr(DeviceSession, "_feed_executor", lambda self: None)
     monkeypatch.setattr(DeviceSession, "_end_session", lambda self, reason: None)
     monkeypatch.setattr("edge_offload.server.services.device.answers.MAX_ANSWER_BYTES", 1 << 20)
-    session = DeviceSession(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), store=None)
+    session = DeviceSession(Peer("r", "K"), ExecutorProcess(()), DeviceQuota(), store=None)
     told = []
 
     class Run:

@@ -5,6 +5,7 @@ was there before is run as well. What became of the device goes to the file of t
 """
 
 import contextlib
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -39,6 +40,17 @@ class _TorchLoader(importlib.abc.Loader):
         return self._real.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        collects = gc.isenabled()
+        gc.disable()  # of what is imported nothing is garbage, and to look for some takes a tenth of the time
+        try:
+            self._install_around(module)
+        finally:
+            gc.freeze()
+            gc.unfreeze()  # all of it is old now: the next passes over new objects leave it out
+            if collects:
+                gc.enable()
+
+    def _install_around(self, module: Any) -> None:
         module.__spec__.loader = self._real
         module.__loader__ = self._real
         self._real.exec_module(module)
@@ -71,7 +83,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         if spec is None:
             return None
         try:
-            from edge_offload.device import installation, visible
+            from edge_offload.device import connect, installation, visible
             from edge_offload.errors import EdgeOffloadError
         except ImportError as error:
             if os.environ.get("EDGE_OFFLOAD_EXEC_ABSENT") != "local":
@@ -85,6 +97,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             return spec
         try:
             installation.preload_guard()
+            connect.dial_server(connect.ExecSettings.from_environment(os.environ))
         except EdgeOffloadError as error:
             raise SystemExit(f"edge-offload exec: {error}") from None
         spec.loader = _TorchLoader(spec.loader)

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--mode", choices=MODES, default="replay", help="how calls travel (default: %(default)s)")
     parser.add_argument("--server", default="", metavar="ADDR",
-                        help="tcp://host:port of 'edge-offload serve'; several with commas")  # fmt: skip
+                        help="tcp://host:port of 'edge-offload serve'; several with commas; auto: one of this network "
+                             "whose key is known here and that announces itself ('serve --announce')")  # fmt: skip
     parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--codec", default="auto", metavar="NAME", help="payload codec (default: auto, lossless)")
     parser.add_argument("--wait", type=float, default=5.0, metavar="S",
@@ -78,11 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replace this process by the program, with the virtual device in it; wait for one that is no Python itself."""
+    import dataclasses
     import pathlib
     import shutil
     import sys
 
     from edge_offload.device import connect, installation, starting
+    from edge_offload.link import discovery
+    from edge_offload.link.security.keys import KeyStore
     from edge_offload.native import libraries
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -114,6 +118,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("mode local uses no server", remedy="leave --server out, or add --absent local to another mode")
     if args.slowdown < 1.0:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
+    if settings.server == discovery.AUTO:
+        address = discovery.find_servers(KeyStore(args.keys) if args.keys else KeyStore(), args.wait)
+        settings = dataclasses.replace(settings, server=address)
     connect.check_settings(settings)
     if shutil.which(program[0]) is None:  # before minutes are spent on building
         exists = os.path.exists(program[0])

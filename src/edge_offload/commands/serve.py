@@ -26,7 +26,7 @@ import time
 from typing import Any, Dict, List
 
 from edge_offload.outputs import add_output
-from edge_offload.subcommands import options, positive, some
+from edge_offload.subcommands import count, options, positive, some
 
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
 #: Asks a server to drain.
@@ -38,6 +38,9 @@ DRAIN_S = 20.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
+    parser.add_argument("--announce", action="store_true",
+                        help="announce the address on this network by multicast DNS, for 'exec --server auto'; keys "
+                        "decide as ever who is let in")  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda; "
                         "emulated:TABLE.csv takes the time of a table (batch,latency_ms) and gives outputs of another "
                         "frame")  # fmt: skip
@@ -77,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a virtual device that computes for longer on one message ends (120)")  # fmt: skip
     parser.add_argument("--lease", type=positive, default=30.0, metavar="S",
                         help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
+    parser.add_argument("--spare", type=count, default=0, metavar="N",
+                        help="executors that have imported torch before a program connects: about 180 MB for one, and "
+                        "a GPU context each; given up while less than 10 %% of memory is available (0)")  # fmt: skip
     add_output(parser, "--weights-cache", metavar="DIR", folder=True,
                         help="where weights that robots have sent, and traces of models that were split, are kept "
                         "(default: in the user's cache)")  # fmt: skip
@@ -122,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.engines import table
     from edge_offload.execute.heap import retain_freed_memory
     from edge_offload.execute.threads import parse_cores
-    from edge_offload.link import codecs
+    from edge_offload.link import codecs, discovery
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.server.blobs import BlobStore
     from edge_offload.server.quota import DeviceQuota
@@ -153,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
                 storage_bytes=args.device_memory_mb << 20,
                 message_s=args.device_seconds,
                 lease_s=args.lease,
+                spares=args.spare,
             ),
         ),
         keys=KeyStore(args.keys) if args.keys else None,
@@ -167,7 +174,11 @@ def run(args: argparse.Namespace) -> int:
         started_at = time.monotonic()
         server.preload(name)
         print_progress(f"built {name} in {time.monotonic() - started_at:.1f} s")
-    with server, Collector().running():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(server)
+        stack.enter_context(Collector().running())
+        if args.announce:
+            stack.enter_context(contextlib.closing(discovery.announce_server(server.address)))
         # one line on stdout that programs can wait for; everything else goes to stderr
         if server.engine != "eager":
             print_progress(f"engine: {server.engine}")
@@ -175,8 +186,10 @@ def run(args: argparse.Namespace) -> int:
         while not stop.wait(args.status_every or None):
             print_progress(status_line(server.status()))
         if drained.is_set():
-            count = server.drain()
-            print_progress(f"drained: {f'{count} robots know no other server' if count else 'every robot has gone on'}")
+            remaining = server.drain()
+            print_progress(
+                f"drained: {f'{remaining} robots know no other server' if remaining else 'every robot has gone on'}"
+            )
         print_progress("stopping")
     return 0
 
@@ -248,8 +261,9 @@ def status_line(status: Any) -> str:
     """One line on what the server does."""
     models = ", ".join(f"{name} {facts.mean_s * 1e3:.1f} ms" for name, facts in status.models.items()) or "no inference"
     promised = f", {len(status.promises)} with a promise" if status.promises else ""
+    spare = f", {status.spares} spare ({status.spare_bytes / 1e6:.0f} MB)" if status.spares else ""
     return (
-        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots{promised}, {models}, "
+        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots{promised}{spare}, {models}, "
         f"{status.refused} refused, {status.failed} failed"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.notices import notify
@@ -19,6 +19,9 @@ FAIL, LOCAL, LATER = "fail", "local", "later"
 #: What happens when there is no server at the start: the program ends with an error; an executor process on this
 #: machine takes its place; or the program starts, and asks for the connection by itself.
 ABSENT: Tuple[str, ...] = (FAIL, LOCAL, LATER)
+
+#: A lossless codec for each array.
+AUTO = "auto"
 
 END = "end"
 #: What happens when the server is lost for longer than the program waits: it goes on with an executor process on this
@@ -55,7 +58,7 @@ class ExecSettings:
     mode: str = "replay"
     server: str = ""
     keys: str = ""
-    codec: str = "auto"
+    codec: str = AUTO
     absent: str = FAIL
     wait_s: float = 5.0
     resume_s: float = 30.0
@@ -88,17 +91,41 @@ def check_settings(settings: ExecSettings) -> None:
         BadInput: the address is malformed, no key is known for the server, or there is no such codec.
     """
     from edge_offload.errors import BadInput
-    from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.fronts import parse_addresses
 
-    codec_choices = ("auto", *codecs.codec_names(), *codecs.codec_names(lossless=False))
-    if settings.codec not in codec_choices:
-        raise BadInput(f"no codec {settings.codec!r}", remedy=f"use one of {', '.join(codec_choices)}")
+    if settings.codec != AUTO:
+        from edge_offload.link import codecs
+
+        codec_choices = (AUTO, *codecs.codec_names(), *codecs.codec_names(lossless=False))
+        if settings.codec not in codec_choices:
+            raise BadInput(f"no codec {settings.codec!r}", remedy=f"use one of {', '.join(codec_choices)}")
     if settings.server:
         keys = KeyStore(settings.keys) if settings.keys else KeyStore()
         for address in parse_addresses(settings.server):
             keys.server_public(address)
+
+
+_dialled: Optional[Client] = None
+
+
+def dial_server(settings: ExecSettings) -> None:
+    """Begins to connect, for :func:`connect`: the server starts an executor while this process imports torch.
+
+    Raises:
+        BadInput: no key is known.
+    """
+    global _dialled
+    if settings.server and settings.mode not in ("split", "local") and settings.absent != LATER:
+        _dialled = _start_client(settings)
+
+
+def _start_client(settings: ExecSettings) -> Client:
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
+
+    keys = KeyStore(settings.keys) if settings.keys else None
+    return Client(settings.server, keys=keys, hello={"device": True}).start()
 
 
 def connect(settings: ExecSettings) -> LinkRemote:
@@ -107,12 +134,10 @@ def connect(settings: ExecSettings) -> LinkRemote:
     Raises:
         BadInput, Refused, LinkLost: no key is known, the server said no, there is none.
     """
+    global _dialled
+    client, _dialled = _dialled or _start_client(settings), None
     from edge_offload.device.link_remote import LinkRemote
-    from edge_offload.link.security.keys import KeyStore
-    from edge_offload.link.transport.client import Client
 
-    keys = KeyStore(settings.keys) if settings.keys else None
-    client = Client(settings.server, keys=keys, hello={"device": True}).start()
     try:
         welcome = client.wait_ready(settings.wait_s)
     except EdgeOffloadError:

@@ -1,11 +1,15 @@
-"""``python -m edge_offload.native [--warn] [device] [runner] [codecs] [promises]``: build what is named, or all.
+"""``python -m edge_offload.native [--warn] [--into FOLDER] [device] [runner] [codecs] [promises]``: build these.
 
-With ``--warn`` (for the catkin build) what cannot be built is one line of warning, and no failure.
+All are built if none is named.
+
+With ``--warn`` (for the catkin build) what cannot be built is one line of warning, and no failure. With ``--into`` (for
+``scripts/wheels``) libraries are built for a wheel.
 """
 
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 
 from edge_offload.errors import EdgeOffloadError
@@ -17,6 +21,7 @@ def main() -> int:
     """Build and print where libraries are kept; 1 if something could not be built."""
     parser = argparse.ArgumentParser(prog="python -m edge_offload.native", description="Build the native libraries.")
     parser.add_argument("--warn", action="store_true", help="one line of warning for what cannot be built, and exit 0")
+    parser.add_argument("--into", type=pathlib.Path, metavar="FOLDER", help="build for a wheel, whose folder this is")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(GROUPS)}; all without a name")
     args = parser.parse_args()
     unknown = set(args.names) - set(GROUPS)
@@ -26,11 +31,11 @@ def main() -> int:
     for title, recipes in (GROUPS[name] for name in args.names or GROUPS):
         try:
             for recipe in recipes:
-                recipe.build()
+                recipe.build() if args.into is None else recipe.build_into(args.into)
         except EdgeOffloadError as error:
             failures[title] = error
     if not failures:
-        print(cache_folder())
+        print(args.into or cache_folder())
         return 0
     if args.warn:
         why = next(iter(failures.values()))

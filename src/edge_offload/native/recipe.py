@@ -2,7 +2,7 @@
 
 Libraries are kept in ``native`` of the cache folder (:mod:`edge_offload.places`), by a hash over their sources with
 what these include, the compiler and its flags, Python, torch's version where they are linked to it, and the processor
-where they are compiled for it.
+where they are compiled for it. A wheel of ``scripts/wheels`` brings them along for one release of torch and Python.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from edge_offload.native.progress import Progress
 COMPILERS = {"C": ("CC", ("cc", "gcc", "clang"), "gcc"), "C++": ("CXX", ("c++", "g++", "clang++"), "g++")}
 #: Seconds that a compiler may take, that another process's build is waited for, and that a trial may take.
 COMPILE_S, TRIAL_S = 1800.0, 300.0
+#: Libraries that came with the package.
+PREBUILT = pathlib.Path(__file__).with_name("prebuilt")
 #: Seconds between two looks whether a build is over, or is to be stopped.
 LOOK_S = 0.1
 
@@ -95,15 +97,18 @@ class Recipe:
         """Where the library is, or will be.
 
         Raises:
-            Unsupported: there is no compiler, or it does not run; no torch where the library needs it; nothing
-                says where the library is to be kept.
+            Unsupported: it did not come with the package, and there is no compiler, or it does not run; no torch where
+                the library needs it; nothing says where the library is to be kept.
         """
+        prebuilt = PREBUILT / self._prebuilt_name()
+        if prebuilt.exists():
+            return prebuilt
         command = self._compiler()
         try:
             version = subprocess.run([*command, "--version"], capture_output=True, timeout=TRIAL_S, check=False).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unsupported(f"the compiler {command[0]} does not run: {error}") from error
-        suffix = str(sysconfig.get_config_var("EXT_SUFFIX") or ".so") if self.extension else ".so"
+        suffix = self._suffix()
         facts = [repr((command, self.flags, self.language)), suffix, version.decode(errors="replace")]
         if self.torch:
             facts += [torch_facts.torch_version(), torch_facts.standard(torch_facts.torch_directory() / "include")]
@@ -136,7 +141,7 @@ class Recipe:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with telling, _locked(path.parent / f"{self.name}.lock", stop):
                 if not path.exists():
-                    self._compile(path, stop)
+                    self._compile(path, stop, self.TUNINGS if self.processor else ((),))
         except OSError as error:
             remedy = f"set {places.CACHE} to a folder that can be written"
             raise BuildFailed(f"cannot build into {path.parent}: {error}", remedy=remedy) from error
@@ -165,6 +170,21 @@ class Recipe:
             return BuildFailed(f"{tried.parent} cannot be written: {error.strerror}", remedy=remedy)
         return None
 
+    def build_into(self, folder: pathlib.Path) -> None:
+        """Compile into the ``folder`` of a wheel, for any processor of this architecture.
+
+        Raises:
+            Unsupported: no compiler, or no torch.
+            BuildFailed: the compiler failed.
+        """
+        self._compile(folder / self._prebuilt_name(), None, ((),))
+
+    def _prebuilt_name(self) -> str:
+        return f"{self.name}{f'-torch{torch_facts.torch_version()}' if self.torch else ''}{self._suffix()}"
+
+    def _suffix(self) -> str:
+        return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so") if self.extension else ".so"
+
     def _told(self) -> str:
         return f"{self.what} ({self.takes})" + (f" for torch {torch_facts.torch_version()}" if self.torch else "")
 
@@ -182,13 +202,15 @@ class Recipe:
         headers = [f"-I{sysconfig.get_path('include')}"] if self.extension else []
         return [*self.flags, *before, *headers], after
 
-    def _compile(self, path: pathlib.Path, stop: Optional[threading.Event]) -> None:
+    def _compile(
+        self, path: pathlib.Path, stop: Optional[threading.Event], tunings: Sequence[Sequence[str]]
+    ) -> None:  # fmt: skip
         """Into a folder of its own first, so that nobody loads half a library."""
         before, after = self._flags()
         log = ""
         with tempfile.TemporaryDirectory(dir=str(path.parent)) as folder:
             made = os.path.join(folder, path.name)
-            for tuning in self.TUNINGS if self.processor else ((),):
+            for tuning in tunings:
                 command = [*self._compiler(), *before, *tuning, "-shared", "-fPIC", str(self.source)]
                 status, log = _run([*command, "-o", made, *after], stop=stop)
                 if not status:

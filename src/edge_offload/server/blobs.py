@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload import places
@@ -15,6 +16,9 @@ from edge_offload.link.transport.peers import Request
 from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, MAX_NAMES, Data, digest
 
 _log = logging.getLogger(__name__)
+
+#: Bytes that may wait to be written; whoever stores more writes by itself.
+MAX_UNWRITTEN_BYTES = 64 << 20
 
 
 def default_directory() -> pathlib.Path:
@@ -25,8 +29,8 @@ def default_directory() -> pathlib.Path:
 class BlobStore:
     """Blobs in a directory that only this user can read; the least recently used go first. Thread-safe.
 
-    A robot that knows a checksum can use the blob, whoever sent it. A disk that cannot be written costs uploads at
-    the next start, never a result.
+    A robot that knows a checksum can use the blob, whoever sent it. It is written in a thread, so that nobody waits for
+    a slow disk. A disk that cannot be written costs uploads at the next start, never a result.
 
     Args:
         directory: where they are; made when first needed.
@@ -38,10 +42,16 @@ class BlobStore:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._stored: Optional[int] = None
+        self._writer = ThreadPoolExecutor(1, "edge_offload-blobs")
+        self._writing = threading.Lock()
+        self._unwritten: Dict[bytes, Tuple[bytes, Future[None]]] = {}
 
     def get_blob(self, name: bytes) -> Optional[bytes]:
         """Return the blob, or None if it is not here (any more), or damaged."""
         path = self._path(name)
+        unwritten = self._unwritten.get(name)
+        if unwritten is not None:
+            return unwritten[0]
         try:
             data = path.read_bytes()
             os.utime(path)
@@ -55,13 +65,39 @@ class BlobStore:
         return data
 
     def put_blob(self, name: bytes, data: Data) -> None:
-        """Keep a blob.
+        """Keep a blob, which is written later.
 
         Raises:
             ProtocolError: ``name`` is not its checksum.
         """
         if digest(data) != name:
             raise ProtocolError("a blob does not have the checksum that it was announced with")
+        with self._writing:
+            if name in self._unwritten:
+                return
+            size = sum(len(waiting) for waiting, _ in self._unwritten.values())
+            waits = size + memoryview(data).nbytes <= MAX_UNWRITTEN_BYTES
+            if waits:
+                self._unwritten[name] = bytes(data), self._writer.submit(self._write_waiting, name)
+        if not waits:
+            self._write_blob(name, data)
+
+    def flush(self) -> None:
+        """Wait until all blobs are written."""
+        with self._writing:
+            writes = [write for _, write in self._unwritten.values()]
+        wait(writes)
+
+    def _write_waiting(self, name: bytes) -> None:
+        with self._writing:
+            data, _ = self._unwritten[name]
+        try:
+            self._write_blob(name, data)
+        finally:
+            with self._writing:
+                del self._unwritten[name]
+
+    def _write_blob(self, name: bytes, data: Data) -> None:
         path = self._path(name)
         try:
             with self._lock:

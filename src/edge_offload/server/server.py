@@ -99,7 +99,7 @@ class OffloadServer:
         self._replicas = ReplicaService(
             self.pool, self._scheduler, self._device, self._loader, book, self._feed, limits.robot
         )
-        blobs = blobs if blobs is not None else BlobStore()
+        self._blobs = blobs = blobs if blobs is not None else BlobStore()
         cores = tuple(sorted(compute.cores or ()))
         self._devices = DeviceService(str(device.placed), compute.threads or 0, cores, limits.devices, blobs)
         self._splits = SplitService(self.pool, self._device, self._loader, book, blobs)
@@ -137,6 +137,7 @@ class OffloadServer:
             self._splits.start()
             self._feed.start()
             self._scheduler.start()
+            self._devices.start()
             self._listener.start()
         except BaseException:
             self.close()
@@ -152,6 +153,7 @@ class OffloadServer:
                 _log.warning("a computation was still running %g s after the server was told to stop", timeout_s)
         self._splits.close()
         self._devices.close()
+        self._blobs.flush()
         self._feed.close()
 
     def drain(self, timeout_s: float = 5.0) -> int:
@@ -188,7 +190,8 @@ class OffloadServer:
         """Return load, queue, sessions and latencies now."""
         status = self._book.make_status(len(self._device.queue), len(self._listener.peers()))
         batches, promises = self._scheduler.status()
-        return replace(status, batches=batches, promises=promises)
+        spares, spare_bytes = self._devices.describe_spares()
+        return replace(status, batches=batches, promises=promises, spares=spares, spare_bytes=spare_bytes)
 
     def robots(self) -> List[str]:
         """Return the names of connected robots, each once however many connections it has."""
@@ -219,7 +222,7 @@ class OffloadServer:
             )
         _log.info("robot %s connected", peer.name)
         if hello.get("device") is True:
-            self._devices.prepare_executor()
+            self._devices.prepare_executor(peer)
         return {
             "fingerprint": self._compute.fingerprint, "device": self.device, "python": platform.python_version(),
             "gpu": self._compute.facts, "promises": "promise" in self._handlers,

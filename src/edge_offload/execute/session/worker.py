@@ -37,12 +37,13 @@ FULL_COLLECTION_S = 30.0
 def import_all() -> None:
     """Imports what takes a second or two of a processor, at the lowest priority."""
     with background.yielding():
+        gc.disable()  # of what is imported nothing is garbage
         # torch first: in a program on the virtual device its import brings our own modules with it
         for name in ("torch", "edge_offload.execute.session.serve", "edge_offload.execute.session.session"):
             importlib.import_module(name)
-        # what torch has imported is never garbage, and to find that takes a tenth of a second of a processor
-        gc.collect()
+        # nor later, and to find that takes a tenth of a second of a processor
         gc.freeze()
+        gc.enable()
 
 
 def prepare_imports() -> None:

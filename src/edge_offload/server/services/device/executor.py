@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
 from typing import Optional, Sequence
 
 from edge_offload.execute import heap
@@ -31,15 +33,23 @@ class ExecutorProcess:
     def __init__(self, options: Sequence[str]) -> None:
         self.channel: Optional[Channel] = None
         self._options = options
+        self._starting = threading.Lock()
+        self._killed = False
         self._process: Optional[Process] = None
         self._note: Optional[CrashNote] = None
 
     def start(self) -> Channel:
-        """Start the process; it is not ready yet.
+        """Start the process, unless that was done before; it is not ready yet.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: it cannot be started, or was killed before.
         """
+        with self._starting:
+            if self._killed:
+                raise ChildProcessError("it was killed before it was started")
+            return self.channel or self._start_process()
+
+    def _start_process(self) -> Channel:
         ours, theirs = socket.socketpair()
         note = CrashNote()
         try:
@@ -70,14 +80,31 @@ class ExecutorProcess:
         )
 
     def kill_process(self) -> None:
-        """Kill the process, if there is one."""
-        channel, process = self.channel, self._process
+        """Kill the process, if there is one; none is started any more."""
+        with self._starting:
+            self._killed = True
+            channel, process = self.channel, self._process
         if channel is not None:
             channel.close()
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILLED_S)
+
+    @property
+    def ready(self) -> bool:
+        """Tell whether the process has reported that it is ready, or that it cannot start."""
+        return self.channel is not None and bool(select.select([self.channel], [], [], 0)[0])
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the process has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
+    def pid(self) -> Optional[int]:
+        """Number of the process; None if it is not known yet."""
+        return self._process.pid if self._process is not None else None
 
     def describe_operator(self) -> str:
         """Return the running operator in words; empty if it is unknown."""

@@ -15,8 +15,8 @@ from edge_offload.native.loader import Library
 from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
-from edge_offload.server.services.device import forking
 from edge_offload.server.services.device.session import DeviceSession
+from edge_offload.server.services.device.supply import ExecutorSupply
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,12 @@ class DeviceService:
         quota: Optional[DeviceQuota] = None,
         blobs: Optional[BlobStore] = None,
     ) -> None:
-        self._device = device
-        self._threads = threads
-        self._cores = cores
-        self.quota = quota or DeviceQuota()
+        self.quota = quota = quota or DeviceQuota()
+        self._executors = ExecutorSupply([
+            "--device", device, "--threads", str(threads), "--cores", ",".join(map(str, cores)),
+            "--storage-bytes", str(quota.storage_bytes), "--storages", str(quota.storages),
+            "--segments", str(quota.segments),
+        ], quota.spares)  # fmt: skip
         self._blobs = blobs or BlobStore()
         self._sessions: Dict[Tuple[str, bytes], DeviceSession] = {}
         self._lock = threading.Lock()
@@ -69,9 +71,23 @@ class DeviceService:
             SCHEMAS: self.answer_schemas,
         }
 
-    def prepare_executor(self) -> None:
-        """Prepare to start executors, in a thread: a program is about to need one."""
-        threading.Thread(target=forking.prepare_fork_server, name="edge_offload-prepare", daemon=True).start()
+    def start(self) -> None:
+        """Start the spare executors."""
+        self._executors.start()
+
+    def prepare_executor(self, peer: Peer) -> None:
+        """Start an executor for a program that has connected, unless it has a session already, or will get none."""
+        with self._lock:
+            robots = [key[0] for key in self._sessions]
+            returns = any(
+                key[0] == peer.key and session.detached_s is not None for key, session in self._sessions.items()
+            )
+        if not returns and len(robots) < self.quota.sessions and robots.count(peer.key) < self.quota.sessions_per_robot:
+            self._executors.prepare_executor(peer)
+
+    def describe_spares(self) -> Tuple[int, int]:
+        """Return the number of spare executors, and their bytes."""
+        return self._executors.describe_spares()
 
     def resume_session(self, request: Request) -> None:
         """``{session}`` → ``{known}``: whether the session of an earlier connection goes on."""
@@ -99,6 +115,7 @@ class DeviceService:
 
     def detach_peer(self, peer: Peer) -> None:
         """Detach sessions of a closed connection; they wait for the next one, for their lease."""
+        self._executors.discard_executor(peer)
         with self._lock:
             sessions = list(self._sessions.values())
         for session in sessions:
@@ -113,6 +130,7 @@ class DeviceService:
         """End all sessions."""
         self._stop.set()
         self._runner.stop()
+        self._executors.close()
         with self._lock:
             sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:
@@ -124,9 +142,8 @@ class DeviceService:
             session = self._sessions.get(key)
             if session is None:
                 self._make_room(request.peer)
-                session = self._sessions[key] = DeviceSession(
-                    request.peer, self._device, self._threads, self._cores, self.quota, self._blobs
-                )
+                executor = self._executors.take_executor(request.peer)
+                session = self._sessions[key] = DeviceSession(request.peer, executor, self.quota, self._blobs)
                 _log.info("robot %s has a device, the %d. of %d", request.peer.name, len(self._sessions),
                           self.quota.sessions)  # fmt: skip
         session.attach_peer(request.peer)
@@ -164,6 +181,7 @@ class DeviceService:
                 session.close("its robot did not come back")
             for session in sessions:
                 session.check_time(now)
+            self._executors.check_memory(in_use=bool(sessions))
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,35 +7,41 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple, Union
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.session.note import wait_until_ready
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.channel import Channel
+from edge_offload.protocol.remote import HAVE, PUT, RUN
 from edge_offload.server import blobs
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.services.device.answers import Answer, AnswerStore
 from edge_offload.server.services.device.executor import ExecutorProcess
-from edge_offload.server.services.device.staging import StagedBuffers, assemble_buffers
+from edge_offload.server.services.device.staging import NoRoom, StagedBuffers, assemble_buffers
 
 _log = logging.getLogger(__name__)
+
+#: What the thread of a session gets besides requests: its executor has started, or could not; the session has ended.
+STARTED, ENDED = "started", "ended"
+_Item = Tuple[str, Request]
 
 
 class DeviceSession:
     """Numbered messages of one program. The public methods run on the link's thread and return at once.
 
     A message whose number was seen before is not run again: it gets the answer that the first one got or gets.
+    Weights are taken in while the executor starts.
+
+    Args:
+        peer: the connection that it belongs to.
+        executor: what runs the messages, started or not.
+        quota: what it may take.
+        store: weights on disk.
     """
 
-    def __init__(
-        self, peer: Peer, device: str, threads: int, cores: Tuple[int, ...], quota: DeviceQuota, store: blobs.BlobStore
-    ) -> None:
-        self._executor = ExecutorProcess([
-            "--device", device, "--threads", str(threads), "--cores", ",".join(map(str, cores)),
-            "--storage-bytes", str(quota.storage_bytes), "--storages", str(quota.storages),
-            "--segments", str(quota.segments),
-        ])  # fmt: skip
+    def __init__(self, peer: Peer, executor: ExecutorProcess, quota: DeviceQuota, store: blobs.BlobStore) -> None:
+        self._executor = executor
         self._quota = quota
         self._store = store
         self._peer: Optional[Peer] = peer
@@ -47,9 +53,8 @@ class DeviceSession:
         self._started_s: Dict[int, float] = {}
         self._answers = AnswerStore()
         self._staged = StagedBuffers(quota.staged_bytes)
-        self._inbox: queue.Queue[Optional[Tuple[str, Request]]] = queue.Queue()
-        self._thread = threading.Thread(target=self._feed_executor, name="edge_offload-device", daemon=True)
-        self._thread.start()
+        self._inbox: queue.Queue[Union[str, _Item]] = queue.Queue()
+        threading.Thread(None, self._feed_executor, "edge_offload-device", daemon=True).start()
 
     # -- the connection that it belongs to
 
@@ -91,7 +96,7 @@ class DeviceSession:
                 raise RemoteError(self.end_reason)
             self._last = number
             self._waiting[number] = request
-        self._inbox.put(("run", request))
+        self._inbox.put((RUN, request))
         return None
 
     def _repeat_parts(self, request: Request) -> None:
@@ -114,13 +119,13 @@ class DeviceSession:
         """Answer ``{number, names}`` with ``{missing}``: positions of the blobs that are not here."""
         blobs.check_names(request.body.get("names"))
         _read_number(request, "number")
-        self._inbox.put(("have", request))
+        self._inbox.put((HAVE, request))
 
     def put_blob(self, request: Request) -> None:
         """Store the blob of ``{number, name}``; the answer is ``{}``."""
         blobs.check_names([request.body.get("name")])
         _read_number(request, "number")
-        self._inbox.put(("put", request))
+        self._inbox.put((PUT, request))
 
     def check_time(self, now: float) -> None:
         """End the session if its oldest message exceeds its limit."""
@@ -133,57 +138,59 @@ class DeviceSession:
     def close(self, reason: str) -> None:
         """End the executor."""
         self._end_session(reason, clean=True)
-        self._inbox.put(None)
+        self._inbox.put(ENDED)
         self._executor.kill_process()
 
     # -- the session's thread
 
-    def _start_executor(self) -> None:
-        channel = self._executor.start()
-        with self._lock:
-            reason = self.end_reason
-        if reason:
-            self._executor.kill_process()
-            raise LinkLost(reason)
-        wait_until_ready(channel)
-        threading.Thread(target=self._send_answers, args=(channel,), name="edge_offload-answers", daemon=True).start()
-
     def _feed_executor(self) -> None:
         try:
-            self._start_executor()
-        except (EdgeOffloadError, OSError) as error:
+            channel = self._executor.start()
+            threading.Thread(None, self._await_executor, "edge_offload-answers", (channel,), daemon=True).start()
+        except OSError as error:
             self._end_session(f"the executor process did not start: {error}")
-        while True:
-            item = self._inbox.get()
-            if item is None:
-                return
-            kind, request = item
-            try:
-                if kind == "have":
-                    self._answer_missing(request)
-                elif kind == "put":
-                    self._store_blob(request)
-                else:
-                    self._forward_message(request)
-            except LinkLost as error:
-                self._end_session(str(error))
-            except EdgeOffloadError as error:
-                self._refuse_message(request, error)
+            self._inbox.put(STARTED)
+        postponed: Optional[List[_Item]] = []  # None: the executor has started
+        for item in iter(self._inbox.get, ENDED):
+            if isinstance(item, str):
+                for earlier in postponed or ():
+                    self._do_request(*earlier)
+                postponed = None
+            elif postponed is None:
+                self._do_request(*item)
+            elif item[0] == RUN or not self._do_request(*item, early=True):
+                postponed.append(item)
+
+    def _do_request(self, kind: str, request: Request, early: bool = False) -> bool:
+        """Do what a request asks for; ``early``: the executor has not started, and False says that there is no room."""
+        try:
+            if kind == HAVE:
+                self._answer_missing(request)
+            elif kind == PUT:
+                self._store_blob(request)
+            else:
+                self._forward_message(request)
+        except LinkLost as error:
+            self._end_session(str(error))
+        except EdgeOffloadError as error:
+            if early and isinstance(error, NoRoom):
+                return False
+            self._refuse_message(request, error)
+        return True
 
     def _answer_missing(self, request: Request) -> None:
-        missing, blobs_found = blobs.find_blobs(self._store, request)
-        for name, data in blobs_found.items():
-            self._stage_blob(request.body["number"], name, data)
+        missing, present = blobs.find_blobs(self._store, request)
+        self._stage_blobs(request, present)
         request.reply({"missing": missing})
 
     def _store_blob(self, request: Request) -> None:
-        name, data = blobs.store_blob(self._store, request)
-        self._stage_blob(request.body["number"], name, data)
+        self._stage_blobs(request, dict([blobs.store_blob(self._store, request)]))
         request.reply({})
 
-    def _stage_blob(self, number: int, name: bytes, data: bytes) -> None:
+    def _stage_blobs(self, request: Request, present: Dict[bytes, bytes]) -> None:
         with self._lock:
-            self._staged.add_blob(number, name, data)
+            for name, data in present.items():
+                self._staged.add_blob(request.body["number"], name, data)
 
     def _forward_message(self, request: Request) -> None:
         body = request.body
@@ -214,6 +221,16 @@ class DeviceSession:
             self._end_session(f"message {number} could not be run: {error}")
 
     # -- the executor's answers
+
+    def _await_executor(self, channel: Channel) -> None:
+        try:
+            wait_until_ready(channel)
+        except (LinkLost, ProtocolError) as error:
+            self._end_session(f"the executor process did not start: {error}")
+            return
+        finally:
+            self._inbox.put(STARTED)
+        self._send_answers(channel)
 
     def _send_answers(self, channel: Channel) -> None:
         try:

@@ -11,6 +11,10 @@ from edge_offload.ir.trace.calls import Buffer
 ENTRY_BYTES = 512
 
 
+class NoRoom(ProtocolError):
+    """Too many bytes wait for their message."""
+
+
 class StagedBuffers:
     """Buffers by the number of the message that they belong to. The caller holds a lock.
 
@@ -40,7 +44,7 @@ class StagedBuffers:
         """Keep a blob for a message that has not been forwarded.
 
         Raises:
-            ProtocolError: too much waits.
+            NoRoom: too much waits.
         """
         if number > self._last_number and name not in self._waiting.get(number, {}):
             self._reserve_room(number, name, len(data))[:] = data
@@ -61,7 +65,7 @@ class StagedBuffers:
 
     def _reserve_room(self, number: int, name: Any, size: int) -> bytearray:
         if self._bytes + size + ENTRY_BYTES > self._most:
-            raise ProtocolError("too many bytes wait for their message")
+            raise NoRoom("too many bytes wait for their message")
         self._bytes += size + ENTRY_BYTES
         room = self._waiting.setdefault(number, {})[name] = bytearray(size)
         return room
