@@ -29,6 +29,7 @@ from edge_offload.execute.engines.base import (
 )
 from edge_offload.execute.engines.compiled_steps import CompiledStepsBackend
 from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
+from edge_offload.execute.engines.inductor import NO_COMPILER, InductorBackend
 from edge_offload.execute.engines.onnx_runtime import OnnxRuntime
 from edge_offload.execute.engines.open_vino import OpenVino
 from edge_offload.execute.engines.tensor_rt import TensorRT
@@ -37,7 +38,7 @@ from edge_offload.execute.engines.tensor_rt import TensorRT
 BACKENDS: Tuple[Backend, ...] = (
     OnnxRuntime(), OpenVino(), OpenVino(reduced=True), TensorRT(), TensorRT("fp16"), OnnxRuntime("onnxruntime:cuda"),
     OnnxRuntime("onnxruntime:tensorrt"), CudaGraphBackend(),
-    CompiledStepsBackend(),
+    CompiledStepsBackend(), InductorBackend(),
 )  # fmt: skip
 #: What exports a network.
 EXPORTER = "onnx"
@@ -48,6 +49,7 @@ _ELSEWHERE = {
     "tensorrt": "JetPack 5.1 or later brings it; elsewhere pip install tensorrt-cu12 onnx",
     "pycuda": "pip install pycuda", "onnxruntime-gpu": "pip install onnxruntime-gpu onnx",
     NO_GPU: "check nvidia-smi, the driver's version and that torch is a CUDA build",
+    NO_COMPILER: "install g++ (apt-get install g++)",
 }  # fmt: skip
 
 
