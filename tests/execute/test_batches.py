@@ -145,6 +145,16 @@ def test_prepared_batches_are_graphs_with_the_bits_of_torch(name: str) -> None:
                 assert all(torch.equal(a, b) for a, b in zip(want.outputs, found.outputs))
 
 
+def test_batches_of_a_servers_network_are_compiled_steps_with_the_bits_of_torch() -> None:
+    executor = ModuleExecutor(build_module("movenet"), engine="exact")
+    batches, eager = BatchExecutor(executor), BatchExecutor(ModuleExecutor(executor.module))
+    batches.prepare_batch(frames_of(2, 3, 64, 64, seed=1))
+    frames = frames_of(2, 3, 64, 64, seed=2)
+    for want, together in zip(eager.run(frames), batches.run(frames)):
+        assert together.engine.startswith("eager+steps ")
+        assert all(torch.equal(a, b) for a, b in zip(want.outputs, together.outputs))
+
+
 def test_a_batch_that_cannot_be_captured_is_computed_by_torch() -> None:
     class Refusing(OnGraphs):
         def capture(self, run, inputs):

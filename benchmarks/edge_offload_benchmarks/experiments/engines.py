@@ -54,14 +54,12 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
     from edge_offload.execute.engines import table
-    from edge_offload.execute.engines.base import CLOSE as CLASS
     from edge_offload.execute.threads import pin
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload_benchmarks.engines_end_to_end import end_to_end, people
 
     models = [name for name in args.models.split(",") if name]
-    here = [one for one in table.list_engines() if one.present and one.accuracy == CLASS]
-    names = [name for name in args.engines.split(",") if name] or [one.name for one in here]
+    names = [name for name in args.engines.split(",") if name] or table.packaged_engines()
     if not names:
         raise BadInput("no engine is installed", remedy=table.INSTALL)
     frames = read_frames(sample_video(), FRAMES)

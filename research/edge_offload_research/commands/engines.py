@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload.errors import BadInput
     from edge_offload.execute.engines import table
-    from edge_offload.execute.engines.base import REDUCED
+    from edge_offload.execute.engines.base import EXACT, REDUCED
     from edge_offload.outputs import write_text
 
     record: Dict[str, Any] = {"engines": [vars(one) for one in table.list_engines()]}
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         if with_buffers:
             table.pick_backend(with_buffers)
         present = [one for one in table.list_engines()[1:] if one.present]
-        names = [with_buffers] if with_buffers else [one.name for one in present if one.accuracy != REDUCED]
+        names = [one.name for one in present if one.accuracy == EXACT or (one.packaged and one.accuracy != REDUCED)]
+        names = [with_buffers] if with_buffers else names
         if not names:
             raise BadInput("no engine is installed", remedy=table.INSTALL)
         record["results"] = [_examine(args, model, names) for model in args.models]

@@ -114,14 +114,13 @@ def _engines(args: argparse.Namespace) -> int:
 
     from edge_offload.errors import BadInput
     from edge_offload.execute.engines import measured, table
-    from edge_offload.execute.engines.base import CLOSE
     from edge_offload.execute.threads import pin
     from edge_offload_research.commands.engines import line_of, row_of, samples
     from edge_offload_research.engine_comparison import measure_engines
 
     if args.out or args.server or args.image:
         raise BadInput("--engines goes with --threads and --option alone")
-    names = [one.name for one in table.list_engines() if one.present and one.accuracy == CLOSE]
+    names = table.packaged_engines()
     if not names:
         raise BadInput("no engine is installed", remedy=table.INSTALL)
     pin(args.threads)

@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from edge_offload.outputs import add_output
 from edge_offload.subcommands import count, options, positive, some
@@ -44,10 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda; "
                         "emulated:TABLE.csv takes the time of a table (batch,latency_ms) and gives outputs of another "
                         "frame")  # fmt: skip
-    parser.add_argument("--engine", default="exact", metavar="ENGINE",
+    parser.add_argument(
+        "--compute",
+        default="exact",
+        choices=("exact", "fast"),
+        help="models of mode server: exact (torch's bits), or fast (compiled by TorchInductor in the "
+        "background, which takes a minute and a C++ compiler; results are close, and say so) (exact)",
+    )
+    parser.add_argument("--engine", metavar="ENGINE",
                         help="what computes the models of mode server: exact (torch's kernels, on a GPU as CUDA "
-                        "graphs), eager (torch, operator by operator), auto, or a name from 'edge-offload engines'; "
-                        "ENGINE,MODEL=ENGINE for single models (exact)")  # fmt: skip
+                        "graphs, on a CPU as compiled steps), eager (torch, operator by operator), auto, or a name "
+                        "from 'edge-offload engines'; ENGINE,MODEL=ENGINE for single models (exact)")  # fmt: skip
     parser.add_argument("--engine-buffers", default="", choices=("", "torch", "pycuda"), metavar="WHO",
                         help="who allocates TensorRT's buffers: torch or pycuda (torch where it has CUDA)")  # fmt: skip
     parser.add_argument("--tf32", action="store_true",
@@ -145,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         args.bind,
         compute=Compute(
             args.device,
-            table.with_buffers(args.engine, args.engine_buffers),
+            table.with_buffers(pick_engine(args.compute, args.engine), args.engine_buffers),
             args.threads,
             parse_cores(args.cores) if args.cores else None,
         ),
@@ -192,6 +199,23 @@ def run(args: argparse.Namespace) -> int:
             )
         print_progress("stopping")
     return 0
+
+
+def pick_engine(compute: str, engine: Optional[str]) -> str:
+    """Engine that ``--compute`` and ``--engine`` ask for.
+
+    Raises:
+        BadInput: both ask for one.
+    """
+    from edge_offload.errors import BadInput
+    from edge_offload.execute.engines.base import FASTEST_EXACT
+    from edge_offload.execute.engines.inductor import InductorBackend
+
+    if compute == "exact":
+        return engine or FASTEST_EXACT
+    if engine:
+        raise BadInput("--compute fast and --engine both say what computes", remedy="leave one of them out")
+    return InductorBackend.name
 
 
 def pool_settings(args: argparse.Namespace) -> Any:

@@ -30,7 +30,7 @@ from edge_offload.execute.tensors import Specs, specs_of
 #: How far a batch may be from single frames, as a share of an output's largest value, and still be computed.
 MAX_RELATIVE_ERROR = 1e-5
 
-#: Sizes and shapes of batches that are CUDA graphs at once.
+#: Sizes and shapes of batches that are captured at once.
 MOST_GRAPHS = 16
 #: Seconds that the engine of single frames may take to be built, and frames on which it is then compared with torch.
 READY_S, TRIALS = 60.0, 2
@@ -78,7 +78,7 @@ class BatchExecutor:
         self._graphs: Dict[Specs, Tuple[Engine, str]] = {}
 
     def prepare_batch(self, frames: Frames) -> None:
-        """Prepares batches like this one as they will be computed from now on: as a CUDA graph, if that is the engine.
+        """Prepares batches like this one as they will be computed from now on: captured, if the engine captures.
 
         It takes some runs, and the time of a capture.
         """
@@ -103,7 +103,7 @@ class BatchExecutor:
             except Exception as error:
                 wrong = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if wrong:
-            _log.info("batches of %d are computed without a CUDA graph: %s", len(frames), wrong)
+            _log.info("batches of %d are not captured: %s", len(frames), wrong)
         else:
             self._graphs[specs] = engine, str(engine_facts(backend))
 

@@ -33,6 +33,7 @@ from edge_offload.execute.engines.base import (
     CUDA,
     EAGER,
     ENGINE,
+    EXACT,
     FASTEST_EXACT,
     Built,
     Direct,
@@ -230,13 +231,15 @@ class ModuleExecutor:
             elsewhere = backend.device != self.device.type
             note = f"; no engine computes it on {self.device} here: pip install onnxruntime-gpu" if elsewhere else ""
             return f"{_named(backend)}{note}", elsewhere
-        return (self._unseated or EAGER, bool(self._unseated)) if self._seat is None else self._seat.state()
+        if self._seat is None or self._unseated:
+            return self._unseated or EAGER, bool(self._unseated)
+        return self._seat.state()
 
     @property
     def graphs(self) -> Optional[Direct]:
-        """Backend that captures networks as CUDA graphs; None: another engine, or torch."""
+        """Backend that captures torch's kernels; None: another engine, or torch."""
         backend = None if self._seat is None else self._seat.backend
-        return backend if isinstance(backend, Direct) else None
+        return backend if isinstance(backend, Direct) and backend.accuracy == EXACT else None
 
     def engine_ready(self, timeout_s: float) -> bool:
         """Waits up to ``timeout_s`` (seconds) for builds of engines; returns True when all are built or given up."""
@@ -257,17 +260,19 @@ class ModuleExecutor:
         except Unsupported as error:  # its package may have been removed since the last start
             self._unseated = f"{plain}: {error}"
             _log.warning("%s; %s computes", error, "torch" if plain == EAGER else plain)
-            return
+            if plain != EAGER:
+                return
+            name, backend = FASTEST_EXACT, table.pick_backend(FASTEST_EXACT, self.device.type)
         if backend is None:
-            none = name == AUTO and not any(one.present for one in table.list_engines()[1:])
-            self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else ""
+            none = name == AUTO and not table.packaged_engines()
+            self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else self._unseated
         elif self.device.type == CUDA and backend.device == CPU:
             self._unseated = f"{plain}: engine {backend.name} computes on the CPU, and this device is {self.device}"
         elif self.device.index and name == FASTEST_EXACT:
             _log.info("engine %s computes on the first GPU alone: torch computes on %s", backend.name, self.device)
         elif self.device.index and backend.device == CUDA:
             self._unseated = f"{plain}: engine {backend.name} computes on the first GPU, and this is {self.device}"
-        elif self.device.type == CPU and isinstance(backend, Direct):
+        elif self.device.type == CPU and isinstance(backend, Direct) and backend.device == CUDA:
             self._unseated = f"{plain}: engine {backend.name} is for device cuda, and this one is {self.device}"
         elif isinstance(self.placed, ByEngine):
             # whoever gave the module may have it computed by another engine
@@ -278,8 +283,10 @@ class ModuleExecutor:
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
                 network, self._read_out = self.placed.dense_part()
-            named = name != FASTEST_EXACT
-            self._seat = Seat(network, lambda inputs: as_tensors(network(*inputs)), backend, named=named)
+            run = lambda inputs: as_tensors(network(*inputs))  # noqa: E731
+            exact = table.pick_backend(FASTEST_EXACT, CPU) if self.device.type == CPU else None
+            substitute = None if exact is None or backend is exact else Seat(network, run, exact, named=False)
+            self._seat = Seat(network, run, backend, named=name != FASTEST_EXACT, substitute=substitute)
 
 
 class CpuFallback:

@@ -8,7 +8,7 @@ from edge_offload import beside
 from edge_offload.errors import Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, engine_facts, fingerprint_entry
+from edge_offload.execute.engines.base import EAGER, ENGINE, FASTEST_EXACT, engine_label, fingerprint_entry
 from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.execute.threads import pin
 from edge_offload.server.services.replica.replicas import EmulatedDevice
@@ -50,7 +50,7 @@ class ComputeDevice:
             self.engine, self._stated = f"{EAGER}: {error}", ""
         else:
             self.engine, self._stated = (
-                EAGER if backend is None else str(engine_facts(backend)),
+                EAGER if backend is None else engine_label(backend),
                 fingerprint_entry(backend),
             )
 

@@ -53,8 +53,9 @@ def test_auto_is_an_engine_where_torch_computes_and_never_one_of_fewer_bits(monk
     assert [table.pick_backend("auto", device).name for device in ("cpu", "cuda")] == ["cpu close", "cuda close"]
 
 
-def test_exact_is_torch_on_a_cpu_and_its_graphs_on_a_gpu(monkeypatch):
-    assert table.pick_backend("exact", "cpu") is None
+def test_exact_is_torchs_kernels_as_steps_on_a_cpu_and_as_graphs_on_a_gpu(monkeypatch):
+    assert table.pick_backend("exact", "cpu").name == "eager+steps"
+    assert fingerprint_entry(table.pick_backend("exact", "cpu")) == "", "it has torch's bits"
     assert table.pick_backend("exact", "cuda") is None, "there is no GPU here"
     monkeypatch.setattr(CudaGraphBackend, "missing_parts", lambda self: "")
     assert isinstance(table.pick_backend("exact", "cuda"), CudaGraphBackend)

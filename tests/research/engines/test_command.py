@@ -14,7 +14,7 @@ def test_every_engine_is_listed_with_what_to_install(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
         "eager", "onnxruntime", "openvino", "openvino:bf16", "tensorrt", "tensorrt:fp16", "onnxruntime:cuda",
-        "onnxruntime:tensorrt", "eager+graph",
+        "onnxruntime:tensorrt", "eager+graph", "eager+steps", "inductor",
     ]  # fmt: skip
 
 

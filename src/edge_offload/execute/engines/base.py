@@ -18,7 +18,7 @@ import torch
 EAGER = "eager"
 #: The engine of class ``close`` that was measured to be the fastest, else the first that is installed, else torch.
 AUTO = "auto"
-#: Torch's own kernels, launched as fast as this device can: as CUDA graphs on a GPU, operator by operator elsewhere.
+#: Torch's own kernels, launched as fast as this device can: as CUDA graphs on a GPU, as a compiled step on a CPU.
 FASTEST_EXACT = "exact"
 #: What a fingerprint says of an engine, where one computes in place of torch.
 ENGINE = "engine"
@@ -57,6 +57,7 @@ class Backend(Protocol):
         module: what is imported of them, where it may be there without a distribution (NVIDIA's Debian packages).
         device: what it computes on, :data:`CPU` or :data:`CUDA`.
         timed: it picks kernels by timing them, so that two builds of one network may give different bits.
+        own_thread: its engines may hang, so that each runs on a thread that can be left behind.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Backend(Protocol):
     module: str = ""
     device: str = CPU
     timed: bool = False
+    own_thread: bool = True
 
     def missing_parts(self) -> str:
         """Names what is missing here beside its package; empty: nothing."""
@@ -133,12 +135,18 @@ def engine_facts(backend: Backend) -> EngineFacts:
     return EngineFacts(backend.name, installed_version(backend) or "absent", backend.precision)
 
 
+def engine_label(backend: Backend) -> str:
+    """The facts of a backend; of one that compiles torch's calls, their class too where it is not torch's."""
+    accuracy = f" {backend.accuracy}" if isinstance(backend, Direct) and backend.accuracy != EXACT else ""
+    return f"{engine_facts(backend)}{accuracy}"
+
+
 def fingerprint_entry(backend: Optional[Backend]) -> str:
     """Engine as a fingerprint states it; empty where results have torch's bits."""
     if backend is None or backend.accuracy == EXACT:
         return ""
     timing = f", kernels picked by timing in process {_PROCESS}" if backend.timed else ""
-    return f"{engine_facts(backend)}{timing}"
+    return f"{engine_label(backend)}{timing}"
 
 
 def driver_release() -> str:

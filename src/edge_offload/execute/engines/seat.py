@@ -6,15 +6,14 @@ tolerance of its class, and again from the moment at which it raises or does not
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import logging
-import queue
 import threading
 import time
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, DefaultDict, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -27,16 +26,15 @@ from edge_offload.execute.engines.base import (
     Backend,
     Built,
     Direct,
-    Engine,
     engine_facts,
+    engine_label,
     find_mismatch,
     machine_facts,
 )
 from edge_offload.execute.engines.cache import EngineCache, EngineEntry, key_of
 from edge_offload.execute.engines.export import export_onnx, network_identity
+from edge_offload.execute.engines.owners import Owner, Tensors, load_engine
 from edge_offload.execute.tensors import Specs, specs_of
-
-Tensors = Tuple[torch.Tensor, ...]
 
 #: Real inputs on which engine and torch both compute before the engine takes over.
 TRIALS = 2
@@ -48,8 +46,8 @@ MOST_SHAPES = 4
 HANG_FACTOR, MIN_HANG_S = 20.0, 2.0
 
 _log = logging.getLogger(__name__)
-#: One build at a time: frames are answered meanwhile, on the same processor.
-_one_build = threading.Lock()
+#: One build of a backend at a time: frames are answered meanwhile, on the same processor.
+_one_build: DefaultDict[str, threading.Lock] = collections.defaultdict(threading.Lock)
 
 
 class Seat:
@@ -61,6 +59,7 @@ class Seat:
         backend: of the engines.
         cache: where built engines are kept.
         named: somebody asked for this engine by its name, and is told where torch computes in its place.
+        substitute: computes where no engine does, with torch's bits; by default torch.
     """
 
     def __init__(
@@ -70,8 +69,10 @@ class Seat:
         backend: Backend,
         cache: Optional[EngineCache] = None,
         named: bool = True,
+        substitute: Optional[Seat] = None,
     ) -> None:
         self._network = network
+        self._substitute = substitute
         self._run_eagerly = run_eagerly
         self.backend = backend
         self.named = named
@@ -82,14 +83,18 @@ class Seat:
     def run(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
         """The network's outputs, and what computed them: :data:`EAGER`, or an engine with its facts."""
         place = self._engine_for(specs_of(inputs))
-        return (self._run_eagerly(inputs), EAGER) if place is None else place.run(inputs)
+        return self.run_exactly(inputs) if place is None else place.run(inputs)
+
+    def run_exactly(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
+        """As :meth:`run`, with torch's bits."""
+        return (self._run_eagerly(inputs), EAGER) if self._substitute is None else self._substitute.run(inputs)
 
     def state(self) -> Tuple[str, bool]:
         """State of the engines in words, and True if somebody should look at it."""
         with self._lock:
             places = list(self._places.values())
         if not places:
-            return f"eager: {engine_facts(self.backend)} is built when the first frame comes", False
+            return f"{EAGER}: {engine_facts(self.backend)} is built when the first frame comes", False
         states = [place.state() for place in places]
         return "; ".join(dict.fromkeys(text for text, _ in states)), any(amber for _, amber in states)
 
@@ -97,12 +102,14 @@ class Seat:
         """Engine that computed last: :data:`EAGER`, or an engine with its facts."""
         with self._lock:
             places = list(self._places.values())
-        return max(places, key=lambda place: place.used_s).label if places else EAGER
+        label = max(places, key=lambda place: place.used_s).label if places else EAGER
+        return self._substitute.latest_engine() if label == EAGER and self._substitute is not None else label
 
     def wait_until_built(self, timeout_s: float) -> bool:
         """Waits up to ``timeout_s`` (seconds); returns True when all builds are done or given up."""
         ends = time.monotonic() + timeout_s
-        return all(place.built.wait(max(0.0, ends - time.monotonic())) for place in list(self._places.values()))
+        places = [*self._places.values(), *(self._substitute._places.values() if self._substitute else ())]
+        return all(place.built.wait(max(0.0, ends - time.monotonic())) for place in places)
 
     def close(self) -> None:
         """Give the engines back; torch computes from now on."""
@@ -110,6 +117,8 @@ class Seat:
             places = list(self._places.values())
         for place in places:
             place.retire("it was closed", amber=False)
+        if self._substitute is not None:
+            self._substitute.close()
 
     def _engine_for(self, specs: Specs) -> Optional[_EngineForShape]:
         with self._lock:
@@ -120,7 +129,7 @@ class Seat:
 
     def prepare_engine(
         self, specs: Specs, inputs: Sequence[torch.Tensor], want: Tensors, threads: int
-    ) -> Tuple[_EngineThread, str]:
+    ) -> Tuple[Owner, str]:
         """Loads an engine, on a thread of its own, that gave ``want`` for ``inputs``; returns it with its label.
 
         It has given what torch gives on noise as well; one that was kept did so when it was built.
@@ -129,9 +138,11 @@ class Seat:
             EdgeOffloadError: there can be none; the message says why.
         """
         backend = self.backend
+        owner: Owner
         if isinstance(backend, Direct):
             attach = functools.partial(backend.capture, self._run_eagerly, inputs)
-            owner, label, checked = _load_engine(attach, "it cannot be captured"), str(engine_facts(backend)), False
+            owner = load_engine(attach, "it cannot be captured", backend.own_thread)
+            label, checked = engine_label(backend), False
         else:
             assert isinstance(backend, Built)
             owner, entry = self._load_or_build(backend, specs, inputs, threads)
@@ -151,7 +162,7 @@ class Seat:
 
     def _load_or_build(
         self, backend: Built, specs: Specs, inputs: Sequence[torch.Tensor], threads: int
-    ) -> Tuple[_EngineThread, EngineEntry]:
+    ) -> Tuple[Owner, EngineEntry]:
         """A loaded engine and the cache's entry of it, built where there is none."""
         network_key = network_identity(self._network, specs)
         made: Dict[str, Any] = {
@@ -164,12 +175,12 @@ class Seat:
             document = export_onnx(self._network, inputs, backend.export_dtype())
             network_key = hashlib.sha256(document).hexdigest()
         key = key_of({**made, "network": network_key, "inputs": [spec.to_dict() for spec in specs]})
-        new: List[_EngineThread] = []
+        new: List[Owner] = []
 
         def build_entry() -> EngineEntry:
             onnx = document if document is not None else export_onnx(self._network, inputs, backend.export_dtype())
             built = backend.build(onnx, threads)
-            new.append(_load_engine(functools.partial(backend.load, built, threads), "it cannot be loaded"))
+            new.append(load_engine(functools.partial(backend.load, built, threads), "it cannot be loaded"))
             # one that is wrong is kept, too, but not trusted: building it again would give the same
             return EngineEntry(built, hashlib.sha256(onnx).hexdigest(), not self._wrong_on_noise(new[0], inputs))
 
@@ -182,18 +193,18 @@ class Seat:
         if new:
             return new[0], entry
         try:
-            return _load_engine(functools.partial(backend.load, entry.built, threads), "it cannot be loaded"), entry
+            return load_engine(functools.partial(backend.load, entry.built, threads), "it cannot be loaded"), entry
         except Unsupported:
             self._cache.delete_entry(key)
             raise
 
-    def _wrong_on_noise(self, owner: _EngineThread, inputs: Sequence[torch.Tensor]) -> str:
+    def _wrong_on_noise(self, owner: Owner, inputs: Sequence[torch.Tensor]) -> str:
         noise = _noise_like(inputs)
         with torch.inference_mode():
             want = self._run_eagerly(noise)
         return self._find_error(owner, noise, want)
 
-    def _find_error(self, owner: _EngineThread, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
+    def _find_error(self, owner: Owner, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
         """Describes how an engine misses ``want``; empty: it does not."""
         return find_mismatch(want, owner.run(inputs, 600.0), TOLERANCE[self.backend.accuracy])
 
@@ -212,7 +223,7 @@ class _EngineForShape:
         self._started_s = 0.0
         self._eager_s = 0.0
         self._trials = TRIALS
-        self._owner: Optional[_EngineThread] = None
+        self._owner: Optional[Owner] = None
         self._loaded = ""
         self._reason = ""
         self._amber = False
@@ -232,18 +243,18 @@ class _EngineForShape:
         self.used_s = time.monotonic()
         owner = self._owner
         if owner is None or (self._trials and _all_constant(inputs)):
-            return self._run_eagerly(inputs), EAGER
+            return self._run_exactly(inputs)
         try:
             if self._trials:
-                want = self._run_eagerly(inputs)
+                want, label = self._run_exactly(inputs)
                 self._compare_outputs(want, owner.run(inputs, self._timeout_s()))
-                return want, EAGER
+                return want, label
             return owner.run(inputs, self._timeout_s()), self._loaded
         except FutureTimeout:
             self.retire(f"it did not answer within {self._timeout_s():.1f} s")
         except Exception as error:
             self.retire(f"it failed: {type(error).__name__}: {str(error)[:300]}")
-        return self._run_eagerly(inputs), EAGER
+        return self._run_exactly(inputs)
 
     def retire(self, reason: str, amber: bool = True) -> None:
         """Torch computes from now on, because of ``reason``."""
@@ -255,28 +266,29 @@ class _EngineForShape:
         if owner is not None:
             owner.close()
         if amber:
-            _log.warning("engine %s: %s; torch computes", self._name, reason)
+            level = logging.WARNING if self._seat.named else logging.INFO
+            _log.log(level, "engine %s: %s; torch computes", self._name, reason)
         self.built.set()
 
-    def _run_eagerly(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+    def _run_exactly(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
         started_s, first = time.monotonic(), not self._started_s
         if first:
             self._started_s = started_s
             before = _state_versions(self._seat._network)
-        outputs = self._seat._run_eagerly(inputs)
+        outputs, label = self._seat.run_exactly(inputs)
         self._eager_s = time.monotonic() - started_s
         if first:
             if _state_versions(self._seat._network) != before:
                 self.retire("the network changes its own state while it computes")
-                return outputs
+                return outputs, label
             # the caller may write to its tensors while they are being exported
             given, want = [one.clone() for one in inputs], tuple(one.clone() for one in outputs)
             background.start("edge-offload-engine-build", self._build_engine, given, want, torch.get_num_threads())
-        return outputs
+        return outputs, label
 
     def _build_engine(self, inputs: Sequence[torch.Tensor], want: Tensors, threads: int) -> None:
         try:
-            with _one_build:
+            with _one_build[self._seat.backend.name]:
                 background.check()
                 torch.set_num_threads(threads)
                 # an engine that is wrong on the first frame or on noise needs no further trial
@@ -303,61 +315,6 @@ class _EngineForShape:
 
     def _timeout_s(self) -> float:
         return max(MIN_HANG_S, HANG_FACTOR * self._eager_s)
-
-
-class _EngineThread:
-    """The one thread that loads an engine, runs it and closes it, so that it may be left behind when it hangs."""
-
-    def __init__(self, load: Callable[[], Engine]) -> None:
-        self.loaded: Future[Any] = Future()
-        self._work: queue.SimpleQueue[Optional[Tuple[Sequence[torch.Tensor], Future[Any]]]] = queue.SimpleQueue()
-        self._turn = threading.Lock()
-        threading.Thread(target=self._serve, args=(load,), name="edge-offload-engine", daemon=True).start()
-
-    def run(self, inputs: Sequence[torch.Tensor], timeout_s: float) -> Tensors:
-        """The outputs.
-
-        Raises:
-            concurrent.futures.TimeoutError: it takes longer than ``timeout_s`` (seconds).
-            Exception: what the engine raises.
-        """
-        answer: Future[Any] = Future()
-        with self._turn:
-            self._work.put((inputs, answer))
-            return tuple(answer.result(timeout_s))
-
-    def close(self) -> None:
-        """Let the thread end, and give the engine back."""
-        self._work.put(None)
-
-    def _serve(self, load: Callable[[], Engine]) -> None:
-        try:
-            engine = load()
-        except BaseException as error:
-            self.loaded.set_exception(error)
-            return
-        self.loaded.set_result(None)
-        while True:
-            work = self._work.get()
-            if work is None:
-                engine.close()
-                return
-            inputs, answer = work
-            try:
-                answer.set_result(engine.run(inputs))
-            except BaseException as error:
-                answer.set_exception(error)
-            del work, inputs, answer
-
-
-def _load_engine(load: Callable[[], Engine], failed: str) -> _EngineThread:
-    """Loads an engine; raises Unsupported, with a message that begins with ``failed``, if ``load`` fails."""
-    owner = _EngineThread(load)
-    try:
-        owner.loaded.result()
-    except Exception as error:
-        raise Unsupported(f"{failed}: {type(error).__name__}: {str(error)[:300]}") from error
-    return owner
 
 
 def _state_versions(network: nn.Module) -> List[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -27,7 +27,9 @@ from edge_offload.execute.engines.base import (
     engine_facts,
     installed_version,
 )
+from edge_offload.execute.engines.compiled_steps import CompiledStepsBackend
 from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
+from edge_offload.execute.engines.inductor import NO_COMPILER, InductorBackend
 from edge_offload.execute.engines.onnx_runtime import OnnxRuntime
 from edge_offload.execute.engines.open_vino import OpenVino
 from edge_offload.execute.engines.tensor_rt import TensorRT
@@ -36,6 +38,7 @@ from edge_offload.execute.engines.tensor_rt import TensorRT
 BACKENDS: Tuple[Backend, ...] = (
     OnnxRuntime(), OpenVino(), OpenVino(reduced=True), TensorRT(), TensorRT("fp16"), OnnxRuntime("onnxruntime:cuda"),
     OnnxRuntime("onnxruntime:tensorrt"), CudaGraphBackend(),
+    CompiledStepsBackend(), InductorBackend(),
 )  # fmt: skip
 #: What exports a network.
 EXPORTER = "onnx"
@@ -46,6 +49,7 @@ _ELSEWHERE = {
     "tensorrt": "JetPack 5.1 or later brings it; elsewhere pip install tensorrt-cu12 onnx",
     "pycuda": "pip install pycuda", "onnxruntime-gpu": "pip install onnxruntime-gpu onnx",
     NO_GPU: "check nvidia-smi, the driver's version and that torch is a CUDA build",
+    NO_COMPILER: "install g++ (apt-get install g++)",
 }  # fmt: skip
 
 
@@ -61,6 +65,7 @@ class Listed:
         accuracy: its class: exact, close or reduced.
         detail: what it is, or why it is absent.
         remedy: how to get it; empty when it is there.
+        packaged: whether a package beside torch brings it.
     """
 
     name: str
@@ -70,14 +75,20 @@ class Listed:
     accuracy: str
     detail: str
     remedy: str = ""
+    packaged: bool = True
 
 
 def list_engines() -> Tuple[Listed, ...]:
     """Every engine, torch itself first. Imports none of their packages."""
     torch_itself = Listed(
-        EAGER, True, str(torch.__version__), "fp32", EXACT, "torch, operator by operator: the default"
+        EAGER, True, str(torch.__version__), "fp32", EXACT, "torch, operator by operator: the default", packaged=False
     )
     return (torch_itself, *(_list_backend(backend) for backend in BACKENDS))
+
+
+def packaged_engines() -> List[str]:
+    """Names of the engines that packages beside torch bring, which are here and which ``auto`` may take."""
+    return [one.name for one in list_engines() if one.packaged and one.present and one.accuracy == CLOSE]
 
 
 def engine_names() -> Tuple[str, ...]:
@@ -129,10 +140,10 @@ def pick_backend(name: str, device: str = CPU, network: Optional[nn.Module] = No
     if name == EAGER:
         return None
     if name == FASTEST_EXACT:
-        graph = _backends_by_name()[CudaGraphBackend.name]
-        return graph if device == CUDA and _list_backend(graph).present else None
+        exact = (one for one in BACKENDS if one.accuracy == EXACT and one.device == device)
+        return next((one for one in exact if _list_backend(one).present), None)
     if name == AUTO:
-        fit = [backend for backend in BACKENDS if backend.accuracy == CLOSE and backend.device == device]
+        fit = [one for one in BACKENDS if isinstance(one, Built) and (one.accuracy, one.device) == (CLOSE, device)]
         installed = [backend for backend in fit if _list_backend(backend).present]
         return _fastest_backend(installed, network) if installed else None
     plain, by, buffers = name.partition(BUFFERS_SEPARATOR)
@@ -207,7 +218,8 @@ def _list_backend(backend: Backend) -> Listed:
         what = lacks.split(",")[0]
         remedy = _ELSEWHERE.get(what, f"put {what} where the loader looks (LD_LIBRARY_PATH)" if ".so" in what else "")
         return Listed(backend.name, False, str(release), *facts, f"needs {lacks}", remedy)
-    return Listed(backend.name, True, str(release), *facts, "on the GPU" if backend.device == CUDA else "on the CPU")
+    where = "on the GPU" if backend.device == CUDA else "on the CPU"
+    return Listed(backend.name, True, str(release), *facts, where, packaged=isinstance(backend, Built))
 
 
 def _has_exporter() -> bool:

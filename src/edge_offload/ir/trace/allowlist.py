@@ -36,7 +36,7 @@ _INTERNAL = """
     _prelu_kernel _ctc_loss
     _dirichlet_grad _sample_dirichlet _standard_gamma _standard_gamma_grad _trilinear _euclidean_dist _pdist_forward
     _local_scalar_dense _aminmax _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
-    _make_per_tensor_quantized_tensor _reshape_copy _fused_rms_norm
+    _make_per_tensor_quantized_tensor _reshape_copy _to_copy _fused_rms_norm
     _int_mm _compute_linear_combination _chunk_cat _batch_norm_no_update _batch_norm_with_update _lu_with_info
     _assert_async _functional_assert_async _dim_arange _nnpack_spatial_convolution _assert_scalar _spdiags
     _amp_update_scale _amp_update_scale_ _amp_foreach_non_finite_check_and_unscale _functional_assert_scalar

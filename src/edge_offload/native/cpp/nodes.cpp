@@ -192,6 +192,7 @@ class Node {
       }
       for (auto number : written_)
         if (save && held[number]) saved.append(py::make_tuple(held[number], copy_of(now.places[number])));
+      const py::gil_scoped_release unlocked;  // a server's other threads answer while kernels run
       for (const auto& call : calls_) {
         if (memory.ptr) leave_name(call.name, memory);
         index = -1;
@@ -211,12 +212,15 @@ class Node {
           const auto& tensor = now.registers[call.holes[0].reg];
           if (tensor.numel() > readable / static_cast<int64_t>(tensor.element_size())) throw Unfit(kTooLong, "one answer would bring back too much");
           readable -= static_cast<int64_t>(tensor.nbytes());
-          read = py::cast(host_copy(tensor));
+          const auto copied = host_copy(tensor);
+          const py::gil_scoped_acquire gil;
+          read = py::cast(copied);
         }
         for (const auto& item : call.made) {
           auto& place = now.places[item.place];
           if (call.how == kKernel) place = now.result(item.output);
           if (!item.kept) continue;
+          const py::gil_scoped_acquire gil;
           const py::int_ number(base + item.ordinal);
           if (--most < 0 || PyDict_Contains(slots.ptr(), number.ptr()))
             throw Unfit(kMalformed, "storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
@@ -229,6 +233,7 @@ class Node {
           kept += bytes;
         }
         if (call.tells) {
+          const py::gil_scoped_acquire gil;
           py::list found;
           int output = 0;
           for (const auto& item : call.told) {

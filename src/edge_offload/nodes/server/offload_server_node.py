@@ -59,7 +59,7 @@ class OffloadServerNode(Node):
         Param(
             "engine",
             "exact",
-            "what computes models: exact (torch, on a GPU as CUDA graphs), eager (torch), auto, "
+            "what computes models: exact (torch, on a GPU as CUDA graphs, on a CPU as compiled steps), eager, auto, "
             "or a name from 'edge-offload engines'",
         ),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),

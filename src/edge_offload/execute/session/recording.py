@@ -1,0 +1,201 @@
+"""Recording what a function computes on tensors of this process, as calls that a session can run.
+
+The function runs once, on tensors without readable data: one that looks at values in Python, by ``.item()``,
+``.tolist()`` or NumPy, cannot be recorded, and neither can one whose sizes depend on data or that draws random numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import torch
+from torch.fx.node import map_aggregate
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from edge_offload.errors import Unsupported
+from edge_offload.ir.trace.writing import write_call
+
+Function = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+#: An operator whose sizes depend on data only where it is given masks.
+_INDEX = "aten::index"
+_MASKS = (torch.bool, torch.uint8)
+
+
+class RecordedCall(NamedTuple):
+    """A call by addresses of storages: ``operands`` those of its tensors, ``made`` the new ones, in order."""
+
+    name: str
+    key: bytes
+    numbers: bytes
+    operands: Tuple[int, ...]
+    made: Tuple[int, ...]
+
+
+class Recording(NamedTuple):
+    """What one run of a function did.
+
+    Attributes:
+        calls: in order; those that only make a view are left out.
+        graph: all calls; it takes ``constants``, then ``inputs``, and gives ``outputs``.
+        constants: tensors that existed before, in the order of their first use.
+        inputs, outputs: of the function.
+        addresses: keep addresses of storages from being used again; their memory is free.
+    """
+
+    calls: List[RecordedCall]
+    graph: torch.fx.Graph
+    constants: List[torch.Tensor]
+    inputs: List[torch.Tensor]
+    outputs: List[torch.Tensor]
+    addresses: List[StorageWeakRef]
+
+    def existing_storages(self) -> Dict[int, torch.Tensor]:
+        """A tensor of each storage that existed before, by address."""
+        return {address_of(one): one for one in (*self.constants, *self.inputs)}
+
+
+def record_calls(run: Function, inputs: Sequence[torch.Tensor]) -> Recording:
+    """Records what ``run`` does with ``inputs``.
+
+    Raises:
+        Unsupported: a call cannot be recorded; the message names it.
+        Exception: whatever ``run`` raises where it looks at values.
+    """
+    # composites are taken apart before the mode sees them, which they are not in inference mode
+    with torch.inference_mode(False), torch.no_grad():
+        given = [one.clone(memory_format=torch.contiguous_format) for one in inputs]
+        graph = _GraphWriter(given)
+        recorder = _Recorder(graph)
+        with recorder:
+            outputs = [_reveal(one) for one in run([_Opaque(one) for one in given])]
+    graph.write_outputs(outputs)
+    return Recording(recorder.calls, graph.graph, graph.constants, given, outputs, recorder.addresses)
+
+
+class _Opaque(torch.Tensor):
+    """A tensor whose data Python cannot read. Operators run on the real one: also where a network has stored it."""
+
+    content: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, real: torch.Tensor) -> _Opaque:
+        made: _Opaque = torch.Tensor._make_wrapper_subclass(
+            cls, real.shape, strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype,
+            device=real.device, requires_grad=False,
+        )  # fmt: skip
+        made.content = real
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*_reveal_all(args), **_reveal_all(kwargs or {}))
+
+
+class _GraphWriter:
+    """Writes calls to a graph, in which tensors have a node each."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self.graph = torch.fx.Graph()
+        self.constants: List[torch.Tensor] = []
+        self._nodes: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        for number, one in enumerate(inputs):
+            self._nodes[one] = self.graph.placeholder(f"input_{number}")
+        self._first_input = next(iter(self.graph.nodes), None)
+
+    def write_call(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
+        """Write a call and what it returned."""
+        node = self.graph.call_function(func, self._node_of(args), self._node_of(kwargs))
+        if isinstance(returned, torch.Tensor):
+            self._nodes[returned] = node
+        for number, one in enumerate(returned if isinstance(returned, (list, tuple)) else ()):
+            if one is not None:
+                self._nodes[one] = self.graph.call_function(operator.getitem, (node, number))
+
+    def write_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """End the graph."""
+        self.graph.output(self._node_of(tuple(outputs)))
+
+    def _node_of(self, values: Any) -> Any:
+        return map_aggregate(values, lambda one: self._tensor_node(one) if isinstance(one, torch.Tensor) else one)
+
+    def _tensor_node(self, tensor: torch.Tensor) -> torch.fx.Node:
+        node: Optional[torch.fx.Node] = self._nodes.get(tensor)
+        if node is None:
+            with self.graph.inserting_before(self._first_input):
+                node = self._nodes[tensor] = self.graph.placeholder(f"constant_{len(self.constants)}")
+            self.constants.append(tensor)
+        return node
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, graph: _GraphWriter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._graph = graph
+        self.calls: List[RecordedCall] = []
+        self.addresses: List[StorageWeakRef] = []
+        self._made: Set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        opaque = {id(one.content): one for one in tree_flatten((args, kwargs))[0] if isinstance(one, _Opaque)}
+        args, kwargs = _reveal_all(args), _reveal_all(kwargs or {})
+        _check_static(func, args)
+        call = write_call(func, args, kwargs)
+        self._check_written(func, args, kwargs)
+        returned = func(*args, **kwargs)
+        results = tree_flatten(returned)[0]
+        if not all(one is None or isinstance(one, torch.Tensor) for one in results):
+            raise Unsupported(f"it looks at values in Python ({call.name})")
+        operands = tuple([address_of(one) for one in call.operands])
+        made = {address_of(one): one for one in results if one is not None and address_of(one) not in operands}
+        self._graph.write_call(func, args, kwargs, returned)
+        if made or func._schema.is_mutable:
+            self.calls.append(RecordedCall(call.name, call.key, call.numbers, operands, tuple(made)))
+            self._made.update(made)
+            self.addresses += [StorageWeakRef(one.untyped_storage()) for one in made.values()]
+        for real, wrapped in ((one.content, one) for one in opaque.values()):
+            if real.shape != wrapped.shape or real.stride() != wrapped.stride():
+                raise Unsupported(f"it changes the shape of a tensor in place ({call.name})")
+        return tree_map_only(torch.Tensor, lambda one: opaque[id(one)] if id(one) in opaque else _Opaque(one), returned)
+
+    def _check_written(self, func: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> None:
+        """Raise Unsupported if a call writes to what was there before the inference."""
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            for one in tree_flatten(given)[0]:
+                if isinstance(one, torch.Tensor) and address_of(one) not in self._made:
+                    raise Unsupported(f"it writes to its inputs or its own state ({func})")
+
+
+def _check_static(func: Any, args: Sequence[Any]) -> None:
+    name = func._schema.name
+    if func.namespace != "aten":
+        raise Unsupported(f"{name} is no operator of torch")
+    if torch.Tag.data_dependent_output in func.tags:
+        raise Unsupported(f"it looks at values in Python ({name})")
+    if torch.Tag.dynamic_output_shape in func.tags:
+        masks = any(one is not None and one.dtype in _MASKS for one in args[1]) if name == _INDEX else True
+        if masks:
+            raise Unsupported(f"its sizes depend on data ({name})")
+
+
+def _reveal(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.content if isinstance(tensor, _Opaque) else tensor
+
+
+def _reveal_all(values: Any) -> Any:
+    return tree_map_only(_Opaque, _reveal, values)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Address by which the storage of ``tensor`` is told from others that exist."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
