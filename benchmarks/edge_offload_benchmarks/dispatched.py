@@ -48,17 +48,17 @@ def runs(patterns: List[str], limit: int) -> Iterator[Tuple[str, Callable[[], Li
     from edge_offload_research.device.conformance.exclusions import EXCLUSIONS
     from edge_offload_research.device.conformance.judge import entry_name
 
-    def wanted(name: str) -> bool:
+    def matches(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     for op in op_db:
         name = entry_name(op)
-        if name not in EXCLUSIONS and wanted(name):
+        if name not in EXCLUSIONS and matches(name):
             for dtype in DTYPES:
                 if dtype in op.dtypes:
                     yield name, functools.partial(_samples, op, dtype, limit)
     for name, make, shape in NETWORKS:
-        if wanted(name):
+        if matches(name):
             yield name, functools.partial(_network, make, shape)
 
 

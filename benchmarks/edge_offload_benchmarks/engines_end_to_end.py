@@ -112,9 +112,9 @@ def _take_turns(robots: Robots, link: str, inputs: Sequence[torch.Tensor], turns
         for mode in modes:
             for place in range(len(names)):
                 name = names[(place + turn) % len(names)]
-                began = time.perf_counter()
+                started_at = time.perf_counter()
                 _, report = robots[name].run(inputs[turn % len(inputs)], mode)
-                seconds[name, mode].append(time.perf_counter() - began)
+                seconds[name, mode].append(time.perf_counter() - started_at)
                 if report.mode is not mode or not report.engine.startswith(name):
                     raise RemoteError(f"{mode} with {name}: {report.engine} in {report.mode}: {report.fallback_reason}")
     return [
@@ -153,9 +153,9 @@ def _idle(pid: int) -> float:
     def spent() -> float:
         return sum(sum(one.cpu_times()[:2]) for one in family)
 
-    before, began = spent(), time.monotonic()
+    before, started_at = spent(), time.monotonic()
     time.sleep(IDLE_S)
-    return (spent() - before) / (time.monotonic() - began)
+    return (spent() - before) / (time.monotonic() - started_at)
 
 
 def people(model: str, engines: Sequence[str], frames: Dict[int, Array]) -> List[Dict[str, Any]]:

@@ -74,16 +74,16 @@ class Robot:
             lambda taken_s: self.module.frames.wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
         )  # fmt: skip
         pipeline.start()
-        began = time.monotonic()
+        started_at = time.monotonic()
         for number, image in zip(itertools.count(), itertools.cycle(self.images)):
-            due = began + number / rate
-            if due >= began + LEAD_S + seconds:
+            due = started_at + number / rate
+            if due >= started_at + LEAD_S + seconds:
                 break
             time.sleep(max(0.0, due - time.monotonic()))
             slot.put(Shot(number, image, time.monotonic()))
         ended = time.monotonic()
         drained = pipeline.drain(60.0)
-        return {"drained": drained, "failed": stages.failed, **_figures(done, slot, began + LEAD_S, ended)}
+        return {"drained": drained, "failed": stages.failed, **_figures(done, slot, started_at + LEAD_S, ended)}
 
 
 class _Stages:
@@ -107,10 +107,10 @@ class _Stages:
         """Likewise."""
         image, size = prepared[0], (shot.bgr.shape[1], shot.bgr.shape[0])
         outputs, inference = inferred
-        found = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
-        self._module.frames.note(found.report)
+        result = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
+        self._module.frames.note(result.report)
         self._module.situation(image.inputs)
-        self._done.append((shot.number, time.monotonic(), found.report))
+        self._done.append((shot.number, time.monotonic(), result.report))
 
     def fail(self, shot: Shot, error: BaseException) -> None:
         """Likewise."""
@@ -118,12 +118,12 @@ class _Stages:
 
 
 def _figures(
-    done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], began: float, ended: float
+    done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], started_at: float, ended: float
 ) -> Dict[str, Any]:
-    counts, counted = slot.counts, [report for _, at, report in done if began <= at <= ended]
+    counts, counted = slot.counts, [report for _, at, report in done if started_at <= at <= ended]
     numbers = [number for number, _, _ in done]
     return {
-        "seconds": ended - began,
+        "seconds": ended - started_at,
         "offered": counts.offered,
         "taken": counts.taken,
         "superseded": counts.superseded,

@@ -37,15 +37,15 @@ def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
     for _ in range(WARM):
         for way in ways:
             way()
-    found: List[List[float]] = [[] for _ in ways]
+    seconds: List[List[float]] = [[] for _ in ways]
     for order in itertools.islice(itertools.cycle(itertools.permutations(range(len(ways)))), count):
         for which in order:
             for _ in range(lead):
                 ways[which]()
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             ways[which]()
-            found[which].append(time.perf_counter() - began)
-    return found
+            seconds[which].append(time.perf_counter() - started_at)
+    return seconds
 
 
 def learn(recorder: Any, infer: Way) -> None:
@@ -74,8 +74,8 @@ def main() -> int:
     frame = read_frames(sample_video(), [0])[0]
     network, inputs = build_module(model, {}, frame)
 
-    def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
-        return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
+    def tensors(outputs: Any) -> Tuple[torch.Tensor, ...]:
+        return tuple(item.cpu() for item in (outputs if isinstance(outputs, (tuple, list)) else (outputs,)))
 
     def plain(of: Any) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
@@ -86,11 +86,11 @@ def main() -> int:
 
     device = current_installation()
     assert device is not None
-    there = registry.build_module(model).to("cuda")
+    on_device = registry.build_module(model).to("cuda")
 
     def virtual() -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return tensors(there(*(tensor.to("cuda") for tensor in inputs)))
+            return tensors(on_device(*(tensor.to("cuda") for tensor in inputs)))
 
     for mine, theirs in zip(plain_ways[0](), virtual()):
         assert torch.equal(mine, theirs)
@@ -98,19 +98,19 @@ def main() -> int:
     virtual()
     operators = device.native.counters()["calls"] - before
     if device.recorder.mode is Mode.LOCAL:
-        found = {"local": rounds([*plain_ways, virtual], count, lead)}
+        seconds = {"local": rounds([*plain_ways, virtual], count, lead)}
     else:
-        found = {}
+        seconds = {}
         if "split" in ways:
             learn(device.recorder, virtual)
-            found["split"] = rounds([*plain_ways, virtual], count, lead)
+            seconds["split"] = rounds([*plain_ways, virtual], count, lead)
         if "module" in ways:
             with Client(address, keys=KeyStore(keys)) as client:
                 client.wait_ready(30.0)
-                found["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
+                seconds["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
         assert device.recorder.strategy.splits.inferences == 0
         device.recorder.strategy.close()
-    print(json.dumps({"operators": operators, "seconds": found}), file=out, flush=True)
+    print(json.dumps({"operators": operators, "seconds": seconds}), file=out, flush=True)
     return 0
 
 
@@ -139,9 +139,9 @@ def by_module(
         assert report.mode is Mode.SPLIT, report.fallback_reason
         return outputs
 
-    found = rounds([*plain, split], count, lead)
+    seconds = rounds([*plain, split], count, lead)
     module.close()
-    return found
+    return seconds
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def read(messages: Iterable[Tuple[str, Any, int]]) -> Dict[str, Dict[str, Any]]:
     stale: Dict[str, List[float]] = {task: [] for task in RESULTS}
     origins: Dict[str, Counter[str]] = {task: Counter() for task in RESULTS}
     drops: Dict[str, List[Tuple[float, float]]] = {task: [] for task in RESULTS}
-    took: Dict[str, List[float]] = {task: [] for task in RESULTS}
+    turn_s: Dict[str, List[float]] = {task: [] for task in RESULTS}
     stamps: List[int] = []
     for topic, message, when in messages:
         stamp = message.header.stamp.to_nsec()
@@ -73,23 +73,23 @@ def read(messages: Iterable[Tuple[str, Any, int]]) -> Dict[str, Dict[str, Any]]:
                 stale[task].append((stamp - message.result.seen.to_nsec()) / 1e9)
         elif topic == "/offload/drop" and message.task in drops:
             drops[message.task].append((message.drop, message.staleness.to_sec()))
-        elif topic == "/offload/turn_taken" and message.state == message.ENDED and message.task in took:
-            took[message.task].append((when - stamp) / 1e9)
+        elif topic == "/offload/turn_taken" and message.state == message.ENDED and message.task in turn_s:
+            turn_s[message.task].append((when - stamp) / 1e9)
     lasted = (max(stamps, default=0) - min(stamps, default=0)) / 1e9
-    found = {}
+    by_task = {}
     for task in RESULTS:
-        if not stale[task] or not drops[task] or not took[task] or lasted <= 0:
+        if not stale[task] or not drops[task] or not turn_s[task] or lasted <= 0:
             raise RemoteError(f"patrol.launch: nothing was carried of the task {task}")
-        found[task] = {
+        by_task[task] = {
             "results_by_origin": dict(origins[task].most_common()),
             "stale_s": _mean(stale[task]),
-            "turns_per_s": len(took[task]) / lasted,
-            "latency_s": _mean(took[task]),
+            "turns_per_s": len(turn_s[task]) / lasted,
+            "latency_s": _mean(turn_s[task]),
             "compared": len(drops[task]),
             "drop": _mean([drop for drop, _ in drops[task]]),
             "drop_stale_s": _mean([age for _, age in drops[task]]),
         }
-    return found
+    return by_task
 
 
 def _mean(values: List[float]) -> float:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge_offload_benchmarks.pool_rig import Pool
 
 #: Share of frames under way that could be in time elsewhere, and have to be.
-WANTED = 0.95
+MIN_SHARE = 0.95
 #: Machines of each class.
 MACHINES = 3
 #: Stages of a pipeline, at most.
@@ -59,19 +59,19 @@ def measure(
     """
     from edge_offload_benchmarks.pool_rig import Pool
 
-    known = profile.load_profiles(folder)
-    if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
+    profiles = profile.load_profiles(folder)
+    if name not in profiles or any(gpu not in profiles[name].latency_s for gpu in gpus):
         raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --faults NAME")
     if any(count % MACHINES for count in gpus.values()):
         raise BadInput(f"GPUs of a class are shared out among {MACHINES} machines", remedy=f"multiples of {MACHINES}")
-    slo_s = 5 * min(float(shares[1][:, 0].sum()) for shares in known[name].latency_s.values()) * times
+    slo_s = 5 * min(float(shares[1][:, 0].sum()) for shares in profiles[name].latency_s.values()) * times
     rows = []
     with Pool() as pool:
-        emulated_profile(pool, known[name])
+        emulated_profile(pool, profiles[name])
         members = []
         for gpu, count in gpus.items():
-            words = ["--gpus", str(count // MACHINES), "--emulated", str(pool.profiles), "--times", repr(times)]
-            members += [pool.join(gpu, *words, wait=False) for _ in range(MACHINES)]
+            arguments = ["--gpus", str(count // MACHINES), "--emulated", str(pool.profiles), "--times", repr(times)]
+            members += [pool.join(gpu, *arguments, wait=False) for _ in range(MACHINES)]
         pool.joined()
         root = pool.root / "keys"
         public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
@@ -101,31 +101,31 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
     """One fault under load: what the robots got, and what the driver says of batches that were under way."""
     harm, mend, loses = KINDS[kind]
     answers: List[Dict[str, Any]] = []
-    load = threading.Thread(target=lambda: answers.append(robots.ask({"at": at_s}, at_s[-1] + 2 * LOST_S)))
+    load = threading.Thread(target=lambda: answers.append(robots.request_answer({"at": at_s}, at_s[-1] + 2 * LOST_S)))
     load.start()
     time.sleep(BEFORE * slo_s)
     lost = _node(pool, victim) if loses else ""
     beyond_s = CALLS * max(0.0, pool.status()["late_s"]["p50"])
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     harm(pool, victim)
     time.sleep(AFTER * slo_s)
     mend(pool, victim)
     load.join()
     time.sleep(2.0)  # the driver tells once a second
-    stranded = [each for each in pool.status()["stranded"] if each["began"] <= began_s <= each["noticed"]]
-    took_s = answers[0]["took_s"]
-    could = [each for each in stranded if able(each, began_s, lost, beyond_s)]
+    stranded = [each for each in pool.status()["stranded"] if each["began"] <= started_s <= each["noticed"]]
+    latencies_s = answers[0]["took_s"]
+    could = [each for each in stranded if able(each, started_s, lost, beyond_s)]
     for each in could:
         if not in_time(each):
-            ends_s = {name: round(each[name] - began_s, 2) for name in ("noticed", "due", "deadline")}
-            print(f"{kind} at {began_s:.3f}, not in time: { ({**each, **ends_s}) }", flush=True)
+            ends_s = {name: round(each[name] - started_s, 2) for name in ("noticed", "due", "deadline")}
+            print(f"{kind} at {started_s:.3f}, not in time: { ({**each, **ends_s}) }", flush=True)
     return {
         "beyond_s": beyond_s,
         "requests": len(at_s),
-        "in_time": sum(took is not None and took <= slo_s for took in took_s),
+        "in_time": sum(latency_s is not None and latency_s <= slo_s for latency_s in latencies_s),
         "refused": answers[0]["refused"],
         "failed": answers[0]["failed"],
-        "lost": sum(took is None for took in took_s) - answers[0]["refused"] - answers[0]["failed"],
+        "lost": sum(seconds is None for seconds in latencies_s) - answers[0]["refused"] - answers[0]["failed"],
         "stranded": sum(each["requests"] for each in stranded),
         "could": sum(each["requests"] for each in could),
         "did": sum(each["requests"] for each in could if in_time(each)),
@@ -137,21 +137,21 @@ def in_time(stood: Mapping[str, Any]) -> bool:
     return stood["answered"] is not None and stood["answered"] <= stood["deadline"]
 
 
-def able(stood: Mapping[str, Any], began_s: float, lost: str, beyond_s: float = 0.0) -> bool:
+def able(stood: Mapping[str, Any], started_s: float, lost: str, beyond_s: float = 0.0) -> bool:
     """Whether a batch could be in time elsewhere: see the module. None stands for infinite.
 
     Args:
         stood: as the driver tells.
-        began_s: when the machine failed.
+        started_s: when the machine failed.
         lost: its node, if what its store holds is lost.
         beyond_s: what its calls cost beyond their time.
     """
-    overdue_s = max(stood["due"], began_s) + max(OVERDUE_GRACE_S, stood["takes"] / 2)
-    known_s = min(overdue_s, stood["noticed"])
-    gone = lost and stood["at"] == lost
-    free_s, anew_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))
-    free_s = math.inf if gone else free_s
-    end_s = min(max(free_s, known_s) + stood["left_s"], known_s + anew_s) + beyond_s
+    overdue_s = max(stood["due"], started_s) + max(OVERDUE_GRACE_S, stood["takes"] / 2)
+    detected_s = min(overdue_s, stood["noticed"])
+    at_lost_machine = lost and stood["at"] == lost
+    free_s, restart_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))
+    free_s = math.inf if at_lost_machine else free_s
+    end_s = min(max(free_s, detected_s) + stood["left_s"], detected_s + restart_s) + beyond_s
     return bool(end_s <= stood["deadline"])
 
 
@@ -159,16 +159,16 @@ def _sums(faults: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     return {name: sum(fault[name] for fault in faults) for name in faults[0]}
 
 
-def held(rows: Sequence[Mapping[str, Any]]) -> bool:
+def meets_share(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether enough were in time, and every request was answered or refused once."""
-    return all(row["did"] >= WANTED * row["could"] and not row["lost"] and not row["failed"] for row in rows)
+    return all(row["did"] >= MIN_SHARE * row["could"] and not row["lost"] and not row["failed"] for row in rows)
 
 
 def _node(pool: Pool, victim: Process) -> str:
     """What Ray calls a machine."""
     (raylet,) = pool.tree(victim, "raylet/raylet")[:1]
-    words: List[str] = raylet.cmdline()
-    return next(word.partition("=")[2] for word in words if word.startswith("--node_id="))
+    arguments: List[str] = raylet.cmdline()
+    return next(word.partition("=")[2] for word in arguments if word.startswith("--node_id="))
 
 
 def _kill(pool: Pool, victim: Process, word: str) -> None:

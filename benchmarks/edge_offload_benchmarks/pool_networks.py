@@ -57,8 +57,8 @@ class Kind:
 KINDS = (Kind("kapao_vtest", 1.0), Kind("movenet", 0.1), Kind("resnet50", 0.1, False))
 
 
-def networks(frames: int, keep: Callable[[List[Dict[str, Any]]], None]) -> List[Dict[str, Any]]:
-    """One row for each network, with so many frames of the first one; ``keep`` gets all so far, after each."""
+def networks(frames: int, save: Callable[[List[Dict[str, Any]]], None]) -> List[Dict[str, Any]]:
+    """One row for each network, with so many frames of the first one; ``save`` gets all so far, after each."""
     pin(threads=1)
     rows = []
     with Pool(store_mb=256) as pool:
@@ -73,7 +73,7 @@ def networks(frames: int, keep: Callable[[List[Dict[str, Any]]], None]) -> List[
                 flush=True,
             )
             rows.append(row)
-            keep(rows)
+            save(rows)
     return rows
 
 
@@ -87,25 +87,32 @@ def _run(pool: Pool, kind: Kind, frames: int) -> Dict[str, Any]:
         plain = stack.enter_context(Server(*options, environment=ONE_THREAD))
         divided = stack.enter_context(Server(*options, *pool.server_options(kind.name, slo_s), environment=ONE_THREAD))
         divided.wait_line("listening on ")
-        told = pool.wait_workers(GPUS, START_S)
+        status = pool.wait_workers(GPUS, START_S)
         by_pool, undivided = (_robot(stack, kind.name, server, keys) for server in (divided, plain))
         _open(by_pool, spec, "eager pool")
         _open(undivided, spec, "eager")
         row: Dict[str, Any] = {
-            "model": kind.name, "stages": max(_stages(told)), "blocks": [stage["blocks"] for stage in told["stages"]],
-            "classes": [stage["class"] for stage in told["stages"]], "frames": frames, "remote": 0, "equal_local": 0,
-            "equal_server": 0, "people": 0, "people_equal": 0,
-        }  # fmt: skip
+            "model": kind.name,
+            "stages": max(_stages(status)),
+            "blocks": [stage["blocks"] for stage in status["stages"]],
+            "classes": [stage["class"] for stage in status["stages"]],
+            "frames": frames,
+            "remote": 0,
+            "equal_local": 0,
+            "equal_server": 0,
+            "people": 0,
+            "people_equal": 0,
+        }
         estimator = registry.build_estimator(kind.name) if kind.people else None
         for tensor, place in given:
             local, _ = by_pool.run(tensor, Mode.LOCAL)
-            whole, one = undivided.run(tensor, Mode.SERVER)
-            found, other = by_pool.run(tensor, Mode.SERVER)
+            undivided_outputs, one = undivided.run(tensor, Mode.SERVER)
+            pool_outputs, other = by_pool.run(tensor, Mode.SERVER)
             row["remote"] += (one.mode, other.mode) == (Mode.SERVER, Mode.SERVER)
-            row["equal_local"] += _equal(local, found)
-            row["equal_server"] += _equal(whole, found)
+            row["equal_local"] += _equal(local, pool_outputs)
+            row["equal_server"] += _equal(undivided_outputs, pool_outputs)
             if estimator is not None:
-                want, have = estimator.interpret(whole, place), estimator.interpret(found, place)
+                want, have = estimator.interpret(undivided_outputs, place), estimator.interpret(pool_outputs, place)
                 row["people"] += len(want.boxes)
                 same = want.boxes.shape == have.boxes.shape and np.array_equal(want.boxes, have.boxes)
                 row["people_equal"] += bool(same and np.array_equal(want.keypoints, have.keypoints))
@@ -127,13 +134,13 @@ def _profile(pool: Pool, model: str, spec: str) -> float:
     with Process(edge_offload(*command, "--device", "cpu", "--out", str(pool.profiles))) as measured:
         measured.wait_line("", START_S)
         if measured.end(START_S):
-            raise RemoteError(f"{model} was not profiled: {measured.said()[-300:]}")
-    known = profile.load_profiles(pool.profiles)
-    network = known[model]
+            raise RemoteError(f"{model} was not profiled: {measured.read_stderr()[-300:]}")
+    profiles = profile.load_profiles(pool.profiles)
+    network = profiles[model]
     taken = network.latency_s["L4"][1]
     third = 3 * np.arange(len(taken))[:, None] // len(taken)
     tables = {"L4": {1: taken * np.where(third == 1, GOOD, BAD)}, "P4": {1: taken * np.where(third == 1, BAD, GOOD)}}
-    profile.save_profiles(pool.profiles, {**known, model: profile.BlockProfile(model, tables, network.cut_bytes)})
+    profile.save_profiles(pool.profiles, {**profiles, model: profile.BlockProfile(model, tables, network.cut_bytes)})
     return DEADLINE * min(float(table[1][:, 0].sum()) for table in tables.values())
 
 
@@ -157,14 +164,14 @@ def _open(robot: OffloadedModule, tensor: torch.Tensor, engine: str) -> None:
         time.sleep(0.05)
 
 
-def _stages(told: Dict[str, Any]) -> List[int]:
+def _stages(status: Dict[str, Any]) -> List[int]:
     """Of each pipeline: the stages that a status lists are in order."""
-    found: List[int] = []
-    for stage in told["stages"]:
+    counts: List[int] = []
+    for stage in status["stages"]:
         if stage["blocks"][0] == 0:
-            found.append(0)
-        found[-1] += 1
-    return found
+            counts.append(0)
+        counts[-1] += 1
+    return counts
 
 
 def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:

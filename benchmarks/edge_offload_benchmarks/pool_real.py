@@ -39,7 +39,7 @@ ROBOTS = 16
 #: Largest share of the shortest stage that a stage may cost beyond its time.
 SHARE = 0.02
 #: Requests, a quarter as often as the plan serves, from which the cost is taken.
-ALONE = 40
+SINGLE_FRAMES = 40
 START_S = 180.0
 #: Frames a second from which a frame's cost is taken, and at which it is told beside.
 SELDOM, OFTEN = 20, 100
@@ -62,10 +62,10 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
     """
     from edge_offload_benchmarks.pool_rig import Pool
 
-    known = profile.load_profiles(folder)
-    if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
+    profiles = profile.load_profiles(folder)
+    if name not in profiles or any(gpu not in profiles[name].latency_s for gpu in gpus):
         raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --network NAME")
-    network = known[name]
+    network = profiles[name]
     fastest_s = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
     with Pool(store_mb=512) as pool:
         served = emulated_profile(pool, network)
@@ -81,17 +81,17 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
             for gpu, count in gpus.items():
                 pool.join(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
             emulated = dilate_network(served, times)
-            found = _serve(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
+            outcome = _serve(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
             print(
-                f"overhead {1e3 * found['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
-                f"{times:.0f} times: {100 * found['overhead_s'] / shortest_s:.1f} %", flush=True,
+                f"overhead {1e3 * outcome['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
+                f"{times:.0f} times: {100 * outcome['overhead_s'] / shortest_s:.1f} %", flush=True,
             )  # fmt: skip
-            if "served" in found:
+            if "served" in outcome:
                 return {
                     "network": name, "gpus": gpus, "emulated": True, "times": times, "slo_s": slo_s, "load": load,
-                    "seconds": seconds, "rate": plan.objective, "shortest_stage_s": shortest_s, **found,
+                    "seconds": seconds, "rate": plan.objective, "shortest_stage_s": shortest_s, **outcome,
                 }  # fmt: skip
-            times = math.ceil(1.2 * times * found["overhead_s"] / (SHARE * shortest_s))
+            times = math.ceil(1.2 * times * outcome["overhead_s"] / (SHARE * shortest_s))
             pool.leave()
 
 
@@ -119,44 +119,46 @@ def costs(seconds: float) -> Dict[str, Any]:
         with Server(*options) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
-            told = pool.wait_workers({"L4": 1, "P4": 1}, START_S)
-            if len(told["stages"]) != 2:
-                raise BadInput(f"the plan has {len(told['stages'])} stages instead of two")
+            status = pool.wait_workers({"L4": 1, "P4": 1}, START_S)
+            if len(status["stages"]) != 2:
+                raise BadInput(f"the plan has {len(status['stages'])} stages instead of two")
             command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
             with Process(command) as robots:
                 at_s, often_s = ([number / rate for number in range(round(rate * seconds))] for rate in (SELDOM, OFTEN))
-                robots.ask({"at": at_s[:40]}, LOST_S)
+                robots.request_answer({"at": at_s[:40]}, LOST_S)
                 first = pool.cpu_by(server)
                 time.sleep(seconds)
                 still = pool.cpu_by(server)
-                answer = robots.ask({"at": at_s}, seconds + LOST_S)
+                answer = robots.request_answer({"at": at_s}, seconds + LOST_S)
                 last = pool.cpu_by(server)
-                often = robots.ask({"at": often_s}, seconds + LOST_S)
+                often = robots.request_answer({"at": often_s}, seconds + LOST_S)
                 end = pool.cpu_by(server)
                 robots.end()
-    often_took_s = [took for took in often["took_s"] if took is not None]
-    took_s = [took for took in answer["took_s"] if took is not None]
+    frequent_s = [latency_s for latency_s in often["took_s"] if latency_s is not None]
+    answered_s = [each for each in answer["took_s"] if each is not None]
     without_s = sum(still.values()) - sum(first.values())
     all_s = sum(last.values()) - sum(still.values())
     return {
         "emulated": True,
         "idle_bytes": idle["memory"],
         "idle_cores": (idle["cpu_s"] - before["cpu_s"]) / seconds,
-        "frame_cpu_s": (all_s - without_s) / max(len(took_s), 1),
-        "frame_cpu_by_s": {name: (last[name] - 2 * still[name] + first[name]) / max(len(took_s), 1) for name in last},
-        "frame_cpu_all_s": all_s / max(len(took_s), 1),
+        "frame_cpu_s": (all_s - without_s) / max(len(answered_s), 1),
+        "frame_cpu_by_s": {
+            name: (last[name] - 2 * still[name] + first[name]) / max(len(answered_s), 1) for name in last
+        },
+        "frame_cpu_all_s": all_s / max(len(answered_s), 1),
         "without_frames_cores": without_s / seconds,
         "frames": len(at_s),
-        "answered": len(took_s),
-        "p50_s": statistics.median(took_s),
+        "answered": len(answered_s),
+        "p50_s": statistics.median(answered_s),
         "often": {
             "per_s": OFTEN,
             "frames": len(often_s),
-            "answered": len(often_took_s),
+            "answered": len(frequent_s),
             "frame_cpu_by_s": {
-                name: (end[name] - last[name] - still[name] + first[name]) / max(len(often_took_s), 1) for name in end
+                name: (end[name] - last[name] - still[name] + first[name]) / max(len(frequent_s), 1) for name in end
             },
-            "p50_s": statistics.median(often_took_s),
+            "p50_s": statistics.median(frequent_s),
         },
     }
 
@@ -185,36 +187,38 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, clust
     with Server(*options) as server:
         for store in stores.values():
             store.trust_server(server.address, public)
-        told = pool.wait_workers(gpus, START_S)
-        if abs(told["rate"] / plan.objective - 1) > 1e-6:
-            raise BadInput(f"the driver's plan serves {told['rate']:.3f} /s, the simulator's {plan.objective:.3f}")
+        status = pool.wait_workers(gpus, START_S)
+        if abs(status["rate"] / plan.objective - 1) > 1e-6:
+            raise BadInput(f"the driver's plan serves {status['rate']:.3f} /s, the simulator's {plan.objective:.3f}")
         command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
         with Process(command) as robots:
             every_s = 4 / plan.objective
-            alone = robots.ask({"at": [number * every_s for number in range(ALONE)]}, ALONE * every_s + LOST_S)
+            single = robots.request_answer(
+                {"at": [number * every_s for number in range(SINGLE_FRAMES)]}, SINGLE_FRAMES * every_s + LOST_S
+            )
             stages = statistics.fmean(len(one.stages) for one in plan.pipelines)
             time.sleep(1.5)  # the driver tells once a second
             first = pool.status()
-            overhead_s = first["late_s"]["mean"] + statistics.fmean(alone["beyond_s"]) / stages
-            found: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
+            overhead_s = first["late_s"]["mean"] + statistics.fmean(single["beyond_s"]) / stages
+            figures: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
             if overhead_s > SHARE * shortest_s:
-                return found
+                return figures
             arrivals = simulate.poisson_arrivals(plan.objective * load, seconds, np.random.default_rng(seed))
             outcome = simulate.simulate_load(plan, {MODEL: network}, cluster, {MODEL: slo_s}, {MODEL: arrivals})
-            answer = robots.ask({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
+            answer = robots.request_answer({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
             time.sleep(1.5)
             last = pool.status()
             robots.end()
-    took_s = answer["took_s"]
+    latencies_s = answer["took_s"]
     return {
-        **found,
+        **figures,
         "requests": len(arrivals),
-        "served": statistics.fmean(took is not None and took <= slo_s for took in took_s),
+        "served": statistics.fmean(latency_s is not None and latency_s <= slo_s for latency_s in latencies_s),
         "simulated": outcome.attainment[MODEL],
-        "answered": sum(took is not None for took in took_s),
+        "answered": sum(each is not None for each in latencies_s),
         "refused": answer["refused"],
         "failed": answer["failed"],
-        "lost": len(took_s) - sum(took is not None for took in took_s) - answer["refused"] - answer["failed"],
+        "lost": len(latencies_s) - sum(took is not None for took in latencies_s) - answer["refused"] - answer["failed"],
         "reasons": answer["reasons"],
         "sent_late_s": answer["sent_late_s"],
         "late_s": last["late_s"],
@@ -225,23 +229,23 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, clust
 
 def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[str, Any], buffers: Any) -> Any:
     """Requests at these times; what came of them."""
-    took_s: List[Optional[float]] = [None] * len(at_s)
+    latencies_s: List[Optional[float]] = [None] * len(at_s)
     beyond_s: List[float] = []
     reasons: Counter[str] = Counter()
     late_s: List[float] = []
     futures: List[Any] = []
-    began = time.monotonic() + 0.2
+    started_at = time.monotonic() + 0.2
 
     def done(future: Any, place: int, due: float) -> None:
         error = future.exception()
         if error is None:
-            took_s[place] = time.monotonic() - due
+            latencies_s[place] = time.monotonic() - due
             beyond_s.append(time.monotonic() - due - future.result().body["compute_s"])
         else:
             reasons[f"{type(error).__name__}: {error}"[:200]] += 1
 
     for place, at in enumerate(at_s):
-        due = began + at
+        due = started_at + at
         time.sleep(max(0.0, due - time.monotonic()))
         late_s.append(time.monotonic() - due)
         robot = place % ROBOTS
@@ -252,7 +256,7 @@ def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[
     wait(futures, LOST_S + 5.0)
     refused = sum(count for reason, count in reasons.items() if reason.startswith("Refused"))
     return {
-        "took_s": took_s, "beyond_s": beyond_s, "refused": refused, "failed": sum(reasons.values()) - refused,
+        "took_s": latencies_s, "beyond_s": beyond_s, "refused": refused, "failed": sum(reasons.values()) - refused,
         "reasons": dict(reasons), "sent_late_s": max(late_s, default=0.0),
     }  # fmt: skip
 

@@ -67,8 +67,8 @@ class Pool:
         keys: Optional[pathlib.Path] = None, wait: bool = True,
     ) -> Process:  # fmt: skip
         """A member; :meth:`joined` waits until it is one, where that is not waited for here."""
-        words = ["join", self.address, "--class", gpu, *more]
-        member = self._begin(*words, environment=environment, prefix=prefix, keys=keys)
+        arguments = ["join", self.address, "--class", gpu, *more]
+        member = self._begin(*arguments, environment=environment, prefix=prefix, keys=keys)
         self.members.append(member)
         if wait:
             self.joined()
@@ -86,8 +86,8 @@ class Pool:
         for member in self.members:
             member.stop(30.0)
         self.members = []
-        for told in self.keys.glob("server-*.json"):
-            told.unlink()
+        for status_file in self.keys.glob("server-*.json"):
+            status_file.unlink()
 
     def server_options(self, model: str, slo_s: float) -> List[str]:
         """Of a server that serves a model by the pool."""
@@ -98,9 +98,9 @@ class Pool:
 
     def status(self) -> Dict[str, Any]:
         """What a driver of the pool said last; empty: nothing yet."""
-        found = sorted(self.keys.glob("server-*.json"), key=lambda path: path.stat().st_mtime)
+        status_files = sorted(self.keys.glob("server-*.json"), key=lambda path: path.stat().st_mtime)
         with contextlib.suppress(IndexError, OSError, ValueError):
-            return dict(json.loads(found[-1].read_text(encoding="utf-8")))
+            return dict(json.loads(status_files[-1].read_text(encoding="utf-8")))
         return {}
 
     def statuses(self) -> List[Dict[str, Any]]:
@@ -116,20 +116,20 @@ class Pool:
             LinkLost: it does not.
         """
         ends = time.monotonic() + timeout_s
-        wanted = ", ".join(f"{count} {gpu}" for gpu, count in sorted(gpus.items()))
+        classes = ", ".join(f"{count} {gpu}" for gpu, count in sorted(gpus.items()))
         while time.monotonic() < ends:
-            told = self.status()
-            stages = told.get("stages", [])
-            there = stages and all(stage["workers_there"] == stage["workers"] for stage in stages)
-            if there and str(told["why"]).endswith(f"for {wanted}"):
-                return told
+            status = self.status()
+            stages = status.get("stages", [])
+            ready = stages and all(stage["workers_there"] == stage["workers"] for stage in stages)
+            if ready and str(status["why"]).endswith(f"for {classes}"):
+                return status
             time.sleep(0.2)
-        raise LinkLost(f"no plan for {wanted} serves after {timeout_s:g} s: {self.status().get('why')}")
+        raise LinkLost(f"no plan for {classes} serves after {timeout_s:g} s: {self.status().get('why')}")
 
-    def usage(self, beside: Sequence[Process]) -> Dict[str, float]:
+    def usage(self, others: Sequence[Process]) -> Dict[str, float]:
         """Bytes of memory (a share of what is shared) and seconds of processor of head, members and others."""
         memory, cpu_s = 0, 0.0
-        for process in [self.head, *self.members, *beside]:
+        for process in [self.head, *self.members, *others]:
             for each in [psutil.Process(process.process.pid), *self.tree(process)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     memory += each.memory_full_info().pss
@@ -153,10 +153,10 @@ class Pool:
 
     def tree(self, process: Process, word: str = "") -> List[psutil.Process]:
         """Processes below one of ours whose command has this word."""
-        found = []
+        processes = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for each in psutil.Process(process.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if word in " ".join(each.cmdline()):
-                        found.append(each)
-        return found
+                        processes.append(each)
+        return processes

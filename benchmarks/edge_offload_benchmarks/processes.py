@@ -92,9 +92,9 @@ class Process:
             env={**os.environ, **(environment or {})},
             preexec_fn=with_parent(),
         )
-        wanted = set(cores)
-        if wanted:
-            os.sched_setaffinity(self.process.pid, wanted)  # before it has any thread but its first
+        core_set = set(cores)
+        if core_set:
+            os.sched_setaffinity(self.process.pid, core_set)  # before it has any thread but its first
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -120,17 +120,17 @@ class Process:
             LinkLost: it did not come; the message holds the end of what the process said.
         """
 
-        def found() -> Optional[str]:
+        def matching_line() -> Optional[str]:
             return next((line for line in self.lines if line.startswith(start)), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() is not None or not self._reader.is_alive(), timeout_s)
-        line = found()
+            self._changed.wait_for(lambda: matching_line() is not None or not self._reader.is_alive(), timeout_s)
+        line = matching_line()
         if line is None:
-            raise LinkLost(f"the process did not start: {self.said()[-500:]}")
+            raise LinkLost(f"the process did not start: {self.read_stderr()[-500:]}")
         return line
 
-    def ask(self, request: Mapping[str, Any], timeout_s: Optional[float] = None) -> Dict[str, Any]:
+    def request_answer(self, request: Mapping[str, Any], timeout_s: Optional[float] = None) -> Dict[str, Any]:
         """Send a line of JSON and wait for its answer, the next line.
 
         Raises:
@@ -144,12 +144,12 @@ class Process:
         if len(self.lines) <= self._answered:
             if self._reader.is_alive():
                 raise RemoteError(f"the process hangs: no answer for {timeout_s} s")
-            raise RemoteError(f"the process ended with code {self.process.wait()}: {self.said()[-500:]}")
+            raise RemoteError(f"the process ended with code {self.process.wait()}: {self.read_stderr()[-500:]}")
         self._answered += 1
         answer: Dict[str, Any] = json.loads(self.lines[self._answered - 1])
         return answer
 
-    def said(self) -> str:
+    def read_stderr(self) -> str:
         """What it wrote to standard error."""
         self._log.seek(0)
         return self._log.read()

@@ -16,7 +16,16 @@ from edge_offload.server.promises.board import PlannedBatch, Slot
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks import fleet_robots
 from edge_offload_benchmarks.experiments import fleet as bench
-from edge_offload_benchmarks.simulation.fleet import LINKS, Lines, Robot, Tables, alone, follow, kept, react
+from edge_offload_benchmarks.simulation.fleet import (
+    LINKS,
+    Lines,
+    Robot,
+    Tables,
+    check_promise,
+    follow,
+    react,
+    simulate_single,
+)
 from edge_offload_benchmarks.simulation.fleet_systems import systems
 from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Table, save
 
@@ -71,9 +80,9 @@ def test_a_batch_begins_when_all_its_frames_have_come_and_does_not_wait_for_late
 
 
 def test_one_robot_that_sends_back_to_back_is_its_own_reference() -> None:
-    lone, reference = robot(), alone(robot(), GPU, 30.0)
+    lone, reference = robot(), simulate_single(robot(), GPU, 30.0)
     react([lone], GPU, lambda *_: 1, lambda *_: 1, 30.0)
-    fine, mean = kept(lone, reference, 0.002, 30.0)
+    fine, mean = check_promise(lone, reference, 0.002, 30.0)
     assert fine
     assert abs(mean) < 0.002
 

@@ -102,7 +102,7 @@ def test_wheels_of_another_python_are_left_out(name, expected):
 
 
 def test_a_server_knows_each_network_by_its_name():
-    assert set(served.OWN) == set(networks.OWN)
+    assert set(served.BENCH_NETWORKS) == set(networks.BUILDERS)
     assert networks.__name__ == served.MODULE
     assert served.allow(["tiny", "movenet"]) == ["--allow", f"{networks.__name__}:tiny"]
 

@@ -83,10 +83,10 @@ def test_launches_that_were_kept_are_not_run_again(tmp_path: pathlib.Path, monke
 
     monkeypatch.setattr(launched, "launch", launch)
     with pytest.raises(RemoteError):
-        launched.compare(1, 10.0, 20.0, {}, keep=tmp_path)
-    record = launched.compare(1, 10.0, 20.0, {}, keep=tmp_path)
+        launched.compare(1, 10.0, 20.0, {}, folder=tmp_path)
+    record = launched.compare(1, 10.0, 20.0, {}, folder=tmp_path)
     assert ran == ["auto", "local", "server", "server", "replay", "split"]
-    assert record == {**launched.compare(1, 10.0, 20.0, {}, keep=tmp_path), "load_average": record["load_average"]}
+    assert record == {**launched.compare(1, 10.0, 20.0, {}, folder=tmp_path), "load_average": record["load_average"]}
 
 
 def test_a_launch_is_read_from_its_records(tmp_path: pathlib.Path) -> None:

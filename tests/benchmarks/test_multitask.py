@@ -217,7 +217,7 @@ def test_scenes_are_compared_with_those_of_the_very_sweep_that_they_are_shown_in
 def test_the_command_on_small_tables(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
     random = np.random.default_rng(5)
     for stretch in (Stretch("people", 400, 100), Stretch("people", 601, 100), Stretch("scene", 1, 100),
-                    Stretch("scene", 2, 100, held_out=True)):  # fmt: skip
+                    Stretch("scene", 2, 100, validation=True)):  # fmt: skip
         save(tmp_path / f"{stretch.name}.npz", a_table(stretch.task, random.uniform(0, 0.03, 100), stretch.number))
     labelled, plotted = tmp_path / "labels.json", tmp_path / "m.png"
     labels = {"frames": [{"frame": 660, "people": [{"box": [100, 100, 150, 200], "partial": False}]}]}

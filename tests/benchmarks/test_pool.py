@@ -130,6 +130,6 @@ def test_what_could_be_in_time_elsewhere_is_counted_from_when_it_could_be_known(
 
 def test_faults_are_held_if_nearly_all_that_could_were_in_time_and_nothing_was_lost():
     row = {"could": 20, "did": 19, "lost": 0, "failed": 0}
-    assert pool_faults.held([row])
-    assert not pool_faults.held([row, {**row, "did": 18}])
-    assert not pool_faults.held([{**row, "lost": 1}])
+    assert pool_faults.meets_share([row])
+    assert not pool_faults.meets_share([row, {**row, "did": 18}])
+    assert not pool_faults.meets_share([{**row, "lost": 1}])

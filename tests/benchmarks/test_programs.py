@@ -107,8 +107,8 @@ def test_programs_say_which_environment_has_their_packages():
     assert set(main) | set(lerobot) == set(catalogue())
     assert set(lerobot) == set(chosen(["lerobot/"], "lerobot"))
     assert chosen(["lerobot/"], MAIN) == ()
-    assert ENVIRONMENTS["lerobot"].apart  # it has a torch of its own
-    assert not ENVIRONMENTS[MAIN].apart
+    assert ENVIRONMENTS["lerobot"].isolated  # it has a torch of its own
+    assert not ENVIRONMENTS[MAIN].isolated
 
 
 def test_a_record_names_the_packages_of_what_ran():
@@ -117,9 +117,9 @@ def test_a_record_names_the_packages_of_what_ran():
 
 
 def test_an_environment_of_its_own_gets_this_package_by_what_it_needs_but_torch_and_numpy():
-    from edge_offload_benchmarks.experiments.programs import _own_requirements
+    from edge_offload_benchmarks.experiments.programs import _project_requirements
 
-    needed = {re.split(r"[^\w-]", line)[0] for line in _own_requirements()}
+    needed = {re.split(r"[^\w-]", line)[0] for line in _project_requirements()}
     assert {"pyzmq", "msgpack", "lz4"} <= needed
     assert not {"torch", "numpy", "ray", "pytest", "edge_offload"} & needed
 

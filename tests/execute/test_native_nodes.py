@@ -20,7 +20,7 @@ from edge_offload.ir.trace.segments import CallFailed, SegmentStep
 from edge_offload.ir.trace.trace_graph import Patch, TraceStep
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
-from edge_offload_benchmarks.fuzzing.trace_graphs import FOUND, LONG, Calls, times_found
+from edge_offload_benchmarks.fuzzing.trace_graphs import LONG, MATCHES, Calls, times_matches
 from tests.execute.native_runner import native_runner
 from tests.execute.test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
@@ -43,7 +43,7 @@ class Maker(Calls):
 
     def made(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> TraceStep:
         return TraceStep(
-            None, tuple(self.words), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, wanted
+            None, tuple(self.codes), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, wanted
         )
 
 
@@ -79,8 +79,8 @@ def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
             maker.new(size, LONG)
         elif what == "alloc":
             call = len(maker.entries)
-            maker.call("edge::alloc", whole(4 * (size[0] * FOUND + size[1])))
-            maker.patches.append(Patch(call, 1, times_found(4 * size[0], 4 * size[1])))
+            maker.call("edge::alloc", whole(4 * (size[0] * MATCHES + size[1])))
+            maker.patches.append(Patch(call, 1, times_matches(4 * size[0], 4 * size[1])))
             maker.new(size)
             maker.call("aten::zero_", len(maker.values) - 1)
         else:
@@ -235,8 +235,8 @@ def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -
 @pytest.mark.parametrize("limits", [{"storage_bytes": 100}, {"storages": 2}])
 def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> None:
     maker = Maker()
-    maker.call("edge::alloc", whole(4 * FOUND))
-    maker.patches.append(Patch(0, 1, times_found(4, 0)))
+    maker.call("edge::alloc", whole(4 * MATCHES))
+    maker.patches.append(Patch(0, 1, times_matches(4, 0)))
     maker.new((1, 0))
     maker.call("edge::alloc", whole(4))
     maker.new((0, 1))
@@ -261,7 +261,7 @@ def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> Non
     maker = Maker()
     maker.call("aten::sum", (0, (0, 4)), whole(FLOAT))
     ((_, key, *_),) = maker.entries
-    maker.patches.append(Patch(0, len(key) - 8, times_found(1, 2)))
+    maker.patches.append(Patch(0, len(key) - 8, times_matches(1, 2)))
     maker.new((0, 1))
     python, native = pair(maker, maker.made(()))
     for device in (python, native):
@@ -277,9 +277,9 @@ def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> Non
 
 def test_a_number_by_keyword_follows_its_formula() -> None:
     maker = Maker()
-    maker.call("aten::add.Tensor", (0, (0, 4)), (0, (0, 4)), whole(FOUND))
+    maker.call("aten::add.Tensor", (0, (0, 4)), (0, (0, 4)), whole(MATCHES))
     ((_, key, *_),) = maker.entries
-    maker.patches.append(Patch(0, len(key) - 8, times_found(1, 0)))  # alpha
+    maker.patches.append(Patch(0, len(key) - 8, times_matches(1, 0)))  # alpha
     maker.new((0, 4))
     maker.call("edge::download", 1)
     python, native = pair(maker, maker.made((1,)))
@@ -294,7 +294,7 @@ def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:
     """A tensor may be larger than its storage: its elements lie in the same place."""
     maker = Maker()
     maker.entries.append(("edge::download", b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, 300, 0, 0, 4, 0)))
-    maker.words += [0, 0]
+    maker.codes += [0, 0]
     python, native = pair(maker, maker.made(()), storage_bytes=2500)
     for device in (python, native):
         device.put([2.5])

@@ -67,11 +67,11 @@ class PooledRig(Rig):
     victim: Process
     wrong: pathlib.Path
 
-    def __init__(self, robot_options: Sequence[str], apart: bool = False) -> None:
+    def __init__(self, robot_options: Sequence[str], isolated: bool = False) -> None:
         why = cluster.unavailable_reason()
         if why:
             raise Unsupported(why)
-        self._link = Link() if apart else None
+        self._link = Link() if isolated else None
         super().__init__(["--slowdown", "160", *robot_options])
         self.pool = Pool(host=self._link.near if self._link else "127.0.0.1")
 
@@ -88,7 +88,7 @@ class PooledRig(Rig):
             count = ["--gpus", str(self.gpus), "--device", "cpu"]
             self.pool.join("L4", *count, wait=False)
             prefix = self._link.prefix if self._link else []
-            keys = self._own_keys() if self._link else None
+            keys = self._copy_keys() if self._link else None
             self.victim = self.pool.join("P4", *count, wait=False, environment=spoilt, prefix=prefix, keys=keys)
             self.pool.joined()
             self._server_options = [*self._server_options, *self.pool.server_options(MODEL, SLO_S)]
@@ -116,7 +116,7 @@ class PooledRig(Rig):
         assert self._link is not None
         self._link.set(down)
 
-    def _own_keys(self) -> pathlib.Path:
+    def _copy_keys(self) -> pathlib.Path:
         """Of the machine apart: a copy of the head's, in which it makes its own certificate."""
         return pathlib.Path(shutil.copytree(self.pool.keys, self.pool.root / "apart"))
 
@@ -167,8 +167,8 @@ class FrontsRig(PooledRig):
         """
         ends = time.monotonic() + SERVES_S
         while time.monotonic() < ends:
-            told = [each for each in self.pool.statuses() if str(each["why"]).endswith("for 1 L4, 1 P4")]
-            if len(told) == len([stages for each in told if (stages := _there(each))]) == 2:
+            serving = [each for each in self.pool.statuses() if str(each["why"]).endswith("for 1 L4, 1 P4")]
+            if len(serving) == len([stages for each in serving if (stages := _workers_ready(each))]) == 2:
                 return
             time.sleep(0.2)
         raise LinkLost(f"two servers do not share the pool: {[each['why'] for each in self.pool.statuses()]}")
@@ -181,7 +181,7 @@ class FrontsRig(PooledRig):
         drivers = {each.pid for each in self.pool.tree(self.second, "server.pool.gateway")}
         return self.second if max(more, key=lambda pid: more[pid]) in drivers else self.server
 
-    def again(self, server: Server) -> None:
+    def replace_server(self, server: Server) -> None:
         """Another one in the place of one that has ended."""
         server.kill()
         if server is self.server:
@@ -191,8 +191,8 @@ class FrontsRig(PooledRig):
             self.second.wait_line("listening on ")
 
 
-def _there(told: Mapping[str, Any]) -> bool:
-    return bool(told["stages"]) and all(stage["workers_there"] == stage["workers"] for stage in told["stages"])
+def _workers_ready(status: Mapping[str, Any]) -> bool:
+    return bool(status["stages"]) and all(stage["workers_there"] == stage["workers"] for stage in status["stages"])
 
 
 def _front(what: Callable[[FrontsRig, Server], None], mend: Callable[[FrontsRig, Server], None]) -> Any:
@@ -229,7 +229,7 @@ class Link:
         self._device = f"eop{os.getpid()}"[:14]
         if shutil.which("ip") is None or os.geteuid() != 0:
             raise Unsupported("cutting a link between members needs root and network namespaces (ip netns)")
-        words = [
+        commands = [
             ["netns", "add", self.name],
             ["link", "add", self._device, "type", "veth", "peer", "name", "eth0", "netns", self.name],
             ["addr", "add", f"{self.near}/24", "dev", self._device],
@@ -238,7 +238,7 @@ class Link:
             ["-n", self.name, "link", "set", "eth0", "up"],
             ["-n", self.name, "link", "set", "lo", "up"],
         ]
-        for each in words:
+        for each in commands:
             done = subprocess.run(["ip", *each], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 self.close()
@@ -255,9 +255,9 @@ class Link:
 
 
 def _kill(pool: Pool, process: Process, word: str) -> None:
-    found = pool.tree(process, word)
-    assert found, f"nothing runs {word}"
-    for each in found:
+    processes = pool.tree(process, word)
+    assert processes, f"nothing runs {word}"
+    for each in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
 
@@ -285,8 +285,8 @@ def _signal(rig: PooledRig, number: signal.Signals) -> None:
             each.send_signal(number)
 
 
-kill_front = _front(lambda _, server: server.kill(), lambda rig, server: rig.again(server))
-drain_front = _front(_drain, lambda rig, server: rig.again(server))
+kill_front = _front(lambda _, server: server.kill(), lambda rig, server: rig.replace_server(server))
+drain_front = _front(_drain, lambda rig, server: rig.replace_server(server))
 freeze_front = _front(lambda _, server: server.signal(signal.SIGSTOP), lambda _, server: server.signal(signal.SIGCONT))
 kill_actor = _harm(lambda rig: _kill(rig.pool, rig.victim, "ray::Member"), _nothing)
 kill_node = _harm(lambda rig: _kill(rig.pool, rig.victim, "raylet/raylet"), _nothing)

@@ -37,16 +37,16 @@ class Rig:
     """
 
     def __init__(
-        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), own_clocks: bool = False
+        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), separate_clocks: bool = False
     ) -> None:
-        self.clocks = {side: WallClock() for side in ("robot", "server")} if own_clocks else {}
+        self.clocks = {side: WallClock() for side in ("robot", "server")} if separate_clocks else {}
         self._directory = tempfile.TemporaryDirectory()
         self._keys = str(pathlib.Path(self._directory.name) / "keys")
         self._robot_options = list(robot_options)
-        self._prefix = [*self._clock_words("server"), *server_prefix]
+        self._prefix = [*self._clock_prefix("server"), *server_prefix]
         # what a server keeps on its disk outlives it, but not the run; a prefix has a disk of its own
-        kept = str(pathlib.Path(self._directory.name) / "kept")
-        self._server_options = [] if server_prefix else ["--weights-cache", kept]
+        weights_cache = str(pathlib.Path(self._directory.name) / "kept")
+        self._server_options = [] if server_prefix else ["--weights-cache", weights_cache]
         self._server_options += ["--promises"] * ("--accuracy" in self._robot_options)
         self.marks: Dict[str, float] = {}
         self.server_starts = 0
@@ -63,7 +63,7 @@ class Rig:
                 # an ordinary program on the virtual device, which connects by itself
                 device = ["exec", "--absent", "later", "--keys", self._keys, "--server", servers, "--"]
                 command = [sys.executable, "-m", "edge_offload.cli", *device, *command]
-            command = [*self._clock_words("robot"), *command]
+            command = [*self._clock_prefix("robot"), *command]
             self.robot = Process([*command, "--keys", self._keys, *self._robot_options])
             self.ready: Dict[str, Any] = json.loads(self.robot.wait_line('{"ready"'))
         except BaseException:
@@ -83,8 +83,8 @@ class Rig:
             clock.close()
         self._directory.cleanup()
 
-    def _clock_words(self, side: str) -> List[str]:
-        return self.clocks[side].words() if side in self.clocks else []
+    def _clock_prefix(self, side: str) -> List[str]:
+        return self.clocks[side].command_prefix() if side in self.clocks else []
 
     def start_server(self, bind: str) -> Server:
         """A server process; it does not wait until it listens."""

@@ -37,7 +37,7 @@ class Scenario:
         server_prefix: makes the words before the server's command; raises Unsupported where it cannot.
         gap_s: seconds that may pass without a result of the server, from the fault on; 0: what counts is the time from
             its end. Such a server has a pool of GPUs.
-        apart: a member of the pool is in a network namespace.
+        isolated: a member of the pool is in a network namespace.
         fronts: two servers share the pool.
         clocks: whether robot and server have wall clocks of their own, that can be stepped.
     """
@@ -51,7 +51,7 @@ class Scenario:
     server_prefix: Callable[[], Sequence[str]] = tuple
     clocks: bool = False
     gap_s: float = 0.0
-    apart: bool = False
+    isolated: bool = False
     fronts: bool = False
 
     def rig(self, robot_options: Sequence[str]) -> Rig:
@@ -59,7 +59,7 @@ class Scenario:
         if self.fronts:
             return pooled.FrontsRig(robot_options)
         if self.gap_s:
-            return pooled.PooledRig(robot_options, self.apart)
+            return pooled.PooledRig(robot_options, self.isolated)
         return Rig(robot_options, self.server_prefix(), self.clocks)
 
 
@@ -208,7 +208,7 @@ SCENARIOS: Dict[str, Scenario] = {
     "pool_frozen": Scenario("all processes of a member stand still", pooled.freeze_node, gap_s=BACK_S),
     "pool_head": Scenario("the head's store (GCS) is killed", pooled.kill_head, gap_s=pooled.HEAD_S),
     "pool_gateway": Scenario("the pool's driver is killed", pooled.kill_driver, gap_s=pooled.HEAD_S),
-    "pool_link": Scenario("the link between members is cut", pooled.cut_link, gap_s=BACK_S, apart=True),
+    "pool_link": Scenario("the link between members is cut", pooled.cut_link, gap_s=BACK_S, isolated=True),
     "pool_sizes": Scenario("a member answers with wrong sizes", pooled.wrong_sizes, gap_s=pooled.HEAD_S),
     "pool_front_killed": Scenario(
         "of two servers in front of a pool, the one in use is killed", pooled.kill_front, gap_s=BACK_S, fronts=True

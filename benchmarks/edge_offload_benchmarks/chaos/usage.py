@@ -33,7 +33,7 @@ def usage(pid: int) -> Dict[str, int]:
         "threads": len(list((root / "task").iterdir())),
         "memory": int((root / "statm").read_text().split()[1]) * PAGE,
         "private": sum(
-            int(words[1]) << 10 for words in map(str.split, status) if words[0] in ("RssAnon:", "RssShmem:")
+            int(fields[1]) << 10 for fields in map(str.split, status) if fields[0] in ("RssAnon:", "RssShmem:")
         ),
         "children": children,
     }

@@ -33,14 +33,14 @@ class Fault:
     """One repetition of a fault; times are of the machine's monotonic clock.
 
     Attributes:
-        began_s: when harm was done.
+        started_s: when harm was done.
         restored_s: when it was made good.
         back_s: when the first remote result after that was there; None if none was.
         usage: of ``robot`` and ``server`` some time later (:func:`~edge_offload_benchmarks.chaos.usage.usage`), and
             its pid.
     """
 
-    began_s: float
+    started_s: float
     restored_s: float
     back_s: Optional[float]
     usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def went_remote(frame: Mapping[str, Any]) -> bool:
     return bool(frame["mode"] != "local" and frame["round_trips"] > 0)
 
 
-def computed_here(frame: Mapping[str, Any]) -> bool:
+def computed_locally(frame: Mapping[str, Any]) -> bool:
     """Whether a frame was the robot's alone: what it took is what the local computation takes."""
     return bool(frame["mode"] == "local" and not frame["hedged"])
 
@@ -129,41 +129,46 @@ def judge(
 
 
 def judge_carried(
-    verdict: Verdict, told: Mapping[str, Any], fps: float, timing: bool = True, still: Sequence[Fault] = ()
+    verdict: Verdict, result_line: Mapping[str, Any], fps: float, timing: bool = True, still: Sequence[Fault] = ()
 ) -> None:
     """Whether every frame taken up left once, in order, with what the network said of it or of an earlier one.
 
     Args:
         verdict: is added to.
-        told: the robot's line ``carried``.
+        result_line: the robot's line ``carried``.
         fps: of its camera.
         timing: whether the 99th percentile of the time from a frame to its result has to be within a frame interval.
         still: faults in which the robot did nothing: frames that it held then are judged by all but time.
     """
-    fail, left = verdict.failures.append, told["carried"]
-    numbers = [frame["frame"] for frame in left]
-    if told["offered"] != told["taken"] + told["superseded"]:
-        fail(f"{told['offered']} frames came, {told['taken']} taken and {told['superseded']} superseded")
-    if told["taken"] != len(left):
-        fail(f"{told['taken']} frames taken, {len(left)} results left")
+    fail, departed = verdict.failures.append, result_line["carried"]
+    numbers = [frame["frame"] for frame in departed]
+    if result_line["offered"] != result_line["taken"] + result_line["superseded"]:
+        fail(
+            f"{result_line['offered']} frames came, {result_line['taken']} taken and "
+            f"{result_line['superseded']} superseded"
+        )
+    if result_line["taken"] != len(departed):
+        fail(f"{result_line['taken']} frames taken, {len(departed)} results left")
     if numbers != sorted(set(numbers)):
         fail("carried results are doubled, or out of order")
-    wrong = [frame["frame"] for frame in left if not frame["equal"]]
+    wrong = [frame["frame"] for frame in departed if not frame["equal"]]
     if wrong:
         fail(f"{len(wrong)} carried results are not those of the frame that they name (first: frame {wrong[0]})")
-    moving = [frame for frame in left if not any(_held(frame, fault) for fault in still)]
+    moving = [frame for frame in departed if not any(_overlaps_fault(frame, fault) for fault in still)]
     late_s = float(np.percentile([frame["late_s"] for frame in moving], 99)) if moving else math.nan
     verdict.figures.update(
-        left=len(left), late_p99_s=late_s, origins=dict(Counter(frame["origin"] for frame in left).most_common())
+        left=len(departed),
+        late_p99_s=late_s,
+        origins=dict(Counter(frame["origin"] for frame in departed).most_common()),
     )
     if timing and not late_s <= 1 / fps:
         fail(f"p99 from a frame to its result {late_s * 1e3:.0f} ms, above a frame interval")
 
 
-def _held(frame: Mapping[str, Any], fault: Fault) -> bool:
+def _overlaps_fault(frame: Mapping[str, Any], fault: Fault) -> bool:
     """Whether the robot had taken a frame and not let it leave when a fault was done or made good."""
-    begins, ends = frame["at_s"], frame["at_s"] + frame["late_s"]
-    return any(begins <= when <= ends for when in (fault.began_s, fault.restored_s))
+    start_s, ends = frame["at_s"], frame["at_s"] + frame["late_s"]
+    return any(start_s <= when <= ends for when in (fault.started_s, fault.restored_s))
 
 
 def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> None:
@@ -176,7 +181,7 @@ def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Se
     """
     fail = verdict.failures.append
     turns = sorted((frame["turn"][1], frame["turn"][2], frame["task"]) for frame in frames if frame["turn"])
-    both = sum(begins < ended for (_, ended, _), (begins, _, _) in zip(turns, turns[1:]))
+    both = sum(start_s < ended for (_, ended, _), (start_s, _, _) in zip(turns, turns[1:]))
     given = Counter(task for _, _, task in turns)
     verdict.figures.update(turns={task: given[task] for task in tasks}, two_outstanding=both)
     if both:
@@ -184,9 +189,9 @@ def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Se
     without = sum(frame["round_trips"] > 0 and not frame["turn"] for frame in frames)
     if without:
         fail(f"{without} frames asked the server without a turn")
-    nobody = [task for task in tasks if not given[task]]
-    if nobody:
-        fail(f"{', '.join(nobody)} had no turn")
+    unserved = [task for task in tasks if not given[task]]
+    if unserved:
+        fail(f"{', '.join(unserved)} had no turn")
 
 
 def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
@@ -194,18 +199,18 @@ def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
     if len(verdicts) == 1:
         return next(iter(verdicts.values()))
     failures = [f"{task}: {failure}" for task, one in verdicts.items() for failure in one.failures]
-    found = [one.figures for one in verdicts.values()]
-    if not all(found):
+    figures_of_each = [one.figures for one in verdicts.values()]
+    if not all(figures_of_each):
         return Verdict(scenario, failures=failures)
     # what a process holds is that of all networks, and the faults are those of all
-    figures = {**found[0]}
+    figures = {**figures_of_each[0]}
     for name, value in figures.items():
-        values: List[Any] = [one.get(name) for one in found]
+        values: List[Any] = [one.get(name) for one in figures_of_each]
         if name in SUMMED:
             figures[name] = sum(values)
         elif name == "hedge_rate":
-            many = sum(one["frames"] for one in found)
-            figures[name] = sum(one[name] * one["frames"] for one in found) / max(1, many)
+            many = sum(one["frames"] for one in figures_of_each)
+            figures[name] = sum(one[name] * one["frames"] for one in figures_of_each) / max(1, many)
         elif name == "origins":
             figures[name] = dict(sum((Counter(one) for one in values), Counter[str]()))
         elif isinstance(value, (int, float)):
@@ -216,10 +221,10 @@ def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
 def judge_gap(verdict: Verdict, frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault], most_s: float) -> None:
     """Whether frames went to the server again soon enough: at most ``most_s`` without, from each fault on."""
     done = sorted(frame["t"] + frame["total_s"] for frame in frames if went_remote(frame))
-    ends = [*(fault.began_s for fault in faults[1:]), max((frame["t"] for frame in frames), default=0.0)]
+    ends = [*(fault.started_s for fault in faults[1:]), max((frame["t"] for frame in frames), default=0.0)]
     gaps = []
     for fault, end in zip(faults, ends):
-        at = [fault.began_s, *(each for each in done if fault.began_s < each < end), end]
+        at = [fault.started_s, *(each for each in done if fault.started_s < each < end), end]
         gaps.append(max(later - one for one, later in zip(at, at[1:])))
     verdict.figures["gap_s"] = max(gaps)
     if max(gaps) > most_s:
@@ -251,8 +256,8 @@ def _why(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
     """What the policy said half-way through the longest return."""
     slowest = max(faults, key=lambda fault: (fault.back_s or math.inf) - fault.restored_s)
     middle_s = ((slowest.back_s or math.inf) + slowest.restored_s) / 2
-    said = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
-    return f" (half-way there: {said[-1]})" if said else ""
+    reasons = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
+    return f" (half-way there: {reasons[-1]})" if reasons else ""
 
 
 def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
@@ -278,10 +283,10 @@ def _latencies(
     in_flight: int,
     allows_s: float,
 ) -> None:
-    during = [[frame for frame in frames if fault.began_s <= frame["t"] < fault.restored_s] for fault in faults]
+    during = [[frame for frame in frames if fault.started_s <= frame["t"] < fault.restored_s] for fault in faults]
     total_s = [frame["total_s"] for each in during for frame in each]
     # what the local computation itself took in this run, faults included: it shares the processor with them
-    local = [frame["compute_s"] for frame in frames if computed_here(frame)]
+    local = [frame["compute_s"] for frame in frames if computed_locally(frame)]
     local_p99 = float(np.percentile([*local_s, *local], 99))
     remote = [frame for frame in frames if went_remote(frame)]
     back = [None if fault.back_s is None else fault.back_s - fault.restored_s for fault in faults]

@@ -113,7 +113,7 @@ def measure(trace: Trace, seconds: float, up: float, down: float, fps: float) ->
     from edge_offload_research.emulate.trace import Link
 
     answer = bytes(int(down))
-    found: Dict[str, List[Sample]] = {"up": [], "down": []}
+    samples: Dict[str, List[Sample]] = {"up": [], "down": []}
     with tempfile.TemporaryDirectory() as directory:
         keys = KeyStore(directory)
         with Listener(welcome=lambda *_: {}, handle=lambda request: request.reply({}, [answer]), keys=keys) as listener:
@@ -127,19 +127,19 @@ def measure(trace: Trace, seconds: float, up: float, down: float, fps: float) ->
                 stop = threading.Event()
                 sender = threading.Thread(target=_send, args=(client, int(up), fps, stop), daemon=True)
                 sender.start()
-                began = time.monotonic()
+                started_at = time.monotonic()
                 try:
-                    while time.monotonic() - began < seconds:
+                    while time.monotonic() - started_at < seconds:
                         time.sleep(READ_S)
                         stats, reading = emulator.stats(), client.estimator.make_reading(time.monotonic())
-                        t = time.monotonic() - began
-                        found["up"].append(Sample(t, stats["bytes_per_s_up"], reading.uplink))
-                        found["down"].append(Sample(t, stats["bytes_per_s_down"], reading.downlink))
+                        t = time.monotonic() - started_at
+                        samples["up"].append(Sample(t, stats["bytes_per_s_up"], reading.uplink))
+                        samples["down"].append(Sample(t, stats["bytes_per_s_down"], reading.downlink))
                 finally:
                     stop.set()
                     sender.join()
                     prober.close()
-    return found
+    return samples
 
 
 def _send(client: Any, size: int, fps: float, stop: threading.Event) -> None:
@@ -147,7 +147,7 @@ def _send(client: Any, size: int, fps: float, stop: threading.Event) -> None:
 
     payload = bytes(size)
     while fps and not stop.is_set():
-        began = time.monotonic()
+        started_at = time.monotonic()
         future = client.request("frame", {}, [payload], timeout_s=30.0)
         while not stop.is_set() and not future.done():
             stop.wait(0.002)
@@ -156,7 +156,7 @@ def _send(client: Any, size: int, fps: float, stop: threading.Event) -> None:
                 future.result()
             except EdgeOffloadError:
                 stop.wait(0.05)
-        stop.wait(max(0.0, 1 / fps - (time.monotonic() - began)))
+        stop.wait(max(0.0, 1 / fps - (time.monotonic() - started_at)))
 
 
 def judge(samples: Sequence[Sample]) -> Dict[str, Any]:

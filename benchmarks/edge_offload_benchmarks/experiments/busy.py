@@ -103,17 +103,25 @@ def measure(busy: int, seconds: float, fall_s: float) -> Dict[str, Any]:
     with Rig(["--size", str(SIZE), "--slowdown", str(SLOWDOWN)]) as rig, burning(busy, seconds + fall_s):
         favoured = favour("edge_offload-emulator")
         time.sleep(SETTLING_S)
-        began = time.monotonic()
+        started_at = time.monotonic()
         time.sleep(seconds)
         load = os.getloadavg()[0]
         rig.emulator.set(mbps=FALL * MBPS)
         fell = time.monotonic()
         time.sleep(fall_s)
         frames = frames_of(rig)
-    steady = [frame for frame in frames if began <= frame["t"] < fell - frame["total_s"]]
+    steady = [frame for frame in frames if started_at <= frame["t"] < fell - frame["total_s"]]
     after = [frame for frame in frames if frame["t"] >= fell]
-    row = {"busy": busy, "cores": os.cpu_count(), "load_average": load, "link_favoured": favoured, "mbps": MBPS,
-           "seconds": fell - began, **judge(steady, (fell - began) / 60), **judge_fall(after, fell)}  # fmt: skip
+    row = {
+        "busy": busy,
+        "cores": os.cpu_count(),
+        "load_average": load,
+        "link_favoured": favoured,
+        "mbps": MBPS,
+        "seconds": fell - started_at,
+        **judge(steady, (fell - started_at) / 60),
+        **judge_fall(after, fell),
+    }
     return {**row, "bars": bars(row)}
 
 
@@ -132,13 +140,13 @@ def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
     from edge_offload.errors import RemoteError
     from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
-    known = [frame for frame in frames if frame["forecast_s"]]
-    if len(known) < 2:
-        raise RemoteError(f"only {len(known)} frames were finished", remedy="give it more --seconds")
+    forecasted = [frame for frame in frames if frame["forecast_s"]]
+    if len(forecasted) < 2:
+        raise RemoteError(f"only {len(forecasted)} frames were finished", remedy="give it more --seconds")
     # a frame that ended in another mode is not what was forecast
-    ratios = [f["forecast_s"] / f["total_s"] for f in known if f["mode"] == f["asked"]]
-    asked = [frame["asked"] for frame in frames]
-    changes = sum(one != another for one, another in zip(asked, asked[1:]))
+    ratios = [f["forecast_s"] / f["total_s"] for f in forecasted if f["mode"] == f["asked"]]
+    requested = [frame["asked"] for frame in frames]
+    changes = sum(one != another for one, another in zip(requested, requested[1:]))
     return {
         "frames": len(frames),
         "changes": changes,
@@ -146,8 +154,8 @@ def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
         "server_share": sum(frame["mode"] == "server" for frame in frames) / len(frames),
         "total_s": {mode: spread([f["total_s"] for f in frames if f["mode"] == mode]) for mode in ("local", "server")},
         "ratio": spread([max(ratio, 1 / ratio) for ratio in ratios]),
-        "worst_forecast_s": max(frame["worst_s"] for frame in known),
-        "worst_error_s": max(frame["forecast_error_s"] for frame in known),
+        "worst_forecast_s": max(frame["worst_s"] for frame in forecasted),
+        "worst_error_s": max(frame["forecast_error_s"] for frame in forecasted),
         "uplink_mbps": spread([f["uplink"] / BYTES_PER_MBIT for f in frames if f["uplink"] > 0]),
         "scheduling_s": {
             side: statistics.median(frame["scheduling_s"][place] for frame in frames)
@@ -183,7 +191,7 @@ def judge_fall(frames: Sequence[Dict[str, Any]], fell: float) -> Dict[str, Any]:
 def bars(row: Dict[str, Any]) -> List[Dict[str, Any]]:
     """What is held: name, value in words, whether it is met."""
     followed = row["followed_s"]
-    told = "never" if followed is None else f"{followed:.2f} s"
+    reaction = "never" if followed is None else f"{followed:.2f} s"
     return [
         {
             "name": f"at most {CHANGES:g} mode changes a minute after the first",
@@ -197,7 +205,7 @@ def bars(row: Dict[str, Any]) -> List[Dict[str, Any]]:
         },
         {
             "name": f"a fall to a tenth followed within {FOLLOWED_S:g} s",
-            "value": told,
+            "value": reaction,
             "met": followed is not None and followed <= FOLLOWED_S,
         },
     ]

@@ -104,8 +104,8 @@ def video_payloads(path: Optional[pathlib.Path], count: int) -> List[Payload]:
         raise BadInput(f"{source} has {length} frames", remedy=f"give a video of at least {count + max(LAGS)} frames")
     # drawn, not on a grid: a grid may keep step with the key frames of the video
     numbers = sorted(random.Random(0).sample(range(max(LAGS), length), count))
-    wanted = sorted({number - lag for number in numbers for lag in (0, *LAGS)})
-    frames = read_frames(source, wanted)
+    needed = sorted({number - lag for number in numbers for lag in (0, *LAGS)})
+    frames = read_frames(source, needed)
     made = []
     for width, height in SIZES:
         small = {number: payloads.resized(frame, width, height) for number, frame in frames.items()}
@@ -160,14 +160,14 @@ def read_labels(path: pathlib.Path) -> Array:
     return grid
 
 
-def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[str, Any]]:
-    """One row of the record per codec of ``wanted`` that suits the payload."""
+def measure(payload: Payload, codec_names: Sequence[str], repeats: int) -> List[Dict[str, Any]]:
+    """One row of the record per codec of ``codec_names`` that suits the payload."""
     from edge_offload.errors import EdgeOffloadError
     from edge_offload.link import codecs
 
     temporal = payload.pairs[0][1] is not None
     rows = []
-    for name in wanted:
+    for name in codec_names:
         if (name in codecs.TEMPORAL) != temporal:
             continue
         plain = coded = 0

@@ -34,7 +34,7 @@ FRAMES = range(601, 795)
 #: What is held, by processor time: of all models, of each, of some more; with two threads; of calls; errors; pixels.
 ALL, EACH, MORE, TWO = 1.8, 1.25, {"kapao_vtest": 1.6, "movenet": 2.5}, 1.4
 CALLS = {"loopback": 1.5, "wifi_93mbps": 1.3}
-CLOSE, TIMES, PLUS, PIXELS, IDLE, AGAIN = 2e-5, 4.0, 1e-6, 0.05, 0.02, 0.5
+CLOSE, TIMES, PLUS, PIXELS, IDLE, RESTART_SHARE = 2e-5, 4.0, 1e-6, 0.05, 0.02, 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_benchmarks.engines_end_to_end import end_to_end, people
 
     models = [name for name in args.models.split(",") if name]
-    here = [one for one in table.list_engines() if one.present and one.accuracy == CLASS]
-    names = [name for name in args.engines.split(",") if name] or [one.name for one in here]
+    present = [one for one in table.list_engines() if one.present and one.accuracy == CLASS]
+    names = [name for name in args.engines.split(",") if name] or [one.name for one in present]
     if not names:
         raise BadInput("no engine is installed", remedy=table.INSTALL)
     frames = read_frames(sample_video(), FRAMES)
@@ -104,7 +104,7 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
     pin(threads)
     module, inputs = build_samples(model, {}, frames)
     with _no_cache():
-        eager, *found = measure_engines(module, names, inputs, turns)
+        eager, *engines = measure_engines(module, names, inputs, turns)
     return [
         {
             "model": model,
@@ -124,7 +124,7 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
             "again_s": one.restart_s,
             "again_cpu_s": one.restart_cpu_s,
         }
-        for one in found
+        for one in engines
     ]
 
 
@@ -146,10 +146,10 @@ def _no_cache() -> Iterator[None]:
 
 def bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
     """What is held: name, value in words, whether it is met."""
-    found: List[Dict[str, Any]] = []
+    results: List[Dict[str, Any]] = []
 
     def bar(name: str, value: str, met: bool) -> None:
-        found.append({"name": name, "value": value, "met": met})
+        results.append({"name": name, "value": value, "met": met})
 
     networks = record["networks"]
     best = {
@@ -169,14 +169,18 @@ def bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
             bar(f"best engine, {model}, two threads >= {TWO:g} x", f"{ratio:.2f} x", ratio >= TWO)
     worst = max((row["error"] for row in networks), default=0.0)
     bar(f"outputs within {CLOSE:g} of torch's largest value", f"{worst:.1e}", worst <= CLOSE)
-    known = [row for row in networks if row["error64"] is not None]
-    shares = [row["error64"] / (TIMES * row["eager_error64"] + PLUS) for row in known]
+    rated = [row for row in networks if row["error64"] is not None]
+    shares = [row["error64"] / (TIMES * row["eager_error64"] + PLUS) for row in rated]
     if shares:
         bar(f"error from float64 <= {TIMES:g} times torch's + {PLUS:g}", f"{max(shares):.2f} of it", max(shares) <= 1)
     for which, what in (("cpu_s", "processor time"), ("s", "time by the wall clock")):
         shares = [row[f"again_{which}"] / row[f"first_{which}"] for row in networks if not row["why_not"]]
-        again = max(shares, default=0.0)
-        bar(f"a second start takes <= {AGAIN:g} of the first's {what}", f"{again:.2f}", again <= AGAIN)
+        restart_share = max(shares, default=0.0)
+        bar(
+            f"a second start takes <= {RESTART_SHARE:g} of the first's {what}",
+            f"{restart_share:.2f}",
+            restart_share <= RESTART_SHARE,
+        )
     for row in record.get("people", ()):
         same = row["other_count"] == 0 and max(row["box_px"], row["keypoint_px"]) <= PIXELS
         value = f"{row['other_count']} frames, box {row['box_px']:.4f} px, keypoint {row['keypoint_px']:.4f} px"
@@ -191,7 +195,7 @@ def bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
     for row in record.get("idle", ()):
         share = row["share_of_a_core"]
         bar(f"{row['engine']}: a server that nobody asks <= {IDLE:.0%} of a core", f"{share:.1%}", share <= IDLE)
-    return found
+    return results
 
 
 def _number(value: float) -> Optional[float]:

@@ -58,9 +58,9 @@ from edge_offload_benchmarks.simulation.fleet import (
     Link,
     Robot,
     Tables,
-    alone,
     before,
-    kept,
+    check_promise,
+    simulate_single,
     windows,
 )
 from edge_offload_benchmarks.simulation.fleet_systems import SEARCHED, Run, System, systems
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
     given = {"people": args.people, "scene": args.streets}
     measured = {name: tables(name, given[name], args.tables, args.seconds) for name in contents if name in given}
     names = tuple(system.name for system in systems(INTERVALS, BATCHES))
-    asked = names if args.systems is None else tuple(args.systems.split(","))
-    if not set(asked) <= set(names):
+    requested = names if args.systems is None else tuple(args.systems.split(","))
+    if not set(requested) <= set(names):
         raise BadInput(f"--systems {args.systems}", remedy=f"give some of {','.join(names)}")
     cells = [
         Cell(content, bound, device, latencies)
@@ -144,11 +144,11 @@ def run(args: argparse.Namespace) -> int:
         "cells": [],
     }
     for cell in cells:
-        row = measure(cell, measured, args.seconds, args.seed, asked)
+        row = measure(cell, measured, args.seconds, args.seed, requested)
         record["cells"].append(row)
         shown = ", ".join(f"{name} {one['held']}" for name, one in row["systems"].items())
         print(f"{cell.content}, bound {cell.bound:g}, {cell.device}: {shown}", flush=True)
-        record["summary"] = summary(record["cells"]) if asked == names else {}
+        record["summary"] = summary(record["cells"]) if requested == names else {}
         if args.json:  # after each, so that a run that is stopped has something to show
             args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for name, value in record["summary"].items():
@@ -171,12 +171,14 @@ def _network(args: argparse.Namespace) -> int:
     if not (64 <= args.network <= 1280 and 1 <= args.robots <= 16 and 0 < bound <= 1):
         raise BadInput("--network is 64 to 1280, --robots 1 to 16, --bound above 0 to 1")
     folder = args.tables or cache_dir() / "staleness"
-    found = fleet_robots.measure_network(
+    record = fleet_robots.measure_network(
         args.network, int(first), int(count), folder, args.robots, bound, args.seconds, args.misbehave
     )
-    print(", ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+    print(", ".join(f"{name} {value}" for name, value in record.items()), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"seconds": args.seconds, "network": found}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(
+            json.dumps({"seconds": args.seconds, "network": record}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 
@@ -224,7 +226,7 @@ def measure(
         "device": cell.device,
         "analytic": fleet.analytic(),
         "systems": {
-            system.name: fleet.held(system)
+            system.name: fleet.find_capacity(system)
             for system in systems(INTERVALS, BATCHES)
             if names is None or system.name in names
         },
@@ -235,24 +237,26 @@ def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     """Ours over the best baseline and over fixed intervals, and over the analytic bound where drops are linear."""
     best, fixed, searched, analytic = [], [], [], []
     for row in cells:
-        held = {name: one["held"] for name, one in row["systems"].items()}
-        ours = held["ours"]
-        best.append(ours / max(1, *(count for name, count in held.items() if name not in ("ours", SEARCHED, "fixed"))))
-        fixed.append(ours / max(1, held["fixed"]))
-        if SEARCHED in held:
-            searched.append(held[SEARCHED] / max(1, held["fixed"]))
+        most_robots = {name: one["held"] for name, one in row["systems"].items()}
+        ours = most_robots["ours"]
+        best.append(
+            ours / max(1, *(count for name, count in most_robots.items() if name not in ("ours", SEARCHED, "fixed")))
+        )
+        fixed.append(ours / max(1, most_robots["fixed"]))
+        if SEARCHED in most_robots:
+            searched.append(most_robots[SEARCHED] / max(1, most_robots["fixed"]))
         if row["analytic"]:
             analytic.append(ours / row["analytic"])
-    found = {
+    ratios = {
         "ours over the best baseline, geometric mean": math.exp(float(np.mean(np.log(np.maximum(best, 1e-3))))),
         "ours over the best baseline, least": min(best),
         "ours over fixed intervals packed, least": min(fixed),
     }
     if searched:
-        found["ours, with its margin searched, too, over fixed intervals packed, least"] = min(searched)
+        ratios["ours, with its margin searched, too, over fixed intervals packed, least"] = min(searched)
     if analytic:
-        found["ours over the analytic bound, least"] = min(analytic)
-    return found
+        ratios["ours over the analytic bound, least"] = min(analytic)
+    return ratios
 
 
 class _Fleet:
@@ -294,22 +298,22 @@ class _Fleet:
             before(robot, cell.latencies)
         counts = run(robots, cell.latencies, cell.bound, self.seconds)
         # systems that promise nothing serve everybody from the begin on
-        there = [robot for robot in robots if robot.since is not None] if adaptive else robots
+        admitted = [robot for robot in robots if robot.since is not None] if adaptive else robots
         means, parts, broken = [], [], 0
-        for robot in there:
+        for robot in admitted:
             if robot.number not in self._references:
-                self._references[robot.number] = alone(robot, cell.latencies, self.seconds)
+                self._references[robot.number] = simulate_single(robot, cell.latencies, self.seconds)
             reference = self._references[robot.number]
             first_s = (robot.since or 0.0) + FIRST_S
-            fine, mean = kept(robot, reference, cell.bound, self.seconds, first_s)
+            fine, mean = check_promise(robot, reference, cell.bound, self.seconds, first_s)
             broken += not fine
             means.append(mean)
             parts += windows(robot, reference, self.seconds, first_s)
         within = float(np.mean([part <= BEYOND * cell.bound for part in parts])) if parts else 1.0
         return {
             "offered": count,
-            "held": len(there) if broken == 0 and within >= WINDOWS else 0,
-            "there": len(there),
+            "held": len(admitted) if broken == 0 and within >= WINDOWS else 0,
+            "there": len(admitted),
             "broken": broken,
             "drop_mean": float(np.mean(means)) if means else 0.0,
             "drop_most": max(means, default=0.0),
@@ -319,13 +323,13 @@ class _Fleet:
             "batch": (counts["members"] - counts["late"]) / max(1.0, counts["batches"]),
         }
 
-    def held(self, system: System) -> Dict[str, Any]:
+    def find_capacity(self, system: System) -> Dict[str, Any]:
         """Of all its settings the one that holds most."""
         best: Optional[Tuple[Dict[str, Any], str]] = None
-        for words, run in system.variants:
-            found = self._most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
-            if best is None or found["held"] > best[0]["held"]:
-                best = found, words
+        for settings, run in system.variants:
+            outcome = self._most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
+            if best is None or outcome["held"] > best[0]["held"]:
+                best = outcome, settings
         assert best is not None
         return {**best[0], "settings": best[1]}
 
@@ -333,10 +337,10 @@ class _Fleet:
         if adaptive:
             # it says itself whom it can hold: more robots ask than any system could hold
             return self.judged(run, MOST, True)
-        found = self.judged(run, min(MOST, least + 1), False)
-        if not found["held"]:
-            return found
-        good, step = found, 4
+        outcome = self.judged(run, min(MOST, least + 1), False)
+        if not outcome["held"]:
+            return outcome
+        good, step = outcome, 4
         while good["offered"] < MOST:
             tried = self.judged(run, min(MOST, good["offered"] + step), False)
             if tried["held"]:
@@ -380,7 +384,7 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
     from edge_offload.cache import cache_dir
     from edge_offload_benchmarks.simulation.staleness import FAR, Stretch, table
 
-    asked = []
+    requested = []
     for item in stretches.split(","):
         number, _, count = item.partition(":")
         if not number.isdigit() or not count.isdigit() or int(count) <= max(_frames(seconds), 2 * FAR):
@@ -388,9 +392,9 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
                 f"stretch {item!r} of {task}",
                 remedy=f"give FIRST:COUNT, COUNT above {max(_frames(seconds), 2 * FAR)} for {seconds:g} s",
             )
-        asked.append(Stretch(task, int(number), int(count), held_out=task == "scene"))
+        requested.append(Stretch(task, int(number), int(count), validation=task == "scene"))
     where = folder or cache_dir() / "staleness"
-    made = [table(where, stretch, lambda text: print(text, file=sys.stderr, flush=True)) for stretch in asked]
+    made = [table(where, stretch, lambda text: print(text, file=sys.stderr, flush=True)) for stretch in requested]
     return tuple(one.drop("carried") for one in made)
 
 

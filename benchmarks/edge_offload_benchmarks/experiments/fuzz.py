@@ -43,7 +43,7 @@ FULL, FULL_CONNECTIONS = 100_000, 10_000
 #: Share of each kind of message.
 SHARES = {"raw": 0.57, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05, "courses": 0.05}
 CHECK_EVERY_S = 0.5
-TELL_EVERY_S = 30.0
+REPORT_EVERY_S = 30.0
 #: Bytes that a session of the device may hold, and that one answer may bring back at most.
 DEVICE_MEMORY = 64 << 20
 #: Bytes that the server may have grown since a tenth of all this: a few of the largest messages and answers.
@@ -99,10 +99,17 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         public, robots = introduced(root, ("honest", "hostile"))
-        words = ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
-        words += ["--device-memory-mb", str(DEVICE_MEMORY >> 20), "--device-seconds", str(CALL_LIMIT_S), "--lease", "1"]
-        words += ["--promises"]
-        server = Server(*words)
+        options = ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
+        options += [
+            "--device-memory-mb",
+            str(DEVICE_MEMORY >> 20),
+            "--device-seconds",
+            str(CALL_LIMIT_S),
+            "--lease",
+            "1",
+        ]
+        options += ["--promises"]
+        server = Server(*options)
         try:
             address = server.address
             for keys in robots.values():
@@ -140,14 +147,14 @@ class _Attack:
         self.sent = dict.fromkeys(SHARES, 0)
         self.opened = 0
         self.problems: List[str] = []
-        wanted = {name: round(share * messages) for name, share in SHARES.items()}
-        wanted["raw"] += messages - sum(wanted.values())
+        quota = {name: round(share * messages) for name, share in SHARES.items()}
+        quota["raw"] += messages - sum(quota.values())
         self._threads = [
             threading.Thread(target=self._guarded, args=(work, *arguments))
             for work, *arguments in (
-                (self._call, {kind: wanted[kind] for kind in ("garbled", "calls", "courses")}, random.Random(seed + 4)),
-                (self._request, wanted["requests"], wanted["infer"], random.Random(seed + 5)),
-                (self._intrude, wanted["raw"], connections),
+                (self._call, {kind: quota[kind] for kind in ("garbled", "calls", "courses")}, random.Random(seed + 4)),
+                (self._request, quota["requests"], quota["infer"], random.Random(seed + 5)),
+                (self._intrude, quota["raw"], connections),
             )
         ]
 
@@ -217,7 +224,7 @@ def thinned(items: Sequence[Dict[str, Any]], most: int) -> Sequence[Dict[str, An
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> Dict[str, Any]:
+def _watched(attack: _Attack, server: Process, honest: Client, total: int) -> Dict[str, Any]:
     """Let it happen while an honest robot computes; the facts and what did not hold."""
     from edge_offload_benchmarks.chaos.usage import usage
     from edge_offload_benchmarks.fuzzing.calls import DeviceWitness
@@ -225,28 +232,30 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     pid = server.pid
     witnesses: List[Union[DeviceWitness, ModelWitness]] = [DeviceWitness(honest), ModelWitness(honest)]
     failures: List[str] = []
-    began = told = time.monotonic()
+    started_at = reported_at = time.monotonic()
     seen: List[Dict[str, Any]] = []
     attack.start()
     while attack.goes_on and server.alive and not failures:
         failures += [problem for witness in witnesses for problem in witness.check()]
         seen.append({**attack.progress(), **usage(pid)})
-        if time.monotonic() - told > TELL_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - reported_at > REPORT_EVERY_S:
+            reported_at = time.monotonic()
             print(
-                f"after {told - began:.0f} s: {attack.sent}, {attack.opened} connections", file=sys.stderr, flush=True
+                f"after {reported_at - started_at:.0f} s: {attack.sent}, {attack.opened} connections",
+                file=sys.stderr,
+                flush=True,
             )
         time.sleep(CHECK_EVERY_S)
     failures += attack.problems
     if not server.alive:
-        failures.append(f"the server died: {server.said()[-500:]}")
+        failures.append(f"the server died: {server.read_stderr()[-500:]}")
     else:
         failures += [problem for witness in witnesses for problem in witness.check()]
         seen.append({**attack.progress(), **usage(pid)})
         untold = honest.request("status", timeout_s=60.0).exception(61.0)
         if untold is not None:
             failures.append(f"the server does not tell its status any more: {untold}")
-    early = [item for item in seen if item["messages"] + item["connections"] >= 0.1 * wanted]
+    early = [item for item in seen if item["messages"] + item["connections"] >= 0.1 * total]
     begin, end = (
         {name: count for name, count in moment.items() if name not in ("messages", "connections")}
         for moment in ((early or seen)[0], seen[-1])
@@ -257,8 +266,8 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     strangers = attack.strangers
     from edge_offload_benchmarks.fuzzing.peers import HANDSHAKE_BYTES
 
-    if strangers.let_in:
-        failures.append(f"{strangers.let_in} strangers were let in")
+    if strangers.admitted:
+        failures.append(f"{strangers.admitted} strangers were let in")
     if strangers.most_bytes > HANDSHAKE_BYTES:
         failures.append(f"a stranger was told {strangers.most_bytes} bytes")
     caller, courses = attack.caller, attack.courses
@@ -271,11 +280,11 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     outcomes.update({f"request: {name}": count for name, count in attack.requester.outcomes.items()})
     outcomes.update({"raw: read": attack.babbler.read, "raw: connections cut": attack.babbler.cut})
     return {
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started_at,
         "sent": attack.sent,
         "outcomes": outcomes,
         "crashes": dict(caller.crashes + courses.crashes),
-        "strangers": {**strangers.kinds, "let in": strangers.let_in, "most bytes told": strangers.most_bytes},
+        "strangers": {**strangers.kinds, "let in": strangers.admitted, "most bytes told": strangers.most_bytes},
         "checks": sum(witness.checks for witness in witnesses),
         "server_begin": begin,
         "server_end": end,

@@ -80,7 +80,7 @@ def measure(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[s
             with Process(command, ONE_THREAD, cores=[first]) as robot:
 
                 def block(in_flight: int, rate: float) -> Dict[str, Any]:
-                    return robot.ask({"in_flight": in_flight, "rate": rate, "seconds": seconds})
+                    return robot.request_answer({"in_flight": in_flight, "rate": rate, "seconds": seconds})
 
                 block(2, MOST_HZ)  # both sides settle
                 reached = block(1, MOST_HZ)
@@ -157,17 +157,27 @@ def _side(blocks: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
 def _bars(record: Dict[str, Any], blocks: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     fast, camera = record["fast"], record["camera"]
     one, two = fast["one"], fast["two"]
-    kept = [block for block in blocks if block["drained"] and not block["failed"] and block["in_order"]
+    complete = [block for block in blocks if block["drained"] and not block["failed"] and block["in_order"]
             and block["taken"] == block["all_results"]]  # fmt: skip
     shares = [side["fell_back"] / side["results"] for side in (one, two)]
     bars = [
-        ("results = frames taken, in their order", f"in {len(kept)} of {len(blocks)} blocks", len(kept) == len(blocks)),
+        (
+            "results = frames taken, in their order",
+            f"in {len(complete)} of {len(blocks)} blocks",
+            len(complete) == len(blocks),
+        ),
         (f"results a second >= {FASTER:g} x", f"{fast['results_ratio']:.2f} x", fast["results_ratio"] >= FASTER),
         (f"mean latency <= {LATER:g} x", f"{fast['latency_ratio']:.2f} x", fast["latency_ratio"] <= LATER),
         ("no larger share falls back", f"{shares[1]:.1%}, with one {shares[0]:.1%}", shares[1] <= shares[0]),
-        (f"superseded at {CAMERA_HZ:g} Hz <= {SUPERSEDED:.0%}", f"{camera['two']['superseded_share']:.1%}, with one "
-         f"{camera['one']['superseded_share']:.1%}", camera["two"]["superseded_share"] <= SUPERSEDED),
-        (f"mean latency at {CAMERA_HZ:g} Hz <= {CAMERA_LATER:g} x", f"{camera['latency_ratio']:.2f} x",
-         camera["latency_ratio"] <= CAMERA_LATER),
-    ]  # fmt: skip
+        (
+            f"superseded at {CAMERA_HZ:g} Hz <= {SUPERSEDED:.0%}",
+            f"{camera['two']['superseded_share']:.1%}, with one {camera['one']['superseded_share']:.1%}",
+            camera["two"]["superseded_share"] <= SUPERSEDED,
+        ),
+        (
+            f"mean latency at {CAMERA_HZ:g} Hz <= {CAMERA_LATER:g} x",
+            f"{camera['latency_ratio']:.2f} x",
+            camera["latency_ratio"] <= CAMERA_LATER,
+        ),
+    ]
     return [{"name": name, "value": value, "met": met} for name, value, met in bars]

@@ -32,7 +32,7 @@ from edge_offload.outputs import add_output
 
 LIMIT = 6
 LONGEST_S = 3600.0
-RECORDED, WHOLE, EXPLAINED, OTHER = "recorded", "whole", "explained", "other"
+RECORDED, COMPOSITE, EXPLAINED, OTHER = "recorded", "whole", "explained", "other"
 #: Operators of plain CUDA in whose place something else is recorded, and why that is right.
 REASONS: Mapping[str, str] = {
     "aten::cudnn_batch_norm": "batch_norm and instance_norm are recorded whole for a GPU, and this executor is a CPU",
@@ -104,13 +104,13 @@ def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, s
     kernels: List[Dict[str, Any]] = []
     not_judged: Dict[str, str] = {}
     for entry, plain in fake.items():
-        there = recorded.get(entry, {"operators": {}, "samples": 0, "failed": "it was not run on the virtual device"})
-        if not plain["samples"] or not there["samples"]:
-            not_judged[entry] = plain["failed"] if not plain["samples"] else there["failed"]
+        virtual = recorded.get(entry, {"operators": {}, "samples": 0, "failed": "it was not run on the virtual device"})
+        if not plain["samples"] or not virtual["samples"]:
+            not_judged[entry] = plain["failed"] if not plain["samples"] else virtual["failed"]
             continue
-        names = set(there["operators"])
+        names = set(virtual["operators"])
         for operator, parents in plain["operators"].items():
-            verdict = RECORDED if operator in names else WHOLE if names.intersection(parents) else OTHER
+            verdict = RECORDED if operator in names else COMPOSITE if names.intersection(parents) else OTHER
             if verdict == OTHER and operator in reasons:
                 verdict = EXPLAINED
             instead = sorted(name for name in names if not name.startswith("edge::"))

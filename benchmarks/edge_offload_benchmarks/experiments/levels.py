@@ -141,21 +141,21 @@ def measure(case: Case, seconds: float, cuts: int, seed: int, congestion: Option
         assert server.stdout is not None
         server.stdout.readline()
         robot = Robot(stack.enter_context(_end("robot", address, keys, inside("robot"))))
-        began = robot.until("ready", 0.0) + LEAD_S
+        started_at = robot.until("ready", 0.0) + LEAD_S
         time.sleep(LEAD_S + seconds)
         ended = time.monotonic()
-        lines = [line for line in robot.lines if began <= line["t"] < ended]
+        lines = [line for line in robot.lines if started_at <= line["t"] < ended]
         noticed, back = zip(*(_cut(emulator, robot, 0.13 * i) for i in range(cuts)))
         moved = [_roam(emulator, robot, 0.13 * i) for i in range(cuts)] if case.level == "packet" else []
     rates = [line["up"] for line in lines if "up" in line]
-    took = sorted(line["frame"] for line in lines if line.get("frame") is not None)
+    frame_s = sorted(line["frame"] for line in lines if line.get("frame") is not None)
     failed = sum(1 for line in lines if "frame" in line and line["frame"] is None)
     return {
         "level": case.level, "rtt_ms": case.rtt_ms, "impairments": case.terms, "seconds": seconds,
         "congestion": congestion if case.level == "packet" else None,
         "error_p50": statistics.median(abs(rate - truth) / truth for rate in rates),
-        "frames": len(took), "failed": failed,
-        "frame_s": {"p50": took[len(took) // 2], "p99": took[int(0.99 * len(took))]},
+        "frames": len(frame_s), "failed": failed,
+        "frame_s": {"p50": frame_s[len(frame_s) // 2], "p99": frame_s[int(0.99 * len(frame_s))]},
         "quiet_s": max(line["quiet"] for line in lines if "quiet" in line),
         "false_alarms": sum(1 for line in lines if line.get("state") == "lost"),
         "noticed_s": {"p50": statistics.median(noticed), "most": max(noticed)},
@@ -165,8 +165,8 @@ def measure(case: Case, seconds: float, cuts: int, seed: int, congestion: Option
 
 
 def _set_congestion(inside: List[str], name: str) -> None:
-    words = [*inside, "sh", "-c", f"echo {shlex.quote(name)} > /proc/sys/net/ipv4/tcp_congestion_control"]
-    if subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode:
+    command = [*inside, "sh", "-c", f"echo {shlex.quote(name)} > /proc/sys/net/ipv4/tcp_congestion_control"]
+    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
         from edge_offload.errors import BadInput
 
         remedy = "/proc/sys/net/ipv4/tcp_allowed_congestion_control names those for namespaces"
@@ -188,10 +188,10 @@ def _cut(emulator: Any, robot: Robot, phase_s: float) -> Tuple[float, float]:
 def _roam(emulator: Any, robot: Robot, phase_s: float) -> float:
     """Seconds from another address of the robot until the link is back."""
     time.sleep(2.0 + phase_s)
-    began = time.monotonic()
+    started_at = time.monotonic()
     emulator.roam()
-    robot.until("lost", began)
-    return robot.until("ready", began) - began
+    robot.until("lost", started_at)
+    return robot.until("ready", started_at) - started_at
 
 
 @contextlib.contextmanager
@@ -217,10 +217,10 @@ def _link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
 
 @contextlib.contextmanager
 def _end(name: str, address: str, keys: str, inside: List[str]) -> Iterator[subprocess.Popen[str]]:
-    words = [*inside, sys.executable, "-m", "edge_offload_benchmarks.link_ends", name, address, keys]
+    command = [*inside, sys.executable, "-m", "edge_offload_benchmarks.link_ends", name, address, keys]
     # a server complains of every path that it finds dead
     errors = subprocess.DEVNULL if name == "server" else None
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         yield process
     finally:

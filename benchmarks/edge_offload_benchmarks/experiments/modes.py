@@ -76,31 +76,31 @@ def measure(setting: Dict[str, Any], rounds: int) -> Dict[str, Any]:
         "--keys", keys, environment=ONE_THREAD, cores=[second]
     ) as server:
         address = server.address[len("tcp://") :]
-        words = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", str(setting["mbps"])]
-        with Process(edge_offload("link", "emulate", *words, "--rtt-ms", str(setting["rtt_ms"]))) as emulator:
-            there = "tcp://" + json.loads(emulator.wait_line("{"))["listen"].replace("tcp://", "")
-            end = ["--server", there, "--keys", keys]
+        options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", str(setting["mbps"])]
+        with Process(edge_offload("link", "emulate", *options, "--rtt-ms", str(setting["rtt_ms"]))) as emulator:
+            through = "tcp://" + json.loads(emulator.wait_line("{"))["listen"].replace("tcp://", "")
+            end = ["--server", through, "--keys", keys]
             program = [sys.executable, "-m", "edge_offload_benchmarks.modes_robot", *end, "--model", setting["model"]]
             command = [*edge_offload("exec", "--absent", "later", *end, "--"), *program]
             with Process([*command, "--slowdown", str(setting["slowdown"])], ONE_THREAD, cores=[first]) as robot:
-                found = robot.ask({"rounds": rounds}, BETWEEN_S + 10 * rounds)
+                record = robot.request_answer({"rounds": rounds}, BETWEEN_S + 10 * rounds)
                 robot.end()
-    return found
+    return record
 
 
-def judge(setting: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Any]:
+def judge(setting: Dict[str, Any], record: Dict[str, Any]) -> Dict[str, Any]:
     """The record of one setting."""
     import numpy as np
 
-    rounds = found["rounds"]
+    rounds = record["rounds"]
     seconds = {name: np.array([each[name][0] for each in rounds]) for name in rounds[0]}
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
     # a plan that divides nothing is another mode under the name of split
-    apart_from = (AUTO, "split") if found["plan"] in ("device-only", "server-only") else (AUTO,)
-    held = sorted((name for name in seconds if name not in apart_from), key=lambda name: medians[name])
+    excluded = (AUTO, "split") if record["plan"] in ("device-only", "server-only") else (AUTO,)
+    fixed_modes = sorted((name for name in seconds if name not in excluded), key=lambda name: medians[name])
     chosen = [each[AUTO][1] for each in rounds]
-    best, after = held[0], held[1 % len(held)]
-    apart = interval(seconds[best], seconds[after])
+    best, after = fixed_modes[0], fixed_modes[1 % len(fixed_modes)]
+    ratio_bounds = interval(seconds[best], seconds[after])
     rows = []
     for name in seconds:
         ratio = interval(seconds[name], seconds[BASE])
@@ -112,15 +112,15 @@ def judge(setting: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Any]:
         **setting,
         "rounds": len(rounds),
         "cores": os.cpu_count() or 1,
-        "load_average": found["load"],
+        "load_average": record["load"],
         "rows": rows,
         "best": best,
-        "beyond_doubt": apart[2] < 1.0,
-        "best_over_next": list(apart),
+        "beyond_doubt": ratio_bounds[2] < 1.0,
+        "best_over_next": list(ratio_bounds),
         "chosen": {mode: round(chosen.count(mode) / len(chosen), 4) for mode in dict.fromkeys(chosen)},
         "auto_over_best": list(interval(seconds[AUTO], seconds[best])),
-        "plan": found["plan"],
-        "lacks": found["lacks"],
+        "plan": record["plan"],
+        "lacks": record["lacks"],
         "last_reason": rounds[-1][AUTO][3],
     }
 
@@ -155,5 +155,5 @@ def _shares(record: Dict[str, Any]) -> str:
     return ", ".join(f"{mode} {share:.0%}" for mode, share in record["chosen"].items())
 
 
-def _span(found: Sequence[float]) -> str:
-    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
+def _span(bounds: Sequence[float]) -> str:
+    return f"{bounds[0]:.3f} [{bounds[1]:.3f}, {bounds[2]:.3f}]"

@@ -117,12 +117,12 @@ def measure(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
     to = f"127.0.0.1:{PORT}"
     with PacketEmulator(f"{FAR}:{PORT}", to, link, pair, seed, namespaces=True) as emulator:
         robot, server = (emulator.network.inside(end) for end in ("robot", "server"))
-        began, busy = time.monotonic(), time.process_time()
+        started_at, busy = time.monotonic(), time.process_time()
         if case.tool == "ping":
             measured = _ping(robot, case.quantity, seconds)
         else:
             measured = _iperf(robot, server, case, seconds)
-        core = (time.process_time() - busy) / (time.monotonic() - began)
+        core = (time.process_time() - busy) / (time.monotonic() - started_at)
         stats = emulator.stats()
     error = None if case.set is None else (measured - case.set) / case.set
     counted = stats["lost_up"] / max(stats["packets_up"], 1)
@@ -134,8 +134,8 @@ def measure(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
 
 
 def _ping(robot: List[str], quantity: str, seconds: float) -> float:
-    words = [*robot, "ping", "-q", "-i", "0.005", "-w", f"{seconds:.0f}", FAR]
-    report = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    command = [*robot, "ping", "-q", "-i", "0.005", "-w", f"{seconds:.0f}", FAR]
+    report = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     match = re.search(r"= ([\d.]+)/([\d.]+)/([\d.]+)/([\d.]+) ms", report)
     if match is None:
         raise RuntimeError(f"ping: {report}")
@@ -144,19 +144,19 @@ def _ping(robot: List[str], quantity: str, seconds: float) -> float:
 
 def _iperf(robot: List[str], server: List[str], case: Case, seconds: float) -> float:
     listening = [*server, "iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", str(PORT), "--forceflush"]
-    words = [*robot, "iperf3", "-c", FAR, "-p", str(PORT), "-J", "-t", f"{seconds:.0f}"]
+    command = [*robot, "iperf3", "-c", FAR, "-p", str(PORT), "-J", "-t", f"{seconds:.0f}"]
     # the slow start is left out; iperf3 would count the losses of omitted UDP packets, but not the packets
-    words += ["-O", "2"] if case.tool == "tcp" else []
+    command += ["-O", "2"] if case.tool == "tcp" else []
     if case.tool == "udp":
-        words += ["-u", "-b", f"{UDP_MBPS}M", "-l", str(UDP_BYTES), "-w", "4M"]
+        command += ["-u", "-b", f"{UDP_MBPS}M", "-l", str(UDP_BYTES), "-w", "4M"]
     if case.reverse:
-        words.append("-R")
+        command.append("-R")
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as serving:
         try:
             assert serving.stdout is not None
             while "listening" not in serving.stdout.readline():
                 pass
-            report = json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+            report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
         finally:
             serving.kill()
     if "error" in report:

@@ -95,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--robot-factor and --seconds are above 0, --frames at least 2")
     models = args.model or list(profiles.MODELS)
     planners = args.planner or [*PLANNERS, ORACLE]
-    for given, known in ((models, profiles.MODELS), (planners, (*PLANNERS, ORACLE))):
+    for given, allowed in ((models, profiles.MODELS), (planners, (*PLANNERS, ORACLE))):
         for name in given:
-            if name not in known:
-                raise BadInput(f"{name!r} is none of {', '.join(known)}")
+            if name not in allowed:
+                raise BadInput(f"{name!r} is none of {', '.join(allowed)}")
     if "agrnav" in models and args.scan is None:
         raise BadInput("agrnav's payloads need a LiDAR scan", remedy="give --scan, or choose models with --model")
     torch.set_num_threads(1)
@@ -130,26 +130,26 @@ def run(args: argparse.Namespace) -> int:
 
 def make_variants(args: argparse.Namespace, workload: Workload, overhead: float) -> List[Variant]:
     """Codecs and overhead; the first one is what the headline speaks of."""
-    known = measured_codecs(args, workload.model)
-    spatial = _by_value(workload, known["spatial"])
+    codecs = measured_codecs(args, workload.model)
+    spatial = _by_value(workload, codecs["spatial"])
     variants = [
         Variant("lossless spatial codecs", spatial, overhead),
         Variant("no overhead", spatial, 0.0),
         Variant("no codecs", {}, overhead),
     ]
     for label, camera in (("moving", "moving camera"), ("noise", "sensor noise of one level")):
-        if label in known:
+        if label in codecs:
             variants.append(Variant(f"{camera}{', temporal codec' if label == 'moving' else ''}",
-                                    _by_value(workload, known[label]), overhead, camera))  # fmt: skip
+                                    _by_value(workload, codecs[label]), overhead, camera))  # fmt: skip
     return variants
 
 
 def _by_value(workload: Workload, options: Dict[str, Tuple[CodecCost, ...]]) -> Dict[int, Tuple[CodecCost, ...]]:
-    found = {workload.input_value: options["input"]}
+    by_value = {workload.input_value: options["input"]}
     for number in workload.output_values:
         if options.get("output"):
-            found[number] = options["output"]
-    return found
+            by_value[number] = options["output"]
+    return by_value
 
 
 def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str, Tuple[CodecCost, ...]]]:
@@ -209,14 +209,14 @@ def codec_costs(payload: Any, names: Sequence[str], robot_factor: float, upward:
     from edge_offload.split.model.cost import CodecCost
     from edge_offload_benchmarks.experiments.codecs import measure
 
-    found = []
+    costs = []
     for row in measure(payload, list(names), 3):
         if row["codec"] == "raw":
             continue
         encode, decode = row["encode_bytes_per_s"], row["decode_bytes_per_s"]
         robot, server = (encode, decode) if upward else (decode, encode)
-        found.append(CodecCost(row["codec"], row["ratio"], robot / robot_factor, server))
-    return tuple(found)
+        costs.append(CodecCost(row["codec"], row["ratio"], robot / robot_factor, server))
+    return tuple(costs)
 
 
 def measure_request_s(batches: int = 12, repeats: int = 40) -> float:
@@ -269,7 +269,7 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
                     probes=name not in ("device_only", "server_only"))  # fmt: skip
     used = sorted({t.codec for plan in table.plans for t in plan.transfers})
     device, server = measured[workload.model, "local"], measured[workload.model, "all"]
-    own = StatePowers(device.power_w, max(server.power_w, StatePowers().standby), StatePowers().standby)
+    robot_powers = StatePowers(device.power_w, max(server.power_w, StatePowers().standby), StatePowers().standby)
     mean = float(loop.latencies_s.mean())
     return {
         "model": workload.model,
@@ -289,7 +289,9 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
         "authors_latency_s": {"mean": theirs.mean_s, "p50": theirs.p50_s, "p99": theirs.p99_s},
         "authors_method": METHODS[name],
         "authors_energy_j": theirs.energy_j,
-        "energy_at_authors_power_j": float(robot_energy(replace(model, power=own), mean, loop.compute_s, loop.wire_s)),
+        "energy_at_authors_power_j": float(
+            robot_energy(replace(model, power=robot_powers), mean, loop.compute_s, loop.wire_s)
+        ),
         "inferences": len(loop.latencies_s),
         "local_share": loop.local_share,
         "split_plans": sum(plan.splits_an_operator for plan in table.plans),

@@ -92,12 +92,12 @@ def run(args: argparse.Namespace) -> int:
         _background(video, numbers, tune, teacher),
     ]
     rows = []
-    for name, found, score in finders:
+    for name, finds, score in finders:
         for reference, truths in (("teacher", teacher), ("hand", by_hand)):
             chosen = [index for index, number in enumerate(numbers) if number in truths]
             if chosen:
                 figures = evaluation.figures(
-                    [found[index] for index in chosen],
+                    [finds[index] for index in chosen],
                     [truths[numbers[index]] for index in chosen],
                     score,
                     BLOCKS,
@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     identities = {} if not by_hand else read_identities(args.labels or LABELS)
     identities = {number: ids for number, ids in identities.items() if number in by_hand}
     tracking = [
-        {"finder": name, **tracking_figures(found, numbers, by_hand, identities, score, Video(video).fps)}
-        for name, found, score in finders
+        {"finder": name, **tracking_figures(scored, numbers, by_hand, identities, score, Video(video).fps)}
+        for name, scored, score in finders
         if identities and name != "background"
     ]
     record = {
@@ -170,8 +170,8 @@ def _network(
     from edge_offload.models.registry import entries
     from edge_offload_training import evaluation
 
-    known = entries()[name].options if name in entries() else {}
-    chosen = {**{key: LOWEST for key in ("conf", "score") if key in known}, **options}
+    accepted = entries()[name].options if name in entries() else {}
+    chosen = {**{key: LOWEST for key in ("conf", "score") if key in accepted}, **options}
     matched = evaluation.match(_infer(name, chosen, video, tune), [teacher[number] for number in tune])
     return name, _infer(name, chosen, video, numbers), evaluation.best_threshold(matched)
 
@@ -199,14 +199,14 @@ def _background(
     from edge_offload_training import evaluation
 
     subtractor = cv2.createBackgroundSubtractorMOG2(history=500, varThreshold=16, detectShadows=True)
-    found: Dict[int, People] = {}
+    people: Dict[int, People] = {}
     for number, (_, frame) in enumerate(Video(video).frames(max(*numbers, *tune) + 1)):
         mask = subtractor.apply(frame)
         if number in teacher:
-            found[number] = blobs((mask == 255).astype(np.uint8))
-    matched = evaluation.match([found[number] for number in tune], [teacher[number] for number in tune])
+            people[number] = blobs((mask == 255).astype(np.uint8))
+    matched = evaluation.match([people[number] for number in tune], [teacher[number] for number in tune])
     areas = [(evaluation.at_threshold(matched, area_score(area))[2], area) for area in BLOB_AREAS]
-    return "background", [found[number] for number in numbers], area_score(max(areas)[1])
+    return "background", [people[number] for number in numbers], area_score(max(areas)[1])
 
 
 def area_score(area: float) -> float:

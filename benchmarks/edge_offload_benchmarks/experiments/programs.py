@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         with Server("--keys", str(keys)) as server:
             for name in names:
                 record = records.get(name, {"program": name, "varies": catalogue()[name].varies, "modes": {}})
-                wanted = [mode for mode in modes if mode not in record["modes"]]
-                if not wanted or time.monotonic() > until:
+                missing = [mode for mode in modes if mode not in record["modes"]]
+                if not missing or time.monotonic() > until:
                     continue
                 child = [python, "-m", "edge_offload_benchmarks.programs.child", name]
 
@@ -115,18 +115,18 @@ def run(args: argparse.Namespace) -> int:
 
                 def started(mode: str, child: List[str] = child, session: List[str] = session) -> Run:
                     file = pathlib.Path(folder) / f"{mode}.pt"
-                    for left in (file, file.with_suffix(".json")):
-                        left.unlink(missing_ok=True)
+                    for stale in (file, file.with_suffix(".json")):
+                        stale.unlink(missing_ok=True)
                     if mode == "cuda":
-                        words = [*heap.LAUNCHER, *child, "cuda", str(args.inferences), str(file)]
-                        return run_program(words, {**environment, REFERENCE: "1"}, args.timeout)
+                        command = [*heap.LAUNCHER, *child, "cuda", str(args.inferences), str(file)]
+                        return run_program(command, {**environment, REFERENCE: "1"}, args.timeout)
                     if mode == "plain":
                         return run_program([*child, "cpu", str(args.inferences), str(file)], environment, args.timeout)
-                    words = [*_exec(mode), *([] if mode == "local" else session)]
+                    command = [*_exec(mode), *([] if mode == "local" else session)]
                     if mode == "split":
-                        words += ["--slowdown", str(SLOWDOWN), "--tally", str(file.with_suffix(".json"))]
-                    words += ["--", *child, "cuda", str(args.inferences), str(file)]
-                    return run_program(words, environment, args.timeout)
+                        command += ["--slowdown", str(SLOWDOWN), "--tally", str(file.with_suffix(".json"))]
+                    command += ["--", *child, "cuda", str(args.inferences), str(file)]
+                    return run_program(command, environment, args.timeout)
 
                 base = "cuda" if args.reference == "cuda" else "local"
                 local = started(base)
@@ -136,17 +136,17 @@ def run(args: argparse.Namespace) -> int:
                     record["plain"] = started("plain").problem or "ran"
                     record["plain_error"] = error(*(pathlib.Path(folder) / f"{mode}.pt" for mode in ("plain", "local")))
                 if (record["plain_error"] or 0.0) > CLOSE and "operators" not in record:
-                    alone = [*_exec("local"), "--", python, "-m", OPERATORS, name, "4"]
-                    record["operators"] = dict(*run_program(alone, environment, args.timeout).lines[-1:])
-                for mode in wanted:
-                    found = local if mode == "local" else started(mode)
+                    local_command = [*_exec("local"), "--", python, "-m", OPERATORS, name, "4"]
+                    record["operators"] = dict(*run_program(local_command, environment, args.timeout).lines[-1:])
+                for mode in missing:
+                    result = local if mode == "local" else started(mode)
                     off = error(*(pathlib.Path(folder) / f"{each}.pt" for each in (base, mode)))
-                    record["modes"][mode] = verdict(local, found, args.inferences, off if mode == "split" else None)
+                    record["modes"][mode] = verdict(local, result, args.inferences, off if mode == "split" else None)
                     if base == "cuda" and local.problem:
                         record["modes"][mode].update(verdict="failed", reason=f"plain CUDA: {local.problem}")
                     if mode == "split":
-                        record["modes"][mode]["split"] = _split(pathlib.Path(folder) / "split.json", found.said)
-                    _say(name, mode, record)
+                        record["modes"][mode]["split"] = _split(pathlib.Path(folder) / "split.json", result.stderr)
+                    _print_verdict(name, mode, record)
                 records[name] = record
                 if args.json is not None:
                     _write(args.json, list(records.values()), args.inferences)
@@ -175,11 +175,11 @@ def _exec(mode: str) -> List[str]:
     return [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", mode]
 
 
-def _split(tally: pathlib.Path, said: Sequence[str]) -> Dict[str, Any]:
+def _split(tally: pathlib.Path, stderr: Sequence[str]) -> Dict[str, Any]:
     """What mode split did: its counters, and its lines on what is divided and why not."""
     counted = json.loads(tally.read_text(encoding="utf-8")).get("split", {}) if tally.exists() else {}
     begin = "edge_offload: "
-    return {**counted, "said": [line[len(begin) :][:300] for line in said if line.startswith(begin)]}
+    return {**counted, "said": [line[len(begin) :][:300] for line in stderr if line.startswith(begin)]}
 
 
 def _environment() -> Dict[str, str]:
@@ -209,11 +209,11 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
             session = ["--server", address, "--keys", keys]
             for name in [name for name in names if name not in done]:
                 program = [python, "-m", "edge_offload_benchmarks.programs.child", name, "cuda"]
-                found = measure(program, modes, session, _environment(), args.pairs, args.timeout)
-                row = {"program": name, "varies": catalogue()[name].varies, **found}
+                result = measure(program, modes, session, _environment(), args.pairs, args.timeout)
+                row = {"program": name, "varies": catalogue()[name].varies, **result}
                 record["programs"].append(row)
                 record["packages"] = packages(item["program"] for item in record["programs"])
-                _say_pairs(row)
+                _print_pairs(row)
                 if args.json is not None:
                     write_text(args.json, json.dumps(record, indent=1))
     failed = [item for item in record["programs"] if "problem" in item or item["equal"] < item["inferences"]]
@@ -223,7 +223,7 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
     return 1 if failed else 0
 
 
-def _say_pairs(row: Dict[str, Any]) -> None:
+def _print_pairs(row: Dict[str, Any]) -> None:
     if "problem" in row:
         print(f"{row['program']:44}{row['problem']}", flush=True)
         return
@@ -237,7 +237,7 @@ def _say_pairs(row: Dict[str, Any]) -> None:
     )
 
 
-def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
+def _print_verdict(name: str, mode: str, record: Dict[str, Any]) -> None:
     row = record["modes"][mode]
     trips = "" if mode == "local" else f"  trips {row['first_trips']} first, {row['steady_trips']} steady"
     reason = f"  {row['reason']}" if row["reason"] else ""
@@ -258,10 +258,10 @@ def _write(path: pathlib.Path, programs: List[Dict[str, Any]], inferences: int) 
 
 def _set_up(folder: pathlib.Path, name: str) -> int:
     """The environment of that name, see :class:`~edge_offload_benchmarks.programs.catalogue.Environment`."""
-    wanted = ENVIRONMENTS[name]
+    environment = ENVIRONMENTS[name]
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    if wanted.apart:
-        _install(folder, [*wanted.requirements, *_own_requirements()], {})
+    if environment.isolated:
+        _install(folder, [*environment.requirements, *_project_requirements()], {})
         _install(folder, ["--no-deps", *(word for root in _checkout() for word in ("-e", str(root)))], {})
         print(f"now: {folder / 'bin' / 'edge-offload'} bench programs --environment {name}")
         return 0
@@ -274,24 +274,24 @@ def _set_up(folder: pathlib.Path, name: str) -> int:
     seen = sysconfig.get_paths()["purelib"]
     (site / "zz_edge_offload.pth").write_text(f"import site; site.addsitedir({seen!r})\n", encoding="utf-8")
     pins = [f"numpy=={numpy.__version__}", f"torch=={torch.__version__.split('+')[0]}"]
-    _install(folder, [*wanted.requirements, *pins], {"PYTHONPATH": seen})
+    _install(folder, [*environment.requirements, *pins], {"PYTHONPATH": seen})
     print(f"now: edge-offload bench programs --python {folder / 'bin' / 'python'}")
     return 0
 
 
-def _install(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *words]
+def _install(folder: pathlib.Path, requirements: Sequence[str], environment: Mapping[str, str]) -> None:
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *requirements]
     if subprocess.run(command, env={**_without("PYTHONPATH"), **environment}, check=False).returncode:
         raise Unsupported("the packages of the corpus cannot be installed here", remedy="see what pip said above")
 
 
-def _own_requirements() -> List[str]:
+def _project_requirements() -> List[str]:
     """What this package and its benches need, but for torch and NumPy, whose versions are the environment's affair."""
     import importlib.metadata
 
-    said = [line for package in ("edge_offload", "edge_offload_benchmarks") for line in
+    stderr = [line for package in ("edge_offload", "edge_offload_benchmarks") for line in
             importlib.metadata.requires(package) or () if "extra ==" not in line]  # fmt: skip
-    return [line for line in said if re.split(r"[^\w-]", line)[0] not in ("torch", "numpy", "edge_offload")]
+    return [line for line in stderr if re.split(r"[^\w-]", line)[0] not in ("torch", "numpy", "edge_offload")]
 
 
 def _checkout() -> List[pathlib.Path]:

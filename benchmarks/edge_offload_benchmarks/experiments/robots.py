@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if not all(1 <= robots <= 50 for robots in args.robots) or args.seconds <= 0:
         raise BadInput("--robots is 1 to 50, --seconds positive")
     if args.mode is not None:
-        return _held(args)
+        return _run_mode(args)
     if len(args.robots) > 1:
         raise BadInput("several numbers of robots are for --mode")
     record = measure(args.robots[0], FULL_S if args.full else args.seconds, args.front)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record["passed"] else 1
 
 
-def _held(args: argparse.Namespace) -> int:
+def _run_mode(args: argparse.Namespace) -> int:
     """One mode, with every number of robots."""
     from edge_offload import records
     from edge_offload.execute import devices, heap
@@ -129,33 +129,33 @@ def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
             arguments = [server.address, directory, str(robots), str(seconds), model, str(side)]
             with Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments]) as load:
                 load.wait_line("loaded")
-                began = psutil.Process(server.pid).cpu_times()
+                cpu_before = psutil.Process(server.pid).cpu_times()
                 watched = _watch(server.pid, seconds)
-                told = json.loads(load.wait_line("{"))
+                answer = json.loads(load.wait_line("{"))
                 ended = psutil.Process(server.pid).cpu_times()
                 load.end()
-    cpu_s = ended.user + ended.system - began.user - began.system
+    cpu_s = ended.user + ended.system - cpu_before.user - cpu_before.system
     memory = [moment["memory"] for moment in watched]
     fifth = len(memory) // 5
     early, late = statistics.median(memory[fifth : fifth + 5]), statistics.median(memory[-5:])
-    served = told["served"]
+    served = answer["served"]
     begin, end = watched[fifth], watched[-1]
     ratio, growth = max(served) / max(1, min(served)), late / early - 1
     fair = front or ratio <= MAX_RATIO  # with --front the robots' own process is what they wait for
-    kept = all(end[name] <= begin[name] + SLACK for name in ("sockets", "threads"))
+    stable = all(end[name] <= begin[name] + SLACK for name in ("sockets", "threads"))
     return {
         "robots": robots,
         "seconds": seconds,
-        "passed": not told["failed"] and fair and growth <= MAX_GROWTH and kept,
+        "passed": not answer["failed"] and fair and growth <= MAX_GROWTH and stable,
         "served": served,
         "answers_per_s": sum(served) / seconds,
         "frame_bytes": 3 * side * side,
         "cpu_s": cpu_s / max(1, sum(served)),
-        "latency_s": told["latency_s"],
+        "latency_s": answer["latency_s"],
         "ratio": ratio,
-        "refused": told["refused"],
-        "failed": told["failed"],
-        "failures": told["failures"],
+        "refused": answer["refused"],
+        "failed": answer["failed"],
+        "failures": answer["failures"],
         "memory_begin": early,
         "memory_end": late,
         "memory_growth": growth,
@@ -218,7 +218,7 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
     body: Dict[str, Any] = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
     counts: Counter[Any] = Counter()
     failures: Counter[Any] = Counter()
-    took_s: List[float] = []
+    latency_s: List[float] = []
     clients, robots_ = [], []
     for number in range(robots):
         for _ in range(CONNECTIONS_OF_GREEDY if number == 0 else 1):
@@ -232,11 +232,11 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
 
     def drive(number: int, robot: _Robot) -> None:
         while time.monotonic() < ends:
-            began_s = time.monotonic()
+            started_s = time.monotonic()
             try:
                 robot.infer(body, coded.buffers)
                 counts[number] += 1
-                took_s.append(time.monotonic() - began_s)
+                latency_s.append(time.monotonic() - started_s)
             except EdgeOffloadError as error:
                 refused = isinstance(error, Refused)
                 counts["refused" if refused else "failed"] += 1
@@ -255,14 +255,14 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
     for thread in threads:
         thread.join()
     assert "torch" not in sys.modules, "an emulated robot needs no torch"
-    told = {
+    answer = {
         "served": [counts[number] for number in range(robots)],
-        "latency_s": records.latency_summary(took_s),
+        "latency_s": records.latency_summary(latency_s),
         "refused": counts["refused"],
         "failed": counts["failed"],
         "failures": dict(failures),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(answer), flush=True)
     for client in clients:
         client.close()
 

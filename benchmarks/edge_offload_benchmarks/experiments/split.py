@@ -37,7 +37,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from edge_offload.outputs import add_output
 from edge_offload_benchmarks.processes import Process, Server, edge_offload, patient_client, wait_open
 
-UNDIVIDED, BESIDE, DEFAULT = ("device_only", "server_only", "dsccs"), "beside", "loss_beam"
+UNDIVIDED, CONTENDER, DEFAULT = ("device_only", "server_only", "dsccs"), "beside", "loss_beam"
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 OPEN_S = 900.0
 
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         with Server("--keys", keys, cores=cores[-1:]) as server:
             os.sched_setaffinity(0, core)
             address = server.address[len("tcp://") :]
-            words = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
+            options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
             try:
-                with Process(edge_offload("link", "emulate", *words), cores=core) as emulator:
+                with Process(edge_offload("link", "emulate", *options), cores=core) as emulator:
                     rows, pairs = measure(args, planners, json.loads(emulator.wait_line("{")), keys)
             finally:
                 os.sched_setaffinity(0, set(cores))
@@ -103,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
     others = [item for item in records.read_list(args.json, "split_bench")
               if any(item[key] != record[key] for key in ("model", "options", "slowdown"))]  # fmt: skip
     everything = [*others, record]
-    found = errors_of([row for item in everything for row in item["rows"]])
+    errors = errors_of([row for item in everything for row in item["rows"]])
     print(f"{args.model}: simulated against measured: median error {record['median_error']:.1%}, p90 "
           f"{record['p90_error']:.1%}; robot slowed {args.slowdown:g} times (emulated), load average {before:.1f}\n"
-          f"{len(everything)} models: median error {found['median_error']:.1%}, p90 {found['p90_error']:.1%}",
+          f"{len(everything)} models: median error {errors['median_error']:.1%}, p90 {errors['p90_error']:.1%}",
           flush=True)  # fmt: skip
     if args.json:
         records.write(args.json, "split_bench", everything)
@@ -154,7 +154,7 @@ def measure(
         module.add_runner(runner)
         runner.opener.learn_network(inputs)  # before the server measures: they share memory and caches here
         wait_open(module, Mode.SPLIT, inputs, OPEN_S)
-        known: Dict[Any, Dict[str, Any]] = {}
+        measured: Dict[Any, Dict[str, Any]] = {}
         for codecs in (True, False) if args.no_codecs else (True,):
             for planner in planners:
                 planned = runner.plan_again(inputs, planner, codecs)
@@ -164,16 +164,16 @@ def measure(
                     plan = planned.plans[planned.place[planned.table.find_index(bandwidth * 1e6)]].plan
                     what = {"planner": planner, "codecs": codecs, "bytes_per_s": bandwidth * 1e6}
                     key = (plan.robot, plan.server, plan.transfers, bandwidth)
-                    if key not in known:
+                    if key not in measured:
                         expected = simulate_plan(plan, planned.model, bandwidth * 1e6)
-                        known[key] = _repeat(args, module, runner, inputs, {
+                        measured[key] = _repeat(args, module, runner, inputs, {
                             "kind": describe_plan(plan), "steps_robot": len(plan.robot),
                             "steps_server": len(plan.server),
                             "predicted_s": expected.makespan_s,
                             "predicted_stages_s": {"compute_robot": expected.robot_s, "compute_server":
                                                    expected.server_s, "link": expected.communication_s},
                         })  # fmt: skip
-                    rows.append({**what, **known[key]})
+                    rows.append({**what, **measured[key]})
                     print(_line(rows[-1]), flush=True)
         for bandwidth in (args.bandwidth or BANDWIDTHS) if args.tensor_parallel else ():
             control.do("set", mbps=bandwidth * 8)
@@ -239,11 +239,13 @@ def _pair(
     chosen = {name: planned.plans[planned.plan_in_use(bytes_per_s)] for name, planned in tables.items()}
     model = tables[DEFAULT].model
     expected = {name: simulate_plan(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
-    beside = tables[DEFAULT].find_contest(bytes_per_s)
-    if beside is not None:
-        chosen[BESIDE] = tables[DEFAULT].plans[beside[1]]
-        expected[BESIDE] = simulate_plan(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
-    undivided = [name for name in (BESIDE, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator]
+    contest = tables[DEFAULT].find_contest(bytes_per_s)
+    if contest is not None:
+        chosen[CONTENDER] = tables[DEFAULT].plans[contest[1]]
+        expected[CONTENDER] = simulate_plan(chosen[CONTENDER].plan, model, bytes_per_s).makespan_s
+    undivided = [
+        name for name in (CONTENDER, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator
+    ]
     best = min(undivided, key=lambda name: expected[name])
     mine, other = chosen[DEFAULT].plan, chosen[best].plan
     row: Dict[str, Any] = {
@@ -276,15 +278,15 @@ def _turns(count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: T
     fell_back = 0
     seconds: List[List[float]] = [[], []]
     for number in range(count + 2):
-        found = {}
+        latency_s = {}
         for place in (0, 1) if number % 2 else (1, 0):
             runner.bandwidth = 1.0 + place
             _, report = module.run(inputs, Mode.SPLIT)
-            found[place] = report.total_s
+            latency_s[place] = report.total_s
             fell_back += report.mode is not Mode.SPLIT
         if number >= 2:  # the first ones find cold caches
             for place in (0, 1):
-                seconds[place].append(found[place])
+                seconds[place].append(latency_s[place])
     return {
         "pairs": count, "fell_back": fell_back, "median_s": statistics.median(seconds[0]),
         "undivided_median_s": statistics.median(seconds[1]), "ratio": list(interval(*seconds)),
@@ -300,34 +302,34 @@ def _settled(
 
     runner.put_in_force(inputs, lambda _: planned)
     runner.bandwidth = bytes_per_s
-    found = planned.find_contest(bytes_per_s)
-    if found is None:
+    contest = planned.find_contest(bytes_per_s)
+    if contest is None:
         return None
     for _ in range(3 * (COLD_PAIRS + DECISION_PAIRS[-1])):
-        if found[0].in_use is not None:
+        if contest[0].in_use is not None:
             break
         module.run(inputs, Mode.SPLIT)
-    measured = found[0].ratios
+    measured = contest[0].ratios
     if measured is None:
         return {"used": False, "pairs": 0, "ratio": None}
     return {
-        "used": bool(found[0].in_use), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
+        "used": bool(contest[0].in_use), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
     }  # fmt: skip
 
 
 def _pair_line(row: Dict[str, Any]) -> str:
-    told = f"{row['bytes_per_s'] / 1e6:5.1f} MB/s {row['kind']} against {row['undivided']}: "
+    text = f"{row['bytes_per_s'] / 1e6:5.1f} MB/s {row['kind']} against {row['undivided']}: "
     if row["measured"] is not None and row["measured"]["ratio"] is not None:
         ratio, low, high = row["measured"]["ratio"]
         verdict = "it is used" if row["measured"]["used"] else "it is not used"
-        told = f"a divided plan took {ratio:.3f} [{low:.3f}, {high:.3f}] over {row['measured']['pairs']} pairs as it " \
-               f"ran: {verdict}\n{told}"  # fmt: skip
+        text = f"a divided plan took {ratio:.3f} [{low:.3f}, {high:.3f}] over {row['measured']['pairs']} pairs as it " \
+               f"ran: {verdict}\n{text}"  # fmt: skip
     if row["ratio"] is None and "divided" not in row:
-        return told + "the same plan"
+        return text + "the same plan"
     if row["ratio"] is None:
-        told, row = f"{told}the same plan; the {row['divided']['kind']} plan against it: ", row["divided"]
+        text, row = f"{text}the same plan; the {row['divided']['kind']} plan against it: ", row["divided"]
     ratio, low, high = row["ratio"]
-    return told + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
+    return text + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
 
 
 def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
@@ -361,10 +363,10 @@ def errors_of(rows: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     """Median and 90th percentile of |predicted / measured median - 1| over the plans that use the link."""
     import numpy as np
 
-    found = [row["error"] for row in rows if row["error"] is not None and row["kind"] != "device-only"]
-    if not found:
+    errors = [row["error"] for row in rows if row["error"] is not None and row["kind"] != "device-only"]
+    if not errors:
         return {"median_error": 0.0, "p90_error": 0.0}
-    return {"median_error": float(np.median(found)), "p90_error": float(np.percentile(found, 90))}
+    return {"median_error": float(np.median(errors)), "p90_error": float(np.percentile(errors, 90))}
 
 
 def _line(row: Dict[str, Any]) -> str:

@@ -83,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_research import cricket
     from edge_offload_research.emulate.trace import named_link
 
-    known = [case.name for case in cases()]
-    names = args.models.split(",") if args.models else known
-    if any(name not in known for name in names):
-        raise BadInput(f"--models {args.models}", remedy=f"networks: {', '.join(known)}")
+    all_names = [case.name for case in cases()]
+    names = args.models.split(",") if args.models else all_names
+    if any(name not in all_names for name in names):
+        raise BadInput(f"--models {args.models}", remedy=f"networks: {', '.join(all_names)}")
     if args.pairs < 2 or args.slow < 1:
         raise BadInput("--pairs is at least 2, --slow at least 1")
     record: Dict[str, Any] = {
@@ -109,26 +109,28 @@ def run(args: argparse.Namespace) -> int:
             )
     if places != Places():
         record.update(device=places.device, reference=places.reference)
-    kept = Kept()
+    saver = Kept()
     if args.app is not None:
         record["apps"] = measure_app(args.app, args.links.split(","), places)
     elif args.bits is not None:
         for _ in measure_bits(names, args.bits, record, args.for_s, places):
-            kept("json", lambda: save(record, args.json))
+            saver("json", lambda: save(record, args.json))
     else:
         links = args.links.split(",")
         for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s, places):
-            kept("json", lambda: save(record, args.json))  # a long experiment that is cut short leaves what it has
-        left = sum(map(len, missing(names, links, record).values()))
-        if left:
+            saver("json", lambda: save(record, args.json))  # a long experiment that is cut short leaves what it has
+        missing_count = sum(map(len, missing(names, links, record).values()))
+        if missing_count:
             total = len(names) * len(links)
-            print(f"{left} of {total} networks and links are left: --resume goes on with them", file=sys.stderr)
+            print(
+                f"{missing_count} of {total} networks and links are left: --resume goes on with them", file=sys.stderr
+            )
     record["load_average_end"] = list(os.getloadavg())
     transparent_tables.show(record)
-    kept("json", lambda: save(record, args.json))
+    saver("json", lambda: save(record, args.json))
     if args.plot is not None and record["records"]:
         transparent_tables.plot(record, args.plot)
-    kept.settle()
+    saver.settle()
     differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
     return 1 if record["failures"] or differ else 0
 
@@ -177,30 +179,30 @@ def measure_models(
     from edge_offload_benchmarks.transparent import tables as transparent_tables
     from edge_offload_research.emulate.trace import named_link
 
-    began_s = time.monotonic()
-    left = missing(names, links, record)
+    started_s = time.monotonic()
+    todo = missing(names, links, record)
     cores = sorted(os.sched_getaffinity(0))
     if transparent_tables.KERNEL not in record:
         with _rig(cores, places) as (_, robot, _), _survives(record):
-            answer = robot.ask({"do": "kernel"})
+            answer = robot.request_answer({"do": "kernel"})
             if "error" in answer:
                 record["failures"].append({"model": "", "link": "", "modes": [], **answer})
             else:
                 record[transparent_tables.KERNEL] = answer
     with _rig(cores, places) as (emulator, robot, _), _survives(record):
-        for name in [name for name in names if left[name]]:
-            if for_s and time.monotonic() - began_s > for_s:
+        for name in [name for name in names if todo[name]]:
+            if for_s and time.monotonic() - started_s > for_s:
                 break
             emulator.set(mbps=100000.0, rtt_s=0.0)  # loading is not what is measured
-            answer = robot.ask({"do": "load", "model": name})
-            for link in left[name] if "error" not in answer else ():
-                if for_s and time.monotonic() - began_s > for_s:
+            answer = robot.request_answer({"do": "load", "model": name})
+            for link in todo[name] if "error" not in answer else ():
+                if for_s and time.monotonic() - started_s > for_s:
                     break
                 emulator.set_link(named_link(link))
                 time.sleep(0.3)
-                began_load = os.getloadavg()[0]
+                load_average = os.getloadavg()[0]
                 for modes, count in ((PAIRED, pairs), *(((mode,), slow) for mode in SLOW)):
-                    answer = robot.ask({"do": "run", "modes": list(modes), "count": count})
+                    answer = robot.request_answer({"do": "run", "modes": list(modes), "count": count})
                     if "error" in answer:
                         record["failures"].append({"model": name, "link": link, "modes": list(modes), **answer})
                         continue
@@ -208,8 +210,8 @@ def measure_models(
                     record["records"] += lines
                     for line in lines:
                         print(transparent_tables.row(line), file=sys.stderr, flush=True)
-                found = check(name, link, record["records"], named_link(link))
-                record["checks"].append({**found, "load_average": began_load})
+                outcome = check(name, link, record["records"], named_link(link))
+                record["checks"].append({**outcome, "load_average": load_average})
                 yield
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": [], **answer})
@@ -224,16 +226,16 @@ def measure_bits(
     """
     from edge_offload_benchmarks.transparent import tables as transparent_tables
 
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     bits = record.setdefault("bits", [])
     done = {item["model"] for item in bits}
     with _rig(sorted(os.sched_getaffinity(0)), places) as (_, robot, _), _survives(record):
         for name in [name for name in names if name not in done]:
-            if for_s and time.monotonic() - began_s > for_s:
+            if for_s and time.monotonic() - started_s > for_s:
                 break
-            answer = robot.ask({"do": "steady", "model": name})
+            answer = robot.request_answer({"do": "steady", "model": name})
             if "error" not in answer:
-                answer = robot.ask({"do": "repeat", "count": count, "compared": count})
+                answer = robot.request_answer({"do": "repeat", "count": count, "compared": count})
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": ["replay"], **answer})
                 continue
@@ -250,11 +252,11 @@ def measure_memory(path: Optional[pathlib.Path], scale: float, places: Places = 
 
     with _rig(sorted(os.sched_getaffinity(0)), places) as (emulator, robot, server_pid):
         emulator.set(mbps=100000.0, rtt_s=0.0)
-        found = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
-    transparent_memory.show(found)
+        outcomes = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
+    transparent_memory.show(outcomes)
     if path is not None:
-        records.write(path, "transparent_memory", found)
-    return 0 if all(item["robot_plateau"] and item["server_plateau"] and item["equal"] for item in found) else 1
+        records.write(path, "transparent_memory", outcomes)
+    return 0 if all(item["robot_plateau"] and item["server_plateau"] and item["equal"] for item in outcomes) else 1
 
 
 @contextlib.contextmanager
@@ -299,18 +301,18 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
     """The ratios that matter, beside what the model of per-operator offloading says."""
     by_mode = {line["mode"]: line for line in lines if line["model"] == name and line["link"] == link}
     p50 = {mode: line["latency_s"]["p50"] for mode, line in by_mode.items()}
-    found: Dict[str, Any] = {"model": name, "link": link, "replay_over_server": None, "per_op_over_replay": None,
+    outcome: Dict[str, Any] = {"model": name, "link": link, "replay_over_server": None, "per_op_over_replay": None,
                              "modelled": None}  # fmt: skip
     if "replay" in p50 and "server" in p50:
-        found["replay_over_server"] = p50["replay"] / p50["server"]
+        outcome["replay_over_server"] = p50["replay"] / p50["server"]
     if "replay" in p50 and "per_op" in p50:
         rtt = emulated.up_delay_s + emulated.down_delay_s
         upload = by_mode["replay"]["bytes_up"] / emulated.up.mean()
         compute = max(p50["replay"] - rtt - upload, 0.0)
         trips = by_mode["per_op"]["round_trips"]
-        found["per_op_over_replay"] = p50["per_op"] / p50["replay"]
-        found["modelled"] = (trips * rtt + upload + compute) / (rtt + upload + compute)
-    return found
+        outcome["per_op_over_replay"] = p50["per_op"] / p50["replay"]
+        outcome["modelled"] = (trips * rtt + upload + compute) / (rtt + upload + compute)
+    return outcome
 
 
 @contextlib.contextmanager
@@ -320,9 +322,9 @@ def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Se
     from edge_offload_research.emulate.emulator import Emulator
     from edge_offload_research.emulate.trace import named_link
 
-    own = transparent_models.__name__
+    module_name = transparent_models.__name__
     options = ["--device", places.device, "--max-models", "2"]
-    options += ["--allow", f"{own}:segmenter", "--allow", f"{own}:detector"]
+    options += ["--allow", f"{module_name}:segmenter", "--allow", f"{module_name}:detector"]
     options += ["--cores", str(cores[1])] if len(cores) > 1 else []
     with contextlib.ExitStack() as stack:
         options += ["--weights-cache", stack.enter_context(tempfile.TemporaryDirectory())]
@@ -349,7 +351,7 @@ def measure_app(script: pathlib.Path, links: Sequence[str], places: Places = Pla
     """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
     from edge_offload_research.emulate.trace import named_link
 
-    found: List[Dict[str, Any]] = []
+    lines: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))
     with _linked(cores, places) as (emulator, _), tempfile.TemporaryDirectory() as folder:
         for link in links:
@@ -358,12 +360,17 @@ def measure_app(script: pathlib.Path, links: Sequence[str], places: Places = Pla
                 tally = pathlib.Path(folder, f"{link}-{mode}.json")
                 command = [sys.executable, str(script)]
                 if mode != "local":
-                    words = ["--server", emulator.address, "--mode", mode, "--tally", str(tally), "--", *command]
-                    command = edge_offload("exec", *words)
-                began = time.monotonic()
+                    options = ["--server", emulator.address, "--mode", mode, "--tally", str(tally), "--", *command]
+                    command = edge_offload("exec", *options)
+                started_at = time.monotonic()
                 done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-                line: Dict[str, Any] = {"app": script.name, "mode": mode, "link": link,
-                                        "wall_s": time.monotonic() - began, "exit_code": done.returncode}  # fmt: skip
+                line: Dict[str, Any] = {
+                    "app": script.name,
+                    "mode": mode,
+                    "link": link,
+                    "wall_s": time.monotonic() - started_at,
+                    "exit_code": done.returncode,
+                }
                 line.update(json.loads(tally.read_text()) if tally.exists() else {})
-                found.append(line)
-    return found
+                lines.append(line)
+    return lines

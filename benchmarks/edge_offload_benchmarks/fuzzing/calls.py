@@ -71,8 +71,8 @@ class DeviceWitness:
             return [f"the honest session failed: {error}"]
         tensor = answer.outcomes[0].tensor if answer.outcomes else None
         got = tensor.tolist() if tensor is not None else answer.error
-        wanted = [_float32(_float32(value) * _float32(value)) for value in values]
-        return [] if got == wanted else [f"the honest session got {got} instead of {wanted}"]
+        expected = [_float32(_float32(value) * _float32(value)) for value in values]
+        return [] if got == expected else [f"the honest session got {got} instead of {expected}"]
 
 
 def _float32(value: float) -> float:
@@ -164,10 +164,10 @@ class Hostile:
         lost, device.lost = device.lost, True  # what follows would be refused: it builds upon this one
         if lost or "executor process of this session ended" not in str(error):
             return
-        found = re.search(r"while running (\S+)", str(error))
+        match = re.search(r"while running (\S+)", str(error))
         # the note may hold what the session's own bookkeeping ran last
-        if found and (found.group(1) in self._called_names or found.group(1).startswith("edge::")):
-            self.crashes[found.group(1)] += 1
+        if match and (match.group(1) in self._called_names or match.group(1).startswith("edge::")):
+            self.crashes[match.group(1)] += 1
         else:
             self.unnamed.append(str(error)[:300])
 
@@ -382,5 +382,5 @@ def _schemas() -> Any:
 
 def _type(kind: Any) -> str:
     text = str(kind)
-    found = re.fullmatch(r"Optional\[(.*)\]", text)
-    return f"{found.group(1)}?" if found else text
+    match = re.fullmatch(r"Optional\[(.*)\]", text)
+    return f"{match.group(1)}?" if match else text

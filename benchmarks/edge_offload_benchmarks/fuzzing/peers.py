@@ -39,7 +39,7 @@ class Strangers:
     """
 
     def __init__(self, address: str, server_public: str, draw: random.Random) -> None:
-        self.let_in = self.most_bytes = 0
+        self.admitted = self.most_bytes = 0
         self.kinds: Counter[str] = collections.Counter()
         self._address = address
         self._server_public = server_public
@@ -71,13 +71,13 @@ class Strangers:
                     self._listen(connection)
 
     def _listen(self, connection: socket.socket) -> None:
-        told = 0
+        received = 0
         connection.settimeout(0.2)
         with contextlib.suppress(OSError):
             while True:
                 data = connection.recv(1 << 16)
-                told += len(data)
-                self.most_bytes = max(self.most_bytes, told)
+                received += len(data)
+                self.most_bytes = max(self.most_bytes, received)
                 if not data:
                     return
 
@@ -98,7 +98,7 @@ class Strangers:
                 peer.send(b"let me in", zmq.NOBLOCK)
             if monitor.poll(int(WAIT_S * 1e3)):
                 (kind,) = struct.unpack("=h", monitor.recv_multipart()[0][:2])
-                self.let_in += kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.admitted += kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
         finally:
             peer.disable_monitor()
             monitor.close(0)
@@ -185,10 +185,10 @@ class Babbler:
         name = draw.choice(["infer", "status", "open_model", "device.run", "report", "x"])
         type_ = draw.choice(sorted(messages.TYPES - {"hello"}) + ["request"] * 8 + ["notify"] * 4)
         body = {"handle": draw.randrange(-3, 3), "inputs": [], "session": noise(draw, 16), "number": 2}
-        own = draw.choice([epoch, epoch, epoch, 0, epoch + 1])
+        peer_epoch = draw.choice([epoch, epoch, epoch, 0, epoch + 1])
         times = (time.monotonic(),) if type_ == "ping" else ()
         named = name if type_ in ("request", "notify") else ""
-        buffers = [bytearray(messages.pack_header(Message(type_, own, number, named, body, times))), *parts]
+        buffers = [bytearray(messages.pack_header(Message(type_, peer_epoch, number, named, body, times))), *parts]
         if kind != 5:
             mangle(buffers, draw)
         return [bytes(buffer) for buffer in buffers or [bytearray()]]
@@ -239,7 +239,7 @@ class Requester:
         if kind == "device.end" and draw.random() < 0.99:
             body["session"] = noise(draw, 16)
         buffers = [noise(draw, draw.choice([0, 1, 8, 100, 5000])) for _ in range(draw.randrange(4))]
-        self._ask(kind, body, buffers)
+        self._request(kind, body, buffers)
 
     def infer(self) -> None:
         """A picture for a model that is open, with a description or a payload that was tampered with."""
@@ -266,7 +266,7 @@ class Requester:
         body["inputs"] = [descriptor]
         if what == 4:
             body[draw.choice(sorted(body))] = self._junk(2)
-        self._ask("infer", body, [bytes(buffer) for buffer in buffers])
+        self._request("infer", body, [bytes(buffer) for buffer in buffers])
 
     def drain(self) -> None:
         """Wait for everything."""
@@ -294,7 +294,7 @@ class Requester:
             **{name: draw.choice(shares) for name in ("slope", "slope_error", "flicker", "noise")},
         }
 
-    def _ask(self, kind: str, body: Dict[str, Any], buffers: List[bytes]) -> None:
+    def _request(self, kind: str, body: Dict[str, Any], buffers: List[bytes]) -> None:
         self._waiting.append(self._client.request(kind, body, buffers, timeout_s=WAIT_S))
         if len(self._waiting) >= OUTSTANDING:
             self._settle()

@@ -20,9 +20,9 @@ from edge_offload.protocol.messages import DeviceMessage
 from edge_offload_benchmarks.fuzzing.calls import Hostile, entry, mangle, replaced, tensor_item
 
 #: Numbers that are uploaded, and how many of them calls are defined with.
-SIZE, FOUND = 8, 4
+SIZE, MATCHES = 8, 4
 FLOAT, LONG = 6, 4
-FIND, COMPUTE, WHOLE = 10, 11, 12
+FIND, COMPUTE, CHAIN = 10, 11, 12
 #: Runs along one definition.
 RUNS = 4
 #: Rounds in one session.
@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self, values: Sequence[Tuple[int, Size, int]], first: int = 0) -> None:
         self.entries: List[Any] = []
-        self.words: List[int] = []
+        self.codes: List[int] = []
         self.patches: List[Patch] = []
         self.values = list(values)
         self._first = first
@@ -67,19 +67,19 @@ class Calls:
                     add(item)
             else:
                 index, size = part if isinstance(part, tuple) else (part, None)
-                storage, own, dtype = self.values[index]
-                factor, constant = size or own
+                storage, recorded_size, dtype = self.values[index]
+                factor, constant = size or recorded_size
                 if storage not in storages:
                     storages.append(storage)
                 used.append(storage)
                 if factor:
-                    self.patches.append(Patch(call, len(key) + 4, times_found(factor, constant)))
-                key += tensor_item([factor * FOUND + constant], None, dtype, storages.index(storage))
+                    self.patches.append(Patch(call, len(key) + 4, times_matches(factor, constant)))
+                key += tensor_item([factor * MATCHES + constant], None, dtype, storages.index(storage))
 
         for part in parts:
             add(part)
         self.entries.append(entry(name, key))
-        self.words += [self._first + call, *used]
+        self.codes += [self._first + call, *used]
 
     def new(self, size: Size, dtype: int = FLOAT) -> None:
         """The call before made a vector of ``size``."""
@@ -95,18 +95,18 @@ class Calls:
             self.call("aten::mul.Tensor", index, draw.choice(alike))
             self.new(size)
         elif what == 1:
-            self.call("aten::add_.Tensor", index, draw.choice(alike), _whole(1))
+            self.call("aten::add_.Tensor", index, draw.choice(alike), _integer(1))
         elif what == 2:
             other = draw.choice(alike)
-            self.call("aten::cat", [index, other], _whole(0))
+            self.call("aten::cat", [index, other], _integer(0))
             self.new((2 * size[0], 2 * size[1]))
         elif what == 3:
-            self.call("aten::sort", index, _whole(-1), b"B\1")
+            self.call("aten::sort", index, _integer(-1), b"B\1")
             self.new(size)
             self.new(size, LONG)
         elif what == 4:
-            self.patches.append(Patch(len(self.entries), 1, times_found(4 * size[0], 4 * size[1])))
-            self.call("edge::alloc", _whole(4 * (size[0] * FOUND + size[1])))
+            self.patches.append(Patch(len(self.entries), 1, times_matches(4 * size[0], 4 * size[1])))
+            self.call("edge::alloc", _integer(4 * (size[0] * MATCHES + size[1])))
             self.new(size)
             self.call("aten::zero_", len(self.values) - 1)
         else:
@@ -118,7 +118,7 @@ class Calls:
         new = range(2, 1 + max(number for number, _, _ in self.values))
         dead = tuple(number for number in new if draw.random() < 0.4)
         live = ((0, FROM_START, 0), (1, FROM_STEP, -1))
-        return TraceStep(None, tuple(self.words), tuple(self.patches), live, dead, b"", (), False)
+        return TraceStep(None, tuple(self.codes), tuple(self.patches), live, dead, b"", (), False)
 
 
 class TraceGraphSender(Hostile):
@@ -159,24 +159,24 @@ class TraceGraphSender(Hostile):
         message = DeviceMessage(reset_tables=True, accepted=0, freed=list(range(1, self._base + STORAGES)))
         self._base = 1
         vector = tensor_item([SIZE])
-        own = [
-            ("edge::alloc", _whole(4 * SIZE), None, 0),
+        definitions = [
+            ("edge::alloc", _integer(4 * SIZE), None, 0),
             ("edge::upload", vector + b"P" + struct.pack("<BBq", FLOAT, 1, SIZE), None, 0),
             entry("aten::nonzero", vector),
             entry("aten::relu_", vector),
         ]
-        calls = Calls([(0, (0, SIZE), FLOAT), (1, (1, 0), LONG)], len(own))
-        calls.call("aten::index_select", 0, _whole(0), 1)
+        calls = Calls([(0, (0, SIZE), FLOAT), (1, (1, 0), LONG)], len(definitions))
+        calls.call("aten::index_select", 0, _integer(0), 1)
         calls.new((1, 0))
         for _ in range(draw.randrange(8)):
             calls.extend(draw)
         calls.call("edge::download", len(calls.values) - 1)
-        message.entries = [*own, *calls.entries]
+        message.entries = [*definitions, *calls.entries]
         message.segments = [(0, struct.pack("<3I", 0, 1, 0)), (1, struct.pack("<2I", 3, 0))]
         message.nodes = [
             (FIND, TraceStep(None, (2, 0), (), ((0, FROM_START, 0),), (), b"", (), True)),
             (COMPUTE, calls.node(draw)),
-            (WHOLE, TraceStep(1, (), (), ((0, FROM_START, 0),), (), b"", (), False)),
+            (CHAIN, TraceStep(1, (), (), ((0, FROM_START, 0),), (), b"", (), False)),
         ]
         return message
 
@@ -189,7 +189,7 @@ class TraceGraphSender(Hostile):
         message.speculative_from = draw.choice([1, 1, 1, 0])
         around: List[Edge] = draw.choice([[], [], [(None, 0)], [((2, 1), 2)]])
         message.graph = TraceGraph(
-            [(WHOLE, [(None, 1)]), (FIND, [((0, 1), 0), (None, 2)]), (COMPUTE, around)],
+            [(CHAIN, [(None, 1)]), (FIND, [((0, 1), 0), (None, 2)]), (COMPUTE, around)],
             [(None, draw.choice([0, 1]))], None, self._base,
         )  # fmt: skip
         self._base += STORAGES
@@ -204,20 +204,20 @@ def tampered(message: DeviceMessage, draw: random.Random, *fields: str) -> List[
     """The buffers of a message with values in one of ``fields`` replaced, or bits of any flipped."""
     facts, *payloads = message.to_wire()
     if draw.random() < 0.85:
-        known = msgpack.unpackb(facts, strict_map_key=False)
+        facts_map = msgpack.unpackb(facts, strict_map_key=False)
         for _ in range(draw.choice([1, 1, 1, 2, 4])):
             field = draw.choice(fields)
-            known[field] = replaced(known[field], draw)
-        return [bytearray(msgpack.packb(known)), *map(bytearray, payloads)]
+            facts_map[field] = replaced(facts_map[field], draw)
+        return [bytearray(msgpack.packb(facts_map)), *map(bytearray, payloads)]
     buffers = [bytearray(facts), *map(bytearray, payloads)]
     mangle(buffers, draw)
     return buffers
 
 
-def times_found(factor: int, constant: int) -> Formula:
+def times_matches(factor: int, constant: int) -> Formula:
     """So many times what was found, plus a constant."""
     return Formula(factor, constant, ((1, 0, 0),))
 
 
-def _whole(value: int) -> bytes:
+def _integer(value: int) -> bytes:
     return b"I" + struct.pack("<q", value)

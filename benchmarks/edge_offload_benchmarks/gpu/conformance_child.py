@@ -57,26 +57,26 @@ def value_of(value: Any) -> Tuple[Any, ...]:
 
 def outcome(op: Any, dtype: torch.dtype, run: int, device: str) -> List[Any]:
     """Results of an entry's first sample; an error is a tuple ("e", type, text)."""
-    found: List[Any] = []
+    values: List[Any] = []
     signal.setitimer(signal.ITIMER_REAL, CALL_S)
     try:
         seed(run)
         for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), 1):
             seed(SEED)
             try:
-                found.append([value_of(one) for one in tree_flatten(call(op, sample, device))[0]])
+                values.append([value_of(one) for one in tree_flatten(call(op, sample, device))[0]])
             except TooLong:
                 raise
             except Exception as error:
                 text = str(error).splitlines()
-                found.append(("e", type(error).__name__, text[0][:200] if text else ""))
+                values.append(("e", type(error).__name__, text[0][:200] if text else ""))
     except TooLong:
-        found.append(("e", "TooLong", ""))
+        values.append(("e", "TooLong", ""))
     except Exception as error:
-        found.append(("e", f"samples {type(error).__name__}", str(error)[:100]))
+        values.append(("e", f"samples {type(error).__name__}", str(error)[:100]))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return found
+    return values
 
 
 def main() -> None:

@@ -19,30 +19,30 @@ Entry = Tuple[int, int, int, int]
 
 def sections(path: pathlib.Path) -> Dict[str, Tuple[int, int]]:
     """Offsets and sizes of a library's sections, by name."""
-    found: Dict[str, Tuple[int, int]] = {}
+    spans: Dict[str, Tuple[int, int]] = {}
     text = subprocess.run(["readelf", "-S", "-W", str(path)], capture_output=True, text=True, check=True).stdout
     for line in text.splitlines():
         parts = line.replace("[ ", "[").split()
         if len(parts) > 5 and parts[0].startswith("[") and parts[1].startswith("."):
-            found[parts[1]] = int(parts[4], 16), int(parts[5], 16)
-    return found
+            spans[parts[1]] = int(parts[4], 16), int(parts[5], 16)
+    return spans
 
 
 def entries(data: bytearray, first: int, stop: int) -> List[Entry]:
     """The entries of a container between two offsets."""
-    found: List[Entry] = []
+    listed: List[Entry] = []
     while first + 64 <= stop:
         kind, _, header, payload = struct.unpack_from("<HHIQ", data, first)
         (architecture,) = struct.unpack_from("<I", data, first + 28)
         if kind not in (PTX, ELF) or header < 64 or first + header + payload > stop:
             break
-        found.append((kind, architecture, first + header, payload))
+        listed.append((kind, architecture, first + header, payload))
         first += header + payload
-    return found
+    return listed
 
 
-def thin(data: bytearray, begin: int, size: int, kept: FrozenSet[int]) -> Counter[str]:
-    """Set to zeros what other GPUs than ``kept`` need; bytes by architecture, and of zeros.
+def thin(data: bytearray, begin: int, size: int, retained: FrozenSet[int]) -> Counter[str]:
+    """Set to zeros what other GPUs than ``retained`` need; bytes by architecture, and of zeros.
 
     A container without code for these GPUs keeps the PTX that can be compiled for them.
     """
@@ -55,11 +55,11 @@ def thin(data: bytearray, begin: int, size: int, kept: FrozenSet[int]) -> Counte
             continue
         stop = at + header + length
         inside = entries(data, at + header, stop)
-        has = any(kind == ELF and architecture in kept for kind, architecture, _, _ in inside)
+        has = any(kind == ELF and architecture in retained for kind, architecture, _, _ in inside)
         for kind, architecture, first, payload in inside:
             totals[f"{'ptx' if kind == PTX else 'sm'}_{architecture}"] += payload
-            wanted = kind == ELF and architecture in kept
-            if (has and not wanted) or (not has and kind == ELF and architecture > max(kept)):
+            needed = kind == ELF and architecture in retained
+            if (has and not needed) or (not has and kind == ELF and architecture > max(retained)):
                 data[first : first + payload] = bytes(payload)
                 totals["zeros"] += payload
         at = stop

@@ -17,8 +17,8 @@ class Pictures(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Compute one picture."""
-        found: torch.Tensor = self.network(image[None].float() / 255.0 - 0.5)
-        return found
+        output: torch.Tensor = self.network(image[None].float() / 255.0 - 0.5)
+        return output
 
 
 class Vit(nn.Module):
@@ -90,7 +90,7 @@ def tiny() -> nn.Module:
     )
 
 
-OWN: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
+BUILDERS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "resnet50": (resnet50, (3, 224, 224)),
     "resnet18": (resnet18, (3, 224, 224)),
     "mobilenet_v3_large": (mobilenet_v3_large, (3, 224, 224)),
@@ -108,8 +108,8 @@ def fix_numerics(tf32: bool = False) -> None:
 
 def build(name: str) -> nn.Module:
     """The network, on the host, with the same weights everywhere."""
-    if name in OWN:
-        return OWN[name][0]()
+    if name in BUILDERS:
+        return BUILDERS[name][0]()
     from edge_offload.models import registry
 
     return registry.build_module(name)
@@ -118,15 +118,15 @@ def build(name: str) -> nn.Module:
 def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
     """``count`` different inputs, on the host."""
     draw = torch.Generator().manual_seed(1)
-    if name in OWN:
+    if name in BUILDERS:
         # smooth pictures with noise, as a camera's: codecs have something to do
-        found = []
+        pictures = []
         for _ in range(count):
             small = torch.rand(3, 8, 8, generator=draw)
-            big = nn.functional.interpolate(small[None], OWN[name][1][1:], mode="bilinear")[0]
+            big = nn.functional.interpolate(small[None], BUILDERS[name][1][1:], mode="bilinear")[0]
             noise = 0.02 * torch.randn(big.shape, generator=draw)
-            found.append([((big + noise).clamp(0, 1) * 255).to(torch.uint8)])
-        return found
+            pictures.append([((big + noise).clamp(0, 1) * 255).to(torch.uint8)])
+        return pictures
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload.split.networks import build_samples, synthetic_frame
 
@@ -137,6 +137,6 @@ def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
     return [list(one) for one in build_samples(name, {}, frames)[1]]
 
 
-def outputs_of(found: Any) -> Tuple[torch.Tensor, ...]:
+def outputs_of(result: Any) -> Tuple[torch.Tensor, ...]:
     """The results of a network as a tuple."""
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)

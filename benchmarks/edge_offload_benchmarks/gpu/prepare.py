@@ -43,7 +43,7 @@ MOST_CARRIED, MOST_TOGETHER = 45 << 20, 64 << 20
 def prepare(torch_python: str, engines: bool) -> int:
     """Fill ``.gpu``; 0 if it is complete and travels with the working tree."""
     problems: List[str] = []
-    python = torch_python or str(own_environment())
+    python = torch_python or str(make_environment())
     for folder in (carried.WHEELS, carried.CACHE, carried.PACKAGES):
         folder.mkdir(parents=True, exist_ok=True)
     download_wheels(python, NEEDED)
@@ -69,15 +69,15 @@ def prepare(torch_python: str, engines: bool) -> int:
     return 1 if problems else 0
 
 
-def own_environment() -> pathlib.Path:
+def make_environment() -> pathlib.Path:
     """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 1 GB)."""
     folder = places.cache_folder() / "gpu" / "venv"
     python = folder / "bin" / "python"
     if not python.exists():
-        found = shutil.which("python3.12")
-        if found is None:
+        interpreter = shutil.which("python3.12")
+        if interpreter is None:
             raise SystemExit("prepare: there is no python3.12; install it, or name a Python with --torch-python")
-        run(found, "-m", "venv", str(folder))
+        run(interpreter, "-m", "venv", str(folder))
     check = f"import importlib.metadata as m, sys; sys.exit(m.version('torch') != {TORCH!r})"
     if subprocess.run([str(python), "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
         run(str(python), "-m", "pip", "install", "-q", "--no-deps", f"torch=={TORCH}", "setuptools")

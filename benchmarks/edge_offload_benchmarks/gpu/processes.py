@@ -159,7 +159,7 @@ class Server(Process):
         self._robots: List[KeyStore] = []
         self._public = ""
         self.keys = keys or self._introduce(settings)
-        began = time.monotonic()
+        started_at = time.monotonic()
         command = cli(
             "serve",
             "--bind",
@@ -186,7 +186,7 @@ class Server(Process):
         except RuntimeError:
             self.stop()
             raise
-        self.start_s = time.monotonic() - began
+        self.start_s = time.monotonic() - started_at
 
     def graph_lines(self) -> List[str]:
         """What the server's executors reported of steps that are not CUDA graphs."""

@@ -57,8 +57,8 @@ def random_goes_on(at: torch.device, turn: int) -> List[torch.Tensor]:
 @program
 def random_generator(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute random generator."""
-    own = torch.Generator(device=at).manual_seed(23 + turn)
-    return [torch.randn(64, device=at, generator=own), torch.rand(64, device=at, generator=own)]
+    generator = torch.Generator(device=at).manual_seed(23 + turn)
+    return [torch.randn(64, device=at, generator=generator), torch.rand(64, device=at, generator=generator)]
 
 
 @program
@@ -177,8 +177,8 @@ def recurrent(at: torch.device, turn: int) -> List[torch.Tensor]:
     net = seeded(lambda: nn.LSTM(24, 32, 2, batch_first=True)).to(at)
     gates = seeded(lambda: nn.GRU(24, 32, batch_first=True)).to(at)
     x = draw(turn, 3, 11, 24).to(at)
-    found, (h, c) = net(x)
-    return [found, h, c, gates(x)[0]]
+    output, (h, c) = net(x)
+    return [output, h, c, gates(x)[0]]
 
 
 @program
@@ -197,8 +197,8 @@ def suppression(at: torch.device, turn: int) -> List[torch.Tensor]:
     corners = draw(turn, 100, 2).abs().to(at) * 50
     boxes = torch.cat([corners, corners + 30], 1)
     scores = draw(turn + 1, 100).to(at)
-    kept = nms(boxes, scores, 0.4)
-    return [kept, boxes[kept[:10]]]
+    survivors = nms(boxes, scores, 0.4)
+    return [survivors, boxes[survivors[:10]]]
 
 
 @program
@@ -296,11 +296,11 @@ def linear_algebra(at: torch.device, turn: int) -> List[torch.Tensor]:
 def waves(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute waves."""
     x = draw(turn, 4, 60).to(at)
-    found = torch.fft.rfft(x)
+    spectrum = torch.fft.rfft(x)
     return [
-        torch.view_as_real(found),
-        torch.fft.irfft(found, 60),
-        found.abs(),
+        torch.view_as_real(spectrum),
+        torch.fft.irfft(spectrum, 60),
+        spectrum.abs(),
         torch.stft(x, 16, return_complex=True).abs(),
     ]
 

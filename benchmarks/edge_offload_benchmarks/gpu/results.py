@@ -35,10 +35,10 @@ def _finite(value: Any) -> Any:
 def read_json(path: pathlib.Path) -> Dict[str, Any]:
     """The document of a phase; an empty one if there is none."""
     try:
-        found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return document
 
 
 def spread(seconds: Sequence[float]) -> Dict[str, float]:
@@ -72,12 +72,12 @@ class Phase:
     def __init__(self, name: str, settings: Settings, seconds: float) -> None:
         self.name, self.settings, self.seconds = name, settings, seconds
         self.path = settings.results / f"{name}.json"
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self.records: List[Dict[str, Any]] = []
 
     def record(self, name: str, **facts: Any) -> None:
         """Add a record to the phase's file, and print it in short."""
-        self.records.append({"name": name, "at_s": round(time.monotonic() - self._began, 2), **facts})
+        self.records.append({"name": name, "at_s": round(time.monotonic() - self._started_at, 2), **facts})
         write_json(self.path, {**read_json(self.path), "phase": self.name, "records": self.records})
         short = ", ".join(f"{key}={_short(value)}" for key, value in facts.items())
         print(f"[{self.name}] {name}: {short}"[:600], flush=True)
@@ -92,13 +92,13 @@ class Phase:
             where = f"{pathlib.Path(last.filename).name}:{last.lineno}"
             self.record(name, failed=f"{type(error).__name__}: {str(error)[:1500]}", where=where)
 
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds that remain to the phase."""
-        return self.seconds - (time.monotonic() - self._began)
+        return self.seconds - (time.monotonic() - self._started_at)
 
     def fits(self, seconds: float) -> bool:
         """Whether so many seconds remain."""
-        return self.left() > seconds
+        return self.remaining_s() > seconds
 
 
 def _short(value: Any) -> str:

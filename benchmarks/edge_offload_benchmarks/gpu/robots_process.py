@@ -60,12 +60,12 @@ class Robots:
 
     def _handle(self, client: Client) -> int:
         """Open the model; again, as a robot does, where the server is busy for so long that the link counts as lost."""
-        for attempts_left in reversed(range(OPENINGS)):
+        for attempts_remaining in reversed(range(OPENINGS)):
             client.wait_ready(60.0)
             try:
                 return int(client.request("open_model", self._open, timeout_s=120.0).result(120.0).body["handle"])
             except LinkLost:
-                if not attempts_left:
+                if not attempts_remaining:
                     raise
         raise AssertionError
 
@@ -81,10 +81,10 @@ class Robots:
                 descriptors, buffers = self._packed[number % len(self._packed)]
                 number += 1
                 body = {"handle": handle, "inputs": descriptors, "codec": "raw", "wait_s": 10.0, "meta": {}}
-                began = time.monotonic()
+                started_at = time.monotonic()
                 try:
                     reply = client.request("infer", body, buffers, timeout_s=20.0).result(20.0)
-                    facts["seconds"].append(time.monotonic() - began)
+                    facts["seconds"].append(time.monotonic() - started_at)
                     facts["server_s"].append(reply.body["compute_s"])
                 except Exception as error:
                     text = f"{type(error).__name__}: {str(error)[:80]}"

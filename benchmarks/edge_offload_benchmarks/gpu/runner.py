@@ -37,9 +37,9 @@ class Runner:
         again: repeat phases that are done.
     """
 
-    def __init__(self, settings: Settings, out: pathlib.Path, limit_s: float, again: bool = False) -> None:
-        self.settings, self.out, self.again = settings, out, again
-        self._ends, self._began = time.monotonic() + limit_s, time.monotonic()
+    def __init__(self, settings: Settings, out: pathlib.Path, limit_s: float, repeat: bool = False) -> None:
+        self.settings, self.out, self.repeat = settings, out, repeat
+        self._ends, self._started_at = time.monotonic() + limit_s, time.monotonic()
         self._children: Dict[str, subprocess.Popen[str]] = {}
         self._open: Set[str] = set()
         settings.results.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Runner:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._kill()
             self._list_failures()
-            self.say(f"== all: {time.monotonic() - self._began:.0f} s; results in {self.out}")
+            self.log_line(f"== all: {time.monotonic() - self._started_at:.0f} s; results in {self.out}")
             self.deliver()
         return 1 if failed else 0
 
@@ -67,9 +67,9 @@ class Runner:
         for name, document in results.merge(self.settings, list(PHASES))["phases"].items():
             for record in document.get("records", []):
                 if record.get("failed"):
-                    self.say(f"failed: {name}: {record['name']}: {str(record['failed'])[:160]}")
+                    self.log_line(f"failed: {name}: {record['name']}: {str(record['failed'])[:160]}")
 
-    def say(self, line: str) -> None:
+    def log_line(self, line: str) -> None:
         """Write a line to the terminal and to the log."""
         with self._writing:
             self._log.write(line + "\n")
@@ -92,18 +92,18 @@ class Runner:
     def _phase(self, name: str) -> bool:
         """Run one phase, or several at once; whether none of them failed."""
         entry = entry_of(name)
-        todo = [part for part in members(name) if self.again or results.status(self.settings, part) != "done"]
+        todo = [part for part in members(name) if self.repeat or results.status(self.settings, part) != "done"]
         if not todo:
-            self.say(f"== {name}: done before")
+            self.log_line(f"== {name}: done before")
             return True
         room = self._ends - time.monotonic()
         most = entry.tiny_s if self.settings.tiny else entry.seconds
         if room < most / 2:
-            self.say(f"== {name}: not begun: {room:.0f} s are left, it takes {most / 2:.0f} to {most:.0f} s")
+            self.log_line(f"== {name}: not begun: {room:.0f} s are left, it takes {most / 2:.0f} to {most:.0f} s")
             return True
         most = min(most, room)
-        began = time.monotonic()
-        self.say(f"== {name} (at most {most:.0f} s; {began - self._began:.0f} s are over)")
+        started_at = time.monotonic()
+        self.log_line(f"== {name} (at most {most:.0f} s; {started_at - self._started_at:.0f} s are over)")
         for part in todo:
             limit = min(most, PHASES[part].tiny_s if self.settings.tiny else PHASES[part].seconds)
             self._start(part, limit)
@@ -111,7 +111,7 @@ class Runner:
         waiting = dict(self._children)
         while waiting:
             for part, child in list(waiting.items()):
-                spent = time.monotonic() - began
+                spent = time.monotonic() - started_at
                 limit = min(most, PHASES[part].tiny_s if self.settings.tiny else PHASES[part].seconds)
                 status = _status(child.poll(), spent > limit)
                 if status:
@@ -119,7 +119,7 @@ class Runner:
                     del waiting[part]
                     results.finish(self.settings, part, status, spent)
                     self._open.discard(part)
-                    self.say(f"== {part}: {status}, {spent:.0f} s")
+                    self.log_line(f"== {part}: {status}, {spent:.0f} s")
                     fine &= status == "done"
             if time.monotonic() - self._delivered > DELIVER_S:
                 self.deliver()
@@ -147,7 +147,7 @@ class Runner:
 
     def _read(self, child: Any) -> None:
         for line in child.stdout:
-            self.say(line.rstrip("\n"))
+            self.log_line(line.rstrip("\n"))
 
     def _end(self, name: str) -> None:
         """End a phase's process, and what it left in its session."""
@@ -164,7 +164,7 @@ class Runner:
         for name in list(self._children):
             self._end(name)
         for name in self._open:
-            results.finish(self.settings, name, "killed with the run", time.monotonic() - self._began)
+            results.finish(self.settings, name, "killed with the run", time.monotonic() - self._started_at)
 
 
 def _status(code: Optional[int], late: bool) -> str:
@@ -176,10 +176,10 @@ def _status(code: Optional[int], late: bool) -> str:
 
 def unknown(names: Sequence[str]) -> List[str]:
     """Names that are no phases."""
-    found = []
+    missing = []
     for several in names:
         try:
             entry_of(several)
         except (KeyError, ValueError):
-            found.append(several)
-    return found
+            missing.append(several)
+    return missing

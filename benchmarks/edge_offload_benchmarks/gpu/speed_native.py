@@ -27,9 +27,9 @@ def measure(call: Callable[[Frame], Any], given: List[Frame], count: int) -> Dic
     seconds: List[float] = []
     for number in range(count):
         frame = given[number % len(given)]
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         call(frame)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_at)
         if sum(seconds) > MEASURE_S:
             break
     return spread(seconds)
@@ -78,12 +78,12 @@ def graphed(network: Any, given: List[Frame], frames: int, eager: Callable[[Fram
 
     def run(frame: Frame) -> Any:
         with torch.cuda.stream(stream):
-            for one, locked, there in zip(frame, pinned, fixed):
+            for one, locked, static in zip(frame, pinned, fixed):
                 locked.copy_(one)
-                there.copy_(locked, non_blocking=True)
+                static.copy_(locked, non_blocking=True)
             graph.replay()
-            for one, there in zip(back, results):
-                one.copy_(there, non_blocking=True)
+            for one, static in zip(back, results):
+                one.copy_(static, non_blocking=True)
         stream.synchronize()
         return back
 
@@ -104,11 +104,11 @@ def of_network(name: str, frames: int, device: str, power: Power) -> Dict[str, A
 
     for frame in given[:4]:
         eager(frame)
-    joules, began = power.joules(), time.perf_counter()
+    joules, started_at = power.joules(), time.perf_counter()
     facts["eager"] = measure(eager, given, frames)
     joules = power.joules() - joules
     if not math.isnan(joules):
-        facts.update(eager_J=joules / facts["eager"]["n"], eager_W=joules / (time.perf_counter() - began))
+        facts.update(eager_J=joules / facts["eager"]["n"], eager_W=joules / (time.perf_counter() - started_at))
     if device == "cuda":
         parts: Tuple[Tuple[str, Callable[[], Dict[str, Any]]], ...] = (
             ("eager_gpu", lambda: {"eager_gpu": kernels(eager, given)}),

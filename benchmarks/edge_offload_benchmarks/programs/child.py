@@ -23,7 +23,7 @@ from edge_offload.ir.torchvision_package import torchvision_package
 from edge_offload_benchmarks.programs.catalogue import catalogue
 
 REFERENCE = "EDGE_OFFLOAD_BENCH_REFERENCE"
-LEARNT = 7
+LEARNED = 7
 """Inference after which mode split gets :data:`PATIENCE_S` to have recorded what it has seen, and to have plans."""
 PATIENCE_S = 30.0
 
@@ -37,28 +37,28 @@ def main() -> int:
         from edge_offload_research.device.conformance.reference import settle
 
         settle(devices.pick_device("cuda"))
-    out, kept = sys.stdout, []
+    out, results = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch
         infer = catalogue()[name].make(device)
-        asked = (json.loads(line)["number"] for line in sys.stdin)
-        for number in range(int(sys.argv[3])) if len(sys.argv) > 3 else asked:
-            trips, learning_s, began, busy = _trips(), _learning_s(), time.perf_counter(), time.process_time()
-            found = list(_tensors(infer(number)))
+        numbers = (json.loads(line)["number"] for line in sys.stdin)
+        for number in range(int(sys.argv[3])) if len(sys.argv) > 3 else numbers:
+            trips, learning_s, started_at, busy = _trips(), _learning_s(), time.perf_counter(), time.process_time()
+            tensors = list(_tensors(infer(number)))
             line = {
-                "seconds": time.perf_counter() - began,
+                "seconds": time.perf_counter() - started_at,
                 "busy_s": time.process_time() - busy,
                 "trips": _trips() - trips,
                 "learning_s": _learning_s() - learning_s,
-                "digest": _digest(found),
+                "digest": _digest(tensors),
             }
             print(json.dumps(line), file=out, flush=True)
             if len(sys.argv) > 3:
-                kept.append(found)
-                if number == LEARNT:
+                results.append(tensors)
+                if number == LEARNED:
                     _wait_for_split()
     if len(sys.argv) > 3:
-        torch.save(kept, sys.argv[4])
+        torch.save(results, sys.argv[4])
     return 0
 
 
@@ -71,18 +71,18 @@ def _wait_for_split() -> None:
         time.sleep(0.1)
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
     else:
-        for item in found:
+        for item in result:
             yield from _tensors(item)
 
 
-def _digest(found: Any) -> str:
+def _digest(tensors: Any) -> str:
     """Of dtype, sizes and bytes of all results."""
     digest = hashlib.sha256()
-    for tensor in found:
+    for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]

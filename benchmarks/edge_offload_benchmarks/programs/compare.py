@@ -26,12 +26,12 @@ class Run:
     Attributes:
         lines: what the child printed, a line an inference.
         problem: why it ended early; empty if it did not.
-        said: lines of its standard error.
+        stderr: lines of its standard error.
     """
 
     lines: List[Dict[str, Any]]
     problem: str = ""
-    said: Sequence[str] = ()
+    stderr: Sequence[str] = ()
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Run:
@@ -51,9 +51,9 @@ def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_
         out, err = process.communicate()
         return Run(_lines(out), f"hangs: not over after {timeout_s:.0f} s")
     if process.returncode:
-        said = [line for line in err.strip().splitlines() if line.strip()]
-        return Run(_lines(out), said[-1][:300] if said else f"exit code {process.returncode}", said)
-    return Run(_lines(out), said=err.splitlines())
+        lines = [line for line in err.strip().splitlines() if line.strip()]
+        return Run(_lines(out), lines[-1][:300] if lines else f"exit code {process.returncode}", lines)
+    return Run(_lines(out), stderr=err.splitlines())
 
 
 def _lines(out: str) -> List[Dict[str, Any]]:
@@ -72,7 +72,7 @@ def verdict(reference: Run, run: Run, steps: int, off: Optional[float] = None) -
     equal = sum(a["digest"] == b["digest"] for a, b in zip(reference.lines, run.lines))
     trips = [line["trips"] for line in run.lines]
     steady = trips[STEADY:]
-    found = {
+    row = {
         "inferences": len(run.lines),
         "equal": equal,
         "first_trips": trips[0] if trips else None,
@@ -83,14 +83,14 @@ def verdict(reference: Run, run: Run, steps: int, off: Optional[float] = None) -
         "reason": run.problem,
     }
     if off is not None:
-        found["off"] = off
+        row["off"] = off
     if equal < len(run.lines) and (off is None or off > ROUNDING):
-        found["verdict"] = "wrong"
+        row["verdict"] = "wrong"
     elif run.problem:
-        found["verdict"] = "hangs" if run.problem.startswith("hangs") else _refused(run.problem)
+        row["verdict"] = "hangs" if run.problem.startswith("hangs") else _refused(run.problem)
     else:
-        found["verdict"] = "passed" if len(run.lines) == steps else "failed"
-    return found
+        row["verdict"] = "passed" if len(run.lines) == steps else "failed"
+    return row
 
 
 def error(plain: pathlib.Path, other: pathlib.Path) -> Optional[float]:

@@ -21,13 +21,13 @@ def _yolo(name: str, kind: str, suppressed: bool) -> None:
 
         def infer(number: int) -> Any:
             with torch.no_grad():
-                found = network(noise(number, 1, 3, 96, 96).to(device))[0]
-                if isinstance(found, (tuple, list)):
-                    found = found[0]
+                output = network(noise(number, 1, 3, 96, 96).to(device))[0]
+                if isinstance(output, (tuple, list)):
+                    output = output[0]
                 if not suppressed:
-                    return found.cpu()
+                    return output.cpu()
                 nms: Any = importlib.import_module("ultralytics.utils.nms").non_max_suppression
-                return [boxes.cpu() for boxes in nms(found, conf_thres=0.0001, max_det=20)]
+                return [boxes.cpu() for boxes in nms(output, conf_thres=0.0001, max_det=20)]
 
         return infer
 
@@ -157,8 +157,8 @@ def _photograph(number: int, size: int) -> torch.Tensor:
     from PIL import Image
 
     file = pathlib.Path(importlib.import_module("ultralytics").__file__ or "").parent / "assets" / "zidane.jpg"
-    left, top = 420 + 90 * (number % 5), 11 * (number % 7)
-    part = Image.open(file).convert("RGB").crop((left, top, left + 450, top + 450)).resize((size, size))
+    x0, top = 420 + 90 * (number % 5), 11 * (number % 7)
+    part = Image.open(file).convert("RGB").crop((x0, top, x0 + 450, top + 450)).resize((size, size))
     return torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).view(size, size, 3)
 
 
@@ -194,8 +194,8 @@ def _mask_rcnn(device: str) -> Infer:
     def infer(number: int) -> Any:
         image = _photograph(number, 128).permute(2, 0, 1).float().div(255).to(device)
         with torch.no_grad():
-            found = network([image])[0]
-        return [found[name].cpu() for name in sorted(found)]
+            output = network([image])[0]
+        return [output[name].cpu() for name in sorted(output)]
 
     return infer
 
@@ -203,18 +203,18 @@ def _mask_rcnn(device: str) -> Infer:
 def _suppressed(boxes: torch.Tensor, scores: torch.Tensor, limit: float = 0.2) -> torch.Tensor:
     """The best boxes that overlap no better one, one after the other, as many repositories write it."""
     area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    kept: List[torch.Tensor] = []
+    retained: List[torch.Tensor] = []
     order = scores.argsort(descending=True)
-    while order.numel() > 0 and len(kept) < 20:
+    while order.numel() > 0 and len(retained) < 20:
         best = order[0]
-        kept.append(best)
+        retained.append(best)
         if order.numel() == 1:
             break
         rest = order[1:]
         low, high = torch.maximum(boxes[best, :2], boxes[rest, :2]), torch.minimum(boxes[best, 2:], boxes[rest, 2:])
         shared = (high - low).clamp(min=0).prod(1)
         order = rest[shared / (area[best] + area[rest] - shared + 1e-6) < limit]
-    return torch.stack(kept)
+    return torch.stack(retained)
 
 
 @program("plain/pillars", varies=True)
@@ -242,14 +242,14 @@ def _pillars(device: str) -> Infer:
             above = torch.zeros(16, 256, device=device)
             above[:, pillars] = pooled.t()
             out = head(map_net(above.view(1, 16, 16, 16)))[0].view(3, 8, -1).permute(0, 2, 1)
-            found = []
+            output = []
             for scored in out:
                 scores = scored[:, 0].sigmoid()
                 likely = scores > scores.mean()
                 boxes, scores = scored[likely], scores[likely]
                 corners = torch.cat((boxes[:, 1:3] * 8 - 1, boxes[:, 1:3] * 8 + boxes[:, 3:5].exp()), 1)
-                kept = _suppressed(corners, scores)
-                found.append(torch.cat((corners[kept], scores[kept, None]), 1).cpu())
-        return found
+                retained = _suppressed(corners, scores)
+                output.append(torch.cat((corners[retained], scores[retained, None]), 1).cpu())
+        return output
 
     return infer

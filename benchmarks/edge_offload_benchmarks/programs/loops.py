@@ -45,11 +45,11 @@ def _cascade(device: str) -> Infer:
         with torch.no_grad():
             scores = first(image)[0, 0]
             rows, columns = torch.nonzero(scores > scores.mean(), as_tuple=True)
-            found = [
+            parts = [
                 second(image[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8])
                 for row, column in list(zip(rows.tolist(), columns.tolist()))[:8]
             ]
-            return torch.cat(found).cpu()
+            return torch.cat(parts).cpu()
 
     return infer
 

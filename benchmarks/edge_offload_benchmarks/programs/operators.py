@@ -45,32 +45,32 @@ class BothSides(TorchFunctionMode):
         if not given or name.rsplit(".", 1)[-1] in ("__get__", "__set__", "cpu", "to", "item", "tolist"):
             return function(*args, **kwargs)
         twins = tree_map(self._twin, (list(args), kwargs))
-        found = function(*args, **kwargs)
-        expected = function(*twins[0], **{**twins[1], **_here(twins[1])})
-        for mine, theirs in zip(_tensors(found), _tensors(expected)):
+        result = function(*args, **kwargs)
+        expected = function(*twins[0], **{**twins[1], **_on_cpu(twins[1])})
+        for mine, theirs in zip(_tensors(result), _tensors(expected)):
             if _on_device(mine) and mine.shape == theirs.shape:
                 self._compare(name, mine, theirs)
-        return found
+        return result
 
     def _twin(self, item: Any) -> Any:
         if not _on_device(item):
             return item
         if id(item) not in self._twins:
-            self._keep(item, item.detach().cpu())
+            self._store_twin(item, item.detach().cpu())
         return self._twins[id(item)]
 
-    def _keep(self, item: torch.Tensor, twin: torch.Tensor) -> None:
+    def _store_twin(self, item: torch.Tensor, twin: torch.Tensor) -> None:
         self._twins[id(item)] = twin
         weakref.finalize(item, self._twins.pop, id(item), None)
 
     def _compare(self, name: str, mine: torch.Tensor, theirs: torch.Tensor) -> None:
         self.calls += 1
-        here = mine.detach().cpu()
-        if not torch.equal(here, theirs):
-            self.worst[name] = max(_off(here, theirs), self.worst.get(name, 0.0))
-            theirs.detach().copy_(here)
+        observed = mine.detach().cpu()
+        if not torch.equal(observed, theirs):
+            self.worst[name] = max(_off(observed, theirs), self.worst.get(name, 0.0))
+            theirs.detach().copy_(observed)
         if id(mine) not in self._twins:
-            self._keep(mine, theirs)
+            self._store_twin(mine, theirs)
 
 
 class Rounded(TorchFunctionMode):
@@ -84,11 +84,11 @@ class Rounded(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """One call."""
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         if not (resolve_name(function) or "").rsplit(".", 1)[-1].startswith("conv"):
-            return found
-        up = torch.rand(found.shape, generator=self._chance) < 0.5
-        return torch.nextafter(found, torch.where(up, torch.inf, -torch.inf))
+            return result
+        up = torch.rand(result.shape, generator=self._chance) < 0.5
+        return torch.nextafter(result, torch.where(up, torch.inf, -torch.inf))
 
 
 def grown(make: Callable[[str], Callable[[int], Any]], count: int) -> float:
@@ -97,8 +97,8 @@ def grown(make: Callable[[str], Callable[[int], Any]], count: int) -> float:
     for number in range(count):
         expected = list(_tensors(plain(number)))
         with Rounded():
-            found = list(_tensors(rounded(number)))
-        for mine, theirs in zip(found, expected):
+            results = list(_tensors(rounded(number)))
+        for mine, theirs in zip(results, expected):
             if mine.shape == theirs.shape and theirs.is_floating_point():
                 most = max(most, _off(mine, theirs))
     return most
@@ -108,7 +108,7 @@ def _off(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((mine.double() - theirs.double()).abs().max()) / max(float(theirs.abs().max()), 1e-30)
 
 
-def _here(kwargs: Mapping[str, Any]) -> Dict[str, Any]:
+def _on_cpu(kwargs: Mapping[str, Any]) -> Dict[str, Any]:
     return {"device": "cpu"} if kwargs.get("device") is not None else {}
 
 
@@ -116,8 +116,8 @@ def _on_device(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.device.type == "cuda"
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    return (item for item in tree_flatten(found)[0] if isinstance(item, torch.Tensor))
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    return (item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor))
 
 
 def main() -> int:

@@ -47,7 +47,7 @@ def measure(
     try:
         for turn, number in enumerate((*_lessons(), *range(LESSONS + MORE, LESSONS + MORE + pairs))):
             for which in (0, 1) if turn % 2 else (1, 0):
-                runs[which].append(robots[which].ask({"number": number}, timeout_s))
+                runs[which].append(robots[which].request_answer({"number": number}, timeout_s))
     except RemoteError as error:
         last = [line for line in str(error).splitlines() if line.strip()]
         return {"problem": last[-1][:300]}
@@ -74,29 +74,29 @@ def compare(modes: Tuple[str, str], runs: Sequence[Sequence[Mapping[str, Any]]])
         of all wall time.
     """
     steady = [run[LESSONS + MORE :] for run in runs]
-    own, other = (np.array([line["seconds"] for line in run]) for run in steady)
-    drawn = np.random.default_rng(0).integers(0, len(own), (2000, len(own)))
-    ratios = np.median(own[drawn], axis=1) / np.median(other[drawn], axis=1)
+    mode_s, other = (np.array([line["seconds"] for line in run]) for run in steady)
+    drawn = np.random.default_rng(0).integers(0, len(mode_s), (2000, len(mode_s)))
+    ratios = np.median(mode_s[drawn], axis=1) / np.median(other[drawn], axis=1)
     low, high = np.quantile(ratios, (0.025, 0.975))
     learning = [line["learning_s"] for line in steady[0]]
-    found: Dict[str, Any] = {
+    record: Dict[str, Any] = {
         "inferences": len(runs[0]),
         "equal": sum(a["digest"] == b["digest"] for a, b in zip(*runs)),
-        "pairs": len(own),
-        "ratio": float(np.median(own) / np.median(other)),
+        "pairs": len(mode_s),
+        "ratio": float(np.median(mode_s) / np.median(other)),
         "low": float(low),
         "high": float(high),
         "learning_s": max(learning),
-        "learning_share": sum(learning) / float(own.sum()),
+        "learning_share": sum(learning) / float(mode_s.sum()),
         "load": os.getloadavg()[0],
         "modes": {},
     }
     for mode, run, measured in zip(modes, runs, steady):
-        found["modes"][mode] = {
+        record["modes"][mode] = {
             "first_trips": run[0]["trips"],
             "new_trips": run[LESSONS]["trips"],
             "steady_trips": statistics.median(line["trips"] for line in measured),
             "median_s": statistics.median(line["seconds"] for line in measured),
             "busy_s": statistics.median(line["busy_s"] for line in measured),
         }
-    return found
+    return record

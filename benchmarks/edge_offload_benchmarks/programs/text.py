@@ -85,10 +85,10 @@ def _generation(name: str, count: int, lengths: Tuple[int, ...]) -> None:
         def infer(number: int) -> Any:
             ids = tokens(number, length_of(number, lengths), 200).to(device)
             with torch.no_grad():
-                found = network.generate(
+                generated = network.generate(
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
                 )
-            return found.cpu()
+            return generated.cpu()
 
         return infer
 

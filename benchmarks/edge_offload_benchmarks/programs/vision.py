@@ -110,8 +110,8 @@ def _loftr(device: str) -> Infer:
     def infer(number: int) -> Any:
         pair = {f"image{k}": noise(2 * number + k, 1, 1, 64, 64).to(device) for k in (0, 1)}
         with torch.no_grad():
-            found = network(pair)
-        return [found["keypoints0"].cpu(), found["confidence"].cpu()]
+            matches = network(pair)
+        return [matches["keypoints0"].cpu(), matches["confidence"].cpu()]
 
     return infer
 
@@ -125,8 +125,8 @@ def _disk(device: str) -> Infer:
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            (found,) = network(noise(number, 1, 3, 64, 64).to(device), n=64)
-        return [found.keypoints.cpu(), found.descriptors.cpu()]
+            (features,) = network(noise(number, 1, 3, 64, 64).to(device), n=64)
+        return [features.keypoints.cpu(), features.descriptors.cpu()]
 
     return infer
 

@@ -89,8 +89,8 @@ class Tables:
         table = self.tables[stretch]
         shown = np.clip(ages, 0, table.shape[1] - 1).astype(int)
         source = np.maximum(first + frames - shown, 0).astype(int)
-        found: Array = table[source, shown]
-        return np.where(shown == 0, 0.0, np.nan_to_num(found, nan=1.0))
+        drops: Array = table[source, shown]
+        return np.where(shown == 0, 0.0, np.nan_to_num(drops, nan=1.0))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Robot:
         random: of its link.
         results: (frame, when it can be used), as they come.
         since: it has a promise since then; None: it has none.
-        ask_at: it asks for one from then on.
+        request_at: it asks for one from then on.
         newest: frame whose result it holds; older ones are ignored.
     """
 
@@ -135,7 +135,7 @@ class Robot:
     random: np.random.Generator
     results: List[Tuple[int, float]] = field(default_factory=list)
     since: Optional[float] = None
-    ask_at: float = 0.0
+    request_at: float = 0.0
     newest: int = -1000
 
     def __post_init__(self) -> None:
@@ -233,13 +233,13 @@ class Planner(Protocol):
         """It begins."""
 
 
-def ask(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
+def request_promise(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
     """A robot asks for a promise."""
     frame = max(0, robot.frame(now))
     try:
         planner.admit_robot(now, str(robot.number), wish, frame, robot.captured(frame) + robot.ups)
     except Refused:
-        robot.ask_at = now + RECENT_S
+        robot.request_at = now + RECENT_S
     else:
         robot.since = now
 
@@ -283,29 +283,29 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
             for robot in robots:
                 if robot.since is not None:
                     planner.update_wish(str(robot.number), wish_of(robot, now))
-                elif robot.ask_at <= now <= max(0.0, seconds - SESSION_S):
-                    ask(planner, robot, wish_of(robot, now), now)
+                elif robot.request_at <= now <= max(0.0, seconds - SESSION_S):
+                    request_promise(planner, robot, wish_of(robot, now), now)
             for name, _ in planner.update_plan(now):
-                by_name[name].since, by_name[name].ask_at = None, now + RECENT_S
+                by_name[name].since, by_name[name].request_at = None, now + RECENT_S
             replan_at += PERIOD_S
             continue
         now = begin
-        there = []
+        robot_turns = []
         for turn in batch.slots:
             robot, arrival = by_name[turn.robot], arrivals.pop((turn.robot, turn.frame))
             planner.record_arrival(turn.robot, turn.frame, arrival)
             if arrival <= now + _NEAR:
-                there.append((robot, turn.frame))
+                robot_turns.append((robot, turn.frame))
             else:
                 late.append((arrival, robot, turn.frame))
-        counts["late"] += len(batch.slots) - len(there)
+        counts["late"] += len(batch.slots) - len(robot_turns)
         counts["members"] += len(batch.slots)
-        planner.start_next_batch(now, len(there))
-        if there:
-            free = now + lat.batch_latency(len(there))
+        planner.start_next_batch(now, len(robot_turns))
+        if robot_turns:
+            free = now + lat.batch_latency(len(robot_turns))
             counts["busy_s"] += free - now
             counts["batches"] += 1
-            for robot, frame in there:
+            for robot, frame in robot_turns:
                 robot.computed(frame, free)
                 planner.record_result(str(robot.number), frame, free)
 
@@ -383,7 +383,7 @@ def before(robot: Robot, latencies: Latencies) -> None:
         frame = max(frame + 1, math.ceil((robot.results[-1][1] - robot.phase) / robot.content.interval - _NEAR))
 
 
-def alone(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
+def simulate_single(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
     """The robot alone on this server: batch 1, the next frame when the last result has come. That is the reference."""
     twin = robot.twin()
     frame = 0
@@ -401,7 +401,9 @@ FIRST_S, WINDOW_S = 2.0, 5.0
 WINDOWS, BEYOND = 0.95, 1.5
 
 
-def kept(robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S) -> Tuple[bool, float]:
+def check_promise(
+    robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S
+) -> Tuple[bool, float]:
     """Whether the session was within its bound, on average and in windows; its mean drop over the reference."""
     first, last = robot.frame(first_s), robot.frame(seconds - 1.0)
     over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)

@@ -56,13 +56,13 @@ def optimum(
             better = total < value[row]
             value[row][better], choice[row][better] = total[better], k
     stale = [min(begin - frame, far) for frame in seen]
-    least, found, frame = float(value[0, stale[0] - 1, stale[1] - 1]), [], begin
+    least, schedule, frame = float(value[0, stale[0] - 1, stale[1] - 1]), [], begin
     while frame < end:
         k = int(choice[frame - begin, stale[0] - 1, stale[1] - 1])
         passed = 1 if k < 0 else latencies[k]
         stale = [min(age + passed, far) for age in stale]
         if k >= 0:
-            found.append((frame, k))
+            schedule.append((frame, k))
             stale[k] = min(latencies[k], far)
         frame += passed
-    return least, found
+    return least, schedule

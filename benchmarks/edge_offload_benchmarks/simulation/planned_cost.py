@@ -57,7 +57,7 @@ class PlannedCost:
         times = PlanTimes.simulate_compiled(plans, model)
         return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), times, tuple(ratios))
 
-    def held(self, number: int) -> PlannedCost:
+    def of_plan(self, number: int) -> PlannedCost:
         """The same with one plan for every bandwidth."""
         return replace(self, place=(number,) * len(self.place))
 
@@ -87,18 +87,18 @@ class PlannedCost:
             chance: what the ratio is drawn from.
         """
         begin, rtt_s = max(sent_s, link.free_up_s), link.rtt_s
-        found = replay(self.plans[number], self.model, link.trace, begin)
-        ended = begin + found.latency_s * chance.choice(self.ratios)
+        replayed = replay(self.plans[number], self.model, link.trace, begin)
+        ended = begin + replayed.latency_s * chance.choice(self.ratios)
         if math.isinf(ended):
             never = math.inf
-            return Transfer(sent_s, begin, never, never, never, 1e-4, round(found.bytes_up), 0), found.robot_s
-        up_s = found.bytes_up / found.seen_bytes_per_s if found.seen_bytes_per_s > 0 else 0.0
+            return Transfer(sent_s, begin, never, never, never, 1e-4, round(replayed.bytes_up), 0), replayed.robot_s
+        up_s = replayed.bytes_up / replayed.seen_bytes_per_s if replayed.seen_bytes_per_s > 0 else 0.0
         received = min(begin + up_s + rtt_s / 2, ended)
-        down_s = min(found.bytes_down / max(found.seen_bytes_per_s, 1.0) + rtt_s / 2, ended - received)
+        down_s = min(replayed.bytes_down / max(replayed.seen_bytes_per_s, 1.0) + rtt_s / 2, ended - received)
         transfer = Transfer(
-            sent_s, begin, received, ended - down_s, ended, 1e-4, round(found.bytes_up), round(found.bytes_down)
+            sent_s, begin, received, ended - down_s, ended, 1e-4, round(replayed.bytes_up), round(replayed.bytes_down)
         )
-        return transfer, found.robot_s
+        return transfer, replayed.robot_s
 
     def all_plans(self) -> List[int]:
         """Numbers of the distinct plans that may be used."""

@@ -70,8 +70,8 @@ class VirtualLink:
         """Bytes of the upload under way, and those that are through."""
         if self.upload is None or not self.upload[0] < self.now < self.upload[1]:
             return 0, 0
-        begins, _, size = self.upload
-        return size, int(min(size, self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)))
+        start_s, _, size = self.upload
+        return size, int(min(size, self.trace.bytes_until(self.now) - self.trace.bytes_until(start_s)))
 
     def _windows(self, begin: float, end: float, spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
         period = self.trace.period_s
@@ -148,27 +148,27 @@ class VirtualLink:
     def _progress(self) -> None:
         if self.upload is None:
             return
-        begins, ends, size = self.upload
+        start_s, ends, size = self.upload
         if self.now >= ends:
             self.estimator.add_progress(self.now, 0, 0)
             self.upload = None
-        elif self.now > begins:
-            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)
+        elif self.now > start_s:
+            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(start_s)
             self.estimator.add_progress(self.now, size, int(min(size, carried)))
 
 
 def _silences(trace: Trace) -> List[Tuple[float, float]]:
     """When nothing passes."""
-    found: List[Tuple[float, float]] = []
+    silences: List[Tuple[float, float]] = []
     since: Optional[float] = None
     for start, rate in [*zip(trace.starts_s, trace.bytes_per_s), (trace.period_s, math.inf)]:
         if rate >= DEAD:
             if since is not None:
-                found.append((since, start))
+                silences.append((since, start))
             since = None
         elif since is None:
             since = start
-    return found
+    return silences
 
 
 def _outages(silences: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:

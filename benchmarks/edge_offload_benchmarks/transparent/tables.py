@@ -89,10 +89,10 @@ def plot(record: Dict[str, Any], path: pathlib.Path) -> None:
     with panels(path, len(links), 1, (11, 3.6 * len(links))) as grid:
         for panel, link in zip(grid[:, 0], links):
             for offset, mode in enumerate(modes):
-                found = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
+                p50_s = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
                          if line["link"] == link and line["mode"] == mode}  # fmt: skip
-                places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in found]
-                panel.bar(places, [found[model] * 1e3 for model in models if model in found], 0.13, label=mode)
+                places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in p50_s]
+                panel.bar(places, [p50_s[model] * 1e3 for model in models if model in p50_s], 0.13, label=mode)
             panel.set_yscale("log")
             panel.set_ylabel("median latency, ms")
             panel.set_title(link)

@@ -51,9 +51,9 @@ def run(phase: Phase) -> None:
             # without a server: an executor process beside the program owns the GPU
             local = cli("exec", "--mode", "local", "--device", "cuda", "--")
             children["local cuda"] = child(phase, "local cuda", local, {**away, "models": models[:1]})
-        end_all(children.values(), phase.left() - 12)
+        end_all(children.values(), phase.remaining_s() - 12)
         phase.record("steps without a graph", lines=server.graph_lines())
-        found: Dict[str, Any] = {}
+        runs: Dict[str, Any] = {}
         for name, process in children.items():
             with phase.guarded(f"child {name}"):
                 code = process.end(5)
@@ -61,8 +61,8 @@ def run(phase: Phase) -> None:
                     phase.record(f"child {name}", failed=f"exit code {code}", log=process.tail(3000))
                 path = result_path(phase, name)
                 if path.exists():
-                    found[name] = torch.load(path, weights_only=False)
-    judge(phase, found)
+                    runs[name] = torch.load(path, weights_only=False)
+    judge(phase, runs)
 
 
 def result_path(phase: Phase, name: str) -> pathlib.Path:
@@ -96,8 +96,8 @@ def compare(want: Any, have: Any) -> Dict[str, Any]:
                 shapes = False
                 first = first or f"turn {turn} result {number}: {list(b.shape)} {b.dtype} not {list(a.shape)} {a.dtype}"
                 continue
-            wanted = [s for n, s in zip(a.shape, a_strides) if n > 1]
-            strides &= wanted == [s for n, s in zip(b.shape, b_strides) if n > 1] or not a.numel()
+            strides_of_a = [s for n, s in zip(a.shape, a_strides) if n > 1]
+            strides &= strides_of_a == [s for n, s in zip(b.shape, b_strides) if n > 1] or not a.numel()
             if not (torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())):
                 equal = False
                 scale = float(a.double().abs().max()) or 1.0
@@ -113,10 +113,10 @@ def by_size(difference: float) -> str:
     return "close" if difference < 1e-5 else "tf32" if difference < 5e-3 else "FAR"
 
 
-def judge(phase: Phase, found: Dict[str, Any]) -> None:
+def judge(phase: Phase, runs: Dict[str, Any]) -> None:
     """Record every program that differs from ``plain``, every network, and counts of verdicts by child."""
     table: Dict[str, Counter[str]] = {}
-    for name, programs in found.items():
+    for name, programs in runs.items():
         counts = table.setdefault(name, Counter())
         for program, (results, facts) in programs.items():
             if "error" in facts:
@@ -125,9 +125,9 @@ def judge(phase: Phase, found: Dict[str, Any]) -> None:
                 continue
             away = not name.startswith("plain")
             verdicts = {
-                against: compare(found[against][program][0][: len(results)], results)
+                against: compare(runs[against][program][0][: len(results)], results)
                 for against in (["plain", "plain native_bn"] if away else ["plain"])
-                if against != name and found.get(against, {}).get(program, ([],))[0]
+                if against != name and runs.get(against, {}).get(program, ([],))[0]
             }
             if "plain" not in verdicts:
                 continue
@@ -144,4 +144,4 @@ def judge(phase: Phase, found: Dict[str, Any]) -> None:
                     **{f"vs {key}": value for key, value in verdicts.items()},
                 )
     for name, counts in table.items():
-        phase.record(f"total {name}", programs=len(found[name]), **counts)
+        phase.record(f"total {name}", programs=len(runs[name]), **counts)

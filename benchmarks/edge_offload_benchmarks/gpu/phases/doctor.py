@@ -12,15 +12,15 @@ from edge_offload_benchmarks.gpu.results import Phase
 def run(phase: Phase) -> None:
     """Record what the command prints, and its exit code."""
     with phase.guarded("doctor"):
-        began = time.monotonic()
+        started_at = time.monotonic()
         done = subprocess.run(
             cli("doctor"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=phase.left(),
+            timeout=phase.remaining_s(),
         )
         print(done.stdout, flush=True)
         lines = done.stdout.splitlines()[:80]
-        phase.record("doctor", code=done.returncode, seconds=time.monotonic() - began, lines=lines)
+        phase.record("doctor", code=done.returncode, seconds=time.monotonic() - started_at, lines=lines)

@@ -47,18 +47,20 @@ def run(phase: Phase) -> None:
 
 def output(phase: Phase, name: str, command: List[str], most_s: float, **more: str) -> None:
     """Run a command, and record its last lines."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=min(most_s, max(5.0, phase.left())),
+        timeout=min(most_s, max(5.0, phase.remaining_s())),
         env={**os.environ, **more},
     )
     print(done.stdout, flush=True)
-    phase.record(name, code=done.returncode, seconds=time.monotonic() - began, lines=done.stdout.splitlines()[-40:])
+    phase.record(
+        name, code=done.returncode, seconds=time.monotonic() - started_at, lines=done.stdout.splitlines()[-40:]
+    )
 
 
 def has_onnx_cuda() -> bool:
@@ -90,7 +92,7 @@ def pycuda(phase: Phase) -> None:
 
     from edge_offload.execute.engines import buffers
 
-    beside = torch.arange(1000, device="cuda")
+    torch_buffer = torch.arange(1000, device="cuda")
     for library in ("pycuda", "torch"):
         with phase.guarded(f"buffers of {library}"):
             phase.record(f"{library} gpu", **buffers.gpu_facts(library))
@@ -100,7 +102,9 @@ def pycuda(phase: Phase) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            phase.record(f"buffers of {library}", equal=f"{sum(equal)} of 60", torch_after=int((beside + 1).sum()))
+            phase.record(
+                f"buffers of {library}", equal=f"{sum(equal)} of 60", torch_after=int((torch_buffer + 1).sum())
+            )
 
 
 def use_buffers(library: str, equal: List[bool]) -> None:

@@ -69,16 +69,16 @@ def version_of(name: str) -> str:
 
 def machine(phase: Phase) -> None:
     """Versions, cores, compilers, headers, room on disks."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     import torch
 
-    imported_s = time.monotonic() - began
-    began = time.monotonic()
+    imported_s = time.monotonic() - started_at
+    started_at = time.monotonic()
     context: Dict[str, Any] = {}
     if phase.settings.cuda:
         try:
             torch.zeros(1, device="cuda").item()
-            context = {"first_context_s": time.monotonic() - began}
+            context = {"first_context_s": time.monotonic() - started_at}
         except Exception as error:
             context = {"context_failed": f"{type(error).__name__}: {str(error)[:500]}"}
     include = sysconfig.get_paths()["include"]
@@ -137,9 +137,9 @@ def gpu(phase: Phase) -> None:
 def nvml(phase: Phase) -> None:
     """Power at rest."""
     power = Power()
-    first, began = power.joules(), time.monotonic()
+    first, started_at = power.joules(), time.monotonic()
     time.sleep(1.0)
-    watts = (power.joules() - first) / (time.monotonic() - began)
+    watts = (power.joules() - first) / (time.monotonic() - started_at)
     phase.record("nvml", idle_watts=watts, usage_watts=power.watts(), memory_mb=power.memory_mb())
 
 
@@ -148,9 +148,9 @@ def measure(count: int, call: Callable[[], Any], wait: Callable[[], Any]) -> Dic
     seconds: List[float] = []
     for _ in range(count):
         wait()
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_at)
     return spread(seconds)
 
 
@@ -165,12 +165,12 @@ def floors(phase: Phase) -> None:
         for _ in range(200):
             one.add_(1)
         wait()
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(5000):
             one.add_(1)
-        launched = time.perf_counter() - began
+        launched = time.perf_counter() - started_at
         wait()
-        phase.record("launch", python_op_us=launched / 5e-3, until_done_us=(time.perf_counter() - began) / 5e-3)
+        phase.record("launch", python_op_us=launched / 5e-3, until_done_us=(time.perf_counter() - started_at) / 5e-3)
         phase.record("item", **measure(200, lambda: one[0].item(), wait))
         if cuda:
             with phase.guarded("graph of 200"):
@@ -189,12 +189,12 @@ def graph_floor(phase: Phase, one: Any) -> None:
         for _ in range(200):
             one.add_(1)
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(100):
         graph.replay()
-    launched = time.perf_counter() - began
+    launched = time.perf_counter() - started_at
     torch.cuda.synchronize()
-    phase.record("graph of 200", launch_us=launched / 1e-4, until_done_us=(time.perf_counter() - began) / 1e-4)
+    phase.record("graph of 200", launch_us=launched / 1e-4, until_done_us=(time.perf_counter() - started_at) / 1e-4)
 
 
 def copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
@@ -203,18 +203,18 @@ def copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
 
     device = phase.settings.device
     host, back = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    there = host.to(device)
+    on_device = host.to(device)
     calls: List[Tuple[str, Callable[[], Any]]] = [
-        ("pageable_up_ms", lambda: there.copy_(host)),
-        ("pageable_down_ms", lambda: back.copy_(there)),
+        ("pageable_up_ms", lambda: on_device.copy_(host)),
+        ("pageable_down_ms", lambda: back.copy_(on_device)),
         ("to_ms", lambda: host.to(device)),
-        ("cpu_ms", there.cpu),
+        ("cpu_ms", on_device.cpu),
     ]
     if phase.settings.cuda:
         locked = host.pin_memory()
         calls += [
-            ("pinned_up_ms", lambda: (there.copy_(locked, non_blocking=True), wait())),
-            ("pinned_down_ms", lambda: (locked.copy_(there, non_blocking=True), wait())),
+            ("pinned_up_ms", lambda: (on_device.copy_(locked, non_blocking=True), wait())),
+            ("pinned_down_ms", lambda: (locked.copy_(on_device, non_blocking=True), wait())),
         ]
     phase.record(f"copies of {size}", **{name: measure(50, call, wait)["ms"] for name, call in calls})
 

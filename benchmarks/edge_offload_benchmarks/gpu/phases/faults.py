@@ -108,12 +108,12 @@ def memory(phase: Phase) -> None:
     with Server(settings) as server, Process(settings, "hog", python(HOG, "60")) as hog:
         phase.record("memory: hog", line=hog.wait_line("full", 60))
         for number, frame in enumerate(given[:3]):
-            began = time.monotonic()
+            started_at = time.monotonic()
             done = executor.run([torch.nn.functional.pad(frame[0], (0, 1500, 0, 1500))])
-            phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - began)
+            phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - started_at)
         command = [*server.exec("--mode", "lazy"), *python(NEEDS_MEMORY)]
         with Process(settings, "memory", command, **BLIND) as program:
-            code = program.end(min(60.0, phase.left()))
+            code = program.end(min(60.0, phase.remaining_s()))
             phase.record(
                 "memory: a program on a server without memory", code=code, lines=program.lines, log=program.tail(600)
             )
@@ -128,12 +128,12 @@ def context(phase: Phase, server: Server) -> None:
     settings = phase.settings
     if settings.cuda:
         with Process(settings, "breaks_plain", python(BREAKS)) as program:
-            code = program.end(min(40.0, phase.left()))
+            code = program.end(min(40.0, phase.remaining_s()))
             phase.record("context: plain CUDA", code=code, lines=program.lines)
     for mode in ("lazy",) if settings.tiny else ("lazy", "replay"):
         command = [*server.exec("--mode", mode), *python(BREAKS)]
         with Process(settings, f"breaks_{mode}", command, **BLIND) as program:
-            code = program.end(min(60.0, phase.left()))
+            code = program.end(min(60.0, phase.remaining_s()))
             phase.record(f"context: {mode}", code=code, lines=program.lines, log=program.tail(600))
 
 
@@ -144,11 +144,11 @@ def killed(phase: Phase, server: Server) -> None:
     port = server.address.rpartition(":")[2]
     command = [*server.exec("--mode", "replay", "--resume", "2"), *python(LOOP, seconds)]
     with Process(settings, "loop", command, **BLIND) as program:
-        program.wait_line("frame 5 ", min(60.0, phase.left()))
+        program.wait_line("frame 5 ", min(60.0, phase.remaining_s()))
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
         time.sleep(1 if settings.tiny else 4)
-        again = cli(
+        restart = cli(
             "serve",
             "--bind",
             f"tcp://127.0.0.1:{port}",
@@ -161,6 +161,6 @@ def killed(phase: Phase, server: Server) -> None:
             "--weights-cache",
             str(settings.folder / "blobs"),
         )
-        with Process(settings, "serve_again", again, settings.server_cores):
-            code = program.end(min(70.0, phase.left()))
+        with Process(settings, "serve_again", restart, settings.server_cores):
+            code = program.end(min(70.0, phase.remaining_s()))
             phase.record("killed", code=code, lines=program.lines, log=program.tail(1200))

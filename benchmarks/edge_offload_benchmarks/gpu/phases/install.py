@@ -114,9 +114,9 @@ def entry_points(folder: pathlib.Path, configuration: pathlib.Path, name: str) -
 
 def check_imports(phase: Phase) -> None:
     """Import in a new process what the other phases need, and record how long that takes."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", f"import {', '.join(NEEDED)}"], capture_output=True, text=True, check=False
     )
     facts = {} if done.returncode == 0 else {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:500]}
-    phase.record("imports", seconds=time.monotonic() - began, **facts)
+    phase.record("imports", seconds=time.monotonic() - started_at, **facts)

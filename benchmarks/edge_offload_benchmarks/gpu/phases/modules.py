@@ -85,11 +85,11 @@ def run_mode(phase: Phase, name: str, mode: Any, offloaded: Any, given: List[Any
     """Wait until a mode can run, run the frames, and record times and differences."""
     import torch
 
-    began = time.monotonic()
-    most = min(READY_S.get(str(mode), 30.0), phase.left())
-    while (why := offloaded.unavailable_reason(mode, given[0])) is not None and time.monotonic() - began < most:
+    started_at = time.monotonic()
+    most = min(READY_S.get(str(mode), 30.0), phase.remaining_s())
+    while (why := offloaded.unavailable_reason(mode, given[0])) is not None and time.monotonic() - started_at < most:
         time.sleep(0.05)
-    ready_s = time.monotonic() - began
+    ready_s = time.monotonic() - started_at
     if why is not None:
         phase.record(f"{name} {mode}", ready_s=ready_s, failed=why, state=str(offloaded.state())[:500])
         return
@@ -97,12 +97,12 @@ def run_mode(phase: Phase, name: str, mode: Any, offloaded: Any, given: List[Any
     differences: List[float] = []
     fallbacks: Dict[str, int] = {}
     equal = 0
-    for frame, wanted in zip(given, want):
+    for frame, expected in zip(given, want):
         at = time.perf_counter()
         outputs, report = offloaded.run(frame, mode)
         seconds.append(time.perf_counter() - at)
-        differences.append(difference(wanted, outputs))
-        equal += all(torch.equal(a, b) for a, b in zip(wanted, outputs))
+        differences.append(difference(expected, outputs))
+        equal += all(torch.equal(a, b) for a, b in zip(expected, outputs))
         if report.fallback_reason:
             fallbacks[report.fallback_reason[:120]] = fallbacks.get(report.fallback_reason[:120], 0) + 1
     stages = {key: round(value, 5) for key, value in report.stages_s.items()}

@@ -17,9 +17,9 @@ def run(phase: Phase) -> None:
     """Place or build each library."""
     from edge_offload.native import libraries
 
-    wanted = carried.source_key()
-    fits = carried.carried_key() == wanted
-    phase.record("carried", key=carried.carried_key(), sources=wanted, fits=fits)
+    source_key = carried.source_key()
+    fits = carried.carried_key() == source_key
+    phase.record("carried", key=carried.carried_key(), sources=source_key, fits=fits)
     for recipe in (
         libraries.GUARD,
         libraries.DEVICE,
@@ -33,7 +33,7 @@ def run(phase: Phase) -> None:
 
 def place(phase: Phase, recipe: Any, fits: bool) -> None:
     """Copy a carried library into the cache under its name there, or build it."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     ready = carried.NATIVE / f"{recipe.name}.so"
     path = recipe.path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -47,7 +47,7 @@ def place(phase: Phase, recipe: Any, fits: bool) -> None:
     else:
         recipe.build()
         how = "built"
-    phase.record(recipe.name, how=how, seconds=time.monotonic() - began, path=path.name)
+    phase.record(recipe.name, how=how, seconds=time.monotonic() - started_at, path=path.name)
 
 
 def compatible(recipe: Any) -> bool:

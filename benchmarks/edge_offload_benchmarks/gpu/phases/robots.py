@@ -57,24 +57,24 @@ def measure(phase: Phase, count: int, model: str, load_s: float) -> None:
                 )
                 processes.append(Process(settings, f"robots{first}", command, settings.client_cores, **BLIND))
             for process in processes:
-                process.wait_line("ready", min(90.0, phase.left()))
-            power, began = Power(), time.monotonic()
+                process.wait_line("ready", min(90.0, phase.remaining_s()))
+            power, started_at = Power(), time.monotonic()
             joules, cpu = power.joules(), cpu_s(server.process.pid)
             for process in processes:
                 process.write("go\n")
-            found: Dict[str, Any] = {}
+            facts_by_robot: Dict[str, Any] = {}
             for process in processes:
-                found.update(json.loads(process.wait_line("{", load_s + 30)))
-            took = time.monotonic() - began
+                facts_by_robot.update(json.loads(process.wait_line("{", load_s + 30)))
+            wall_s = time.monotonic() - started_at
             joules, cpu = power.joules() - joules, cpu_s(server.process.pid) - cpu
         finally:
             for process in processes:
                 process.stop()
-    seconds = [one for facts in found.values() for one in facts["seconds"]]
-    server_s = [one for facts in found.values() for one in facts["server_s"]]
-    served = [len(facts["seconds"]) for facts in found.values()]
+    seconds = [one for facts in facts_by_robot.values() for one in facts["seconds"]]
+    server_s = [one for facts in facts_by_robot.values() for one in facts["server_s"]]
+    served = [len(facts["seconds"]) for facts in facts_by_robot.values()]
     failed: Counter[str] = Counter()
-    for facts in found.values():
+    for facts in facts_by_robot.values():
         failed.update(facts["failed"])
     phase.record(
         f"{count} robots {model}",
@@ -85,9 +85,9 @@ def measure(phase: Phase, count: int, model: str, load_s: float) -> None:
         most=max(served),
         failed=failed,
         busy=sum(server_s) / load_s,
-        server_cores=cpu / took,
+        server_cores=cpu / wall_s,
         J_per_frame=joules / max(1, len(seconds)),
-        watts=joules / took,
+        watts=joules / wall_s,
     )
 
 

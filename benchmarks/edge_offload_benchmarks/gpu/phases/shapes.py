@@ -84,7 +84,7 @@ def run(phase: Phase) -> None:
 
     tiny = phase.settings.tiny
     jobs, entries = (2, TINY) if tiny else (JOBS, ENTRIES)
-    ends = time.monotonic() + max(5.0, phase.left() - END_S - RECORD_S)
+    ends = time.monotonic() + max(5.0, phase.remaining_s() - END_S - RECORD_S)
     command = cli("exec", "--mode", "lazy", "--device", phase.settings.device, "--threads", "1", "--")
     command += [sys.executable, "-m", "edge_offload_research.device.conformance.shapes", "--jobs", str(jobs)]
     command += ["--longest", str(LONGEST_S), "--entries", *entries]

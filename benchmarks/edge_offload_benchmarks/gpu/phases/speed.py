@@ -61,7 +61,7 @@ def measure_native(
     command = module("speed_native", "--models", *names, "--frames", str(frames), "--device", phase.settings.device)
     command += ["--tf32"] if tf32 else []
     with Process(phase.settings, "speed_native", command, phase.settings.server_cores) as process:
-        code = process.end(min(60.0, phase.left()))
+        code = process.end(min(60.0, phase.remaining_s()))
         for facts in json_lines(process):
             native.setdefault(facts["model"], facts)
             phase.record(f"native {facts['model']} tf32={tf32}", **facts)
@@ -102,7 +102,7 @@ class Robot:
 
     def measure(self, modes: Sequence[str], frames: int) -> None:
         """Run the networks in the modes, and record times and ratios."""
-        seconds = min(self._phase.left() - 5, 90.0)
+        seconds = min(self._phase.remaining_s() - 5, 90.0)
         name = f"client {' '.join(modes)}{self._suffix}"
         if seconds < 5:
             self._phase.record(name, skipped="out of time")
@@ -132,7 +132,7 @@ class Robot:
         with Process(
             self._phase.settings, "speed_client", command, self._phase.settings.client_cores, **BLIND
         ) as process:
-            code = process.end(min(seconds + 20, self._phase.left()))
+            code = process.end(min(seconds + 20, self._phase.remaining_s()))
             for facts in json_lines(process):
                 self._record(facts)
             if code != 0:
