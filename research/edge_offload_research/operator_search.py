@@ -181,8 +181,8 @@ def data_dependency_search(
                 steps.add(1)
                 linked.join(index, reader)
         length = end - index
-        whole = reach[length] + length >= min_repeats * length
-        if index in starts and linked.count == 1 and whole:
+        complete = reach[length] + length >= min_repeats * length
+        if index in starts and linked.count == 1 and complete:
             verified.append(length)
     repeated: Set[int] = set()
     for length in verified:
@@ -206,15 +206,15 @@ def z_function(symbols: Sequence[Hashable], steps: Optional[Steps] = None) -> Li
     if not total:
         return z
     z[0] = total
-    left = right = compared = 0
+    start = right = compared = 0
     for i in range(1, total):
-        match = min(right - i, z[i - left]) if i < right else 0
+        match = min(right - i, z[i - start]) if i < right else 0
         while i + match < total and symbols[match] == symbols[i + match]:
             match += 1
             compared += 1
         compared += 1
         if i + match > right:
-            left, right = i, i + match
+            start, right = i, i + match
         z[i] = match
     if steps is not None:
         steps.add(compared)
@@ -253,7 +253,7 @@ def _uploads(log: Sequence[Call], ends: Sequence[int], end: int, steps: Steps) -
     One may start at the first call of the log or right after an end mark.
     """
     marks = [0, *(mark for mark in ends if mark < end)]
-    found: List[Tuple[int, bool]] = []
+    uploads: List[Tuple[int, bool]] = []
     current = 0
     for index in range(end):
         while current + 1 < len(marks) and marks[current + 1] <= index:
@@ -262,9 +262,9 @@ def _uploads(log: Sequence[Call], ends: Sequence[int], end: int, steps: Steps) -
             opening = index
             while opening > marks[current] and log[opening - 1].category in NEUTRAL:
                 opening -= 1
-            found.append((opening, opening == marks[current]))
+            uploads.append((opening, opening == marks[current]))
     steps.add(end)
-    return found
+    return uploads
 
 
 def _candidate_starts(log: Sequence[Call], ends: Sequence[int], boundaries: Sequence[int], end: int) -> List[int]:
@@ -272,13 +272,13 @@ def _candidate_starts(log: Sequence[Call], ends: Sequence[int], boundaries: Sequ
 
     After the copy itself too, not only after its synchronisation: the log may stop between the two.
     """
-    found = set(boundaries) | {mark for mark in ends if mark < end}
+    starts = set(boundaries) | {mark for mark in ends if mark < end}
     for index in range(end - 1):
         if log[index].category is Category.HTOD:
-            found.add(index)
+            starts.add(index)
         elif log[index].category is Category.DTOH:
-            found.add(index + 1)
-    return sorted(found)
+            starts.add(index + 1)
+    return sorted(starts)
 
 
 def _prefix_counts(indices: Sequence[int], end: int) -> List[int]:

@@ -63,7 +63,7 @@ class Tail:
         self._seconds = gaps * task.interval_s
         self._costs = self._summed[self._late + gaps] - self._summed[self._late]
         self.price = self._mean = 0.0
-        self._known: Dict[int, float] = {}
+        self._cached: Dict[int, float] = {}
 
     def _grow(self, frames: int) -> None:
         task = self._task
@@ -83,34 +83,34 @@ class Tail:
             self._grow(2 * end + 1)
         return float(self._summed[end] - self._summed[stale]) - self._mean * self._task.interval_s * (end - stale)
 
-    def left(self, stale: int) -> float:
+    def remaining_cost(self, stale: int) -> float:
         """What comes on top of the mean, from a frame on whose result is so stale (frames) while the server is free."""
-        if stale not in self._known:
+        if stale not in self._cached:
             if stale + self._late + MOST_GAP >= len(self._summed):
                 self._grow(2 * (stale + self._late + MOST_GAP))
             ends = np.arange(self._late, self._late + MOST_GAP)
             costs = self._summed[stale + ends] - self._summed[stale] - self._mean * self._task.interval_s * ends
-            self._known[stale] = float(costs.min()) + self.price * self._task.latency_s
-        return self._known[stale]
+            self._cached[stale] = float(costs.min()) + self.price * self._task.latency_s
+        return self._cached[stale]
 
 
 def tails(tasks: Sequence[Costly], in_flight: int) -> List[Tail]:
     """For every task, at the price at which all want the server's time, and no more."""
-    found = [Tail(task, in_flight) for task in tasks]
+    task_tails = [Tail(task, in_flight) for task in tasks]
 
-    def wanted(price: float) -> float:
-        return sum(tail.pay(price) for tail in found)
+    def demand(price: float) -> float:
+        return sum(tail.pay(price) for tail in task_tails)
 
     low, high = 0.0, 1.0
-    if wanted(low) <= in_flight:
-        return found
-    while wanted(high) > in_flight and high < 1e12:
+    if demand(low) <= in_flight:
+        return task_tails
+    while demand(high) > in_flight and high < 1e12:
         low, high = high, 4 * high
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if wanted(middle) > in_flight else (low, middle)
-    wanted(high)
-    return found
+        low, high = (middle, high) if demand(middle) > in_flight else (low, middle)
+    demand(high)
+    return task_tails
 
 
 #: Turns in a row of one of two tasks that are thought of where they are not bounded.
@@ -154,32 +154,32 @@ class Pair:
         return self._at(k, high) - self._at(k, low)
 
     def _at(self, k: int, frames: float) -> float:
-        summed, whole = self._summed[k], int(frames + 1e-6)
-        return summed[whole] + (frames - whole) * (summed[whole + 1] - summed[whole])
+        summed, complete = self._summed[k], int(frames + 1e-6)
+        return summed[complete] + (frames - complete) * (summed[complete + 1] - summed[complete])
 
-    def _cycle(self, k: int, own: int, others: int) -> float:
-        """What task ``k`` costs while ``own`` turns of it and ``others`` of the other one follow each other."""
+    def _cycle(self, k: int, turns: int, others: int) -> float:
+        """What task ``k`` costs while ``turns`` turns of it and ``others`` of the other one follow each other."""
         turn, gap = self._turn[k], others * self._turn[1 - k]
-        return self._cost(k, turn, 2 * turn + gap) + (own - 1) * self._cost(k, turn, 2 * turn)
+        return self._cost(k, turn, 2 * turn + gap) + (turns - 1) * self._cost(k, turn, 2 * turn)
 
-    def _switch(self, k: int, own: float, other: float, row: int) -> float:
+    def _switch(self, k: int, stale: float, other: float, row: int) -> float:
         """What ``row`` turns of task ``k`` and one of the other cost beyond the mean, at these stalenesses."""
         turn, last = self._turn[k], self._turn[1 - k]
         cost = self._cost(1 - k, other, other + row * turn + last) - self.mean * (row * turn + last)
         if not row:
-            return cost + self._cost(k, own, own + last)
+            return cost + self._cost(k, stale, stale + last)
         return (
             cost
-            + self._cost(k, own, own + turn)
+            + self._cost(k, stale, stale + turn)
             + (row - 1) * self._cost(k, turn, 2 * turn)
             + self._cost(k, turn, turn + last)
         )
 
-    def left(self, stale: Sequence[float], held: int, length: int) -> float:
-        """What follows costs beyond the mean, with task ``held`` having had the last ``length`` turns."""
-        found = math.inf
+    def remaining_cost(self, stale: Sequence[float], last_task: int, length: int) -> float:
+        """What follows costs beyond the mean, with task ``last_task`` having had the last ``length`` turns."""
+        least = math.inf
         for k in (0, 1):
-            most = self._most - (length if k == held and self._bounded else 0)
+            most = self._most - (length if k == last_task and self._bounded else 0)
             for row in range(1, most + 1):
-                found = min(found, self._switch(k, stale[k], stale[1 - k], row) + self._after[1 - k])
-        return found
+                least = min(least, self._switch(k, stale[k], stale[1 - k], row) + self._after[1 - k])
+        return least

@@ -72,11 +72,18 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(modes, args.limit, args.timeout, launcher, layouts, args.reference)
     child = Child(settings)
     try:
-        known = catalogue(child)
-        names = [name for name in known["entries"] if any(fnmatch.fnmatchcase(name, glob) for glob in args.entries)]
+        entries_facts = catalogue(child)
+        names = [
+            name for name in entries_facts["entries"] if any(fnmatch.fnmatchcase(name, glob) for glob in args.entries)
+        ]
         if not names:
             raise BadInput(f"no entry of op_db matches {' '.join(args.entries)}", remedy="such as 'nn.functional.*'")
-        facts = {"torch": known["torch"], "modes": modes, "dtypes": known["dtypes"], "limit": args.limit}
+        facts = {
+            "torch": entries_facts["torch"],
+            "modes": modes,
+            "dtypes": entries_facts["dtypes"],
+            "limit": args.limit,
+        }
         facts.update(layouts=layouts, **({"reference": "cuda"} if args.reference == "cuda" else {}))
         journal = Journal(args.journal, facts)
         progress = report.Progress(len(names), sum(name in journal.records for name in names))

@@ -103,15 +103,15 @@ def _emulate(args: argparse.Namespace) -> int:
                  "level": emulator.stats()["level"]}  # fmt: skip
         print(json.dumps(about), flush=True)
         try:
-            told = False
+            announced = False
             while not stop.wait(0.5):
                 try:
                     _save(args.json_stats, emulator.stats())
                 except BadInput as error:
                     # the link goes on: robots depend on it, and the figures are printed at the end
-                    if not told:
+                    if not announced:
                         print(f"edge-offload link: {error}", file=sys.stderr, flush=True)
-                    told = True
+                    announced = True
         finally:
             control.close()
             stats = emulator.stats()

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--plot {args.plot}", remedy=f"name one of {', '.join(PICTURES)}")
     if args.bounds and args.bound is None:
         raise BadInput("--bounds notes bounds, and none was asked for", remedy="add --bound LABELS")
-    held = records.read_list(args.bounds, "split_bound")
+    earlier = records.read_list(args.bounds, "split_bound")
     # what is named is read before minutes are spent on measuring
     profiles = [Profile.read(path) if path else None for path in (args.profile, args.server_profile)]
     network = network_of(args, dense=args.verify)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         return _verify(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
     effort = Effort(seconds=args.seconds, evaluations=EVALUATIONS)
     if args.bounds:
-        return _note_bounds(args, model, bandwidths, effort, held)
+        return _note_bounds(args, model, bandwidths, effort, earlier)
     started = time.perf_counter()
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
@@ -145,13 +145,13 @@ def _measured(
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     runs = compile_ready(plan, network.located, sequence_hash(network.located.sequence))
-    found, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
+    measured, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
     expected_s = simulate_plan(plan, model, rate).makespan_s
     print(f"at {rate / 1e6:.1f} MB/s (link emulated), {len(seconds)} times: median "
           f"{statistics.median(seconds) * 1e3:.1f} ms, {expected_s * 1e3:.1f} were expected; robot idle "
-          f"{found.idle(Side.ROBOT):.0%}, server idle {found.idle(Side.SERVER):.0%}, "
-          f"overlap_ratio {found.overlap_ratio:.2f}")  # fmt: skip
-    return found.makespan_s, found.spans
+          f"{measured.idle(Side.ROBOT):.0%}, server idle {measured.idle(Side.SERVER):.0%}, "
+          f"overlap_ratio {measured.overlap_ratio:.2f}")  # fmt: skip
+    return measured.makespan_s, measured.spans
 
 
 def _model(
@@ -224,33 +224,37 @@ def _bounds(args: argparse.Namespace, model: CostModel,
 
 
 def _note_bounds(
-    args: argparse.Namespace, model: CostModel, bandwidths: Sequence[float], effort: Effort, known: List[Dict[str, Any]]
+    args: argparse.Namespace,
+    model: CostModel,
+    bandwidths: Sequence[float],
+    effort: Effort,
+    earlier: List[Dict[str, Any]],
 ) -> int:
-    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again; ``known``: what is there."""
+    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again; ``earlier``: what is there."""
     import time
 
     from edge_offload import records
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import plan_table
 
-    held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
-    kept = Kept()
+    recorded = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in earlier}
+    saver = Kept()
     for rate in bandwidths:
-        if (args.model, args.slowdown, not args.no_codecs, rate) in held:
+        if (args.model, args.slowdown, not args.no_codecs, rate) in recorded:
             continue
         planned = plan_table(Space(model, [rate], not args.no_codecs), args.planner, None, effort)
         started = time.perf_counter()
         table, (gap,) = _bounds(args, model, planned)
-        known.append({
+        earlier.append({
             "model": args.model, "bandwidth_bytes_per_s": rate, "slowdown": args.slowdown, "codecs": not args.no_codecs,
             "labels": args.bound, "shape": table.plans[0].kind, "planned_s": planned.predicted_s[0],
             "makespan_s": table.predicted_s[0], "bound_s": None if gap is None else table.predicted_s[0] / (1.0 + gap),
             "gap": gap, "seconds": time.perf_counter() - started,
         })  # fmt: skip
         print(f"{args.model} at {rate / 1e6:g} MB/s: {table.predicted_s[0] * 1e3:.1f} ms, gap "
-              f"{'-' if gap is None else format(gap, '.2%')}, {known[-1]['seconds']:.0f} s", flush=True)  # fmt: skip
-        kept("bounds", lambda: records.write(args.bounds, "split_bound", known))
-    kept.settle()
+              f"{'-' if gap is None else format(gap, '.2%')}, {earlier[-1]['seconds']:.0f} s", flush=True)  # fmt: skip
+        saver("bounds", lambda: records.write(args.bounds, "split_bound", earlier))
+    saver.settle()
     return 0
 
 
@@ -290,36 +294,36 @@ def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, 
     from edge_offload_research.split.model.exactness import Verifier, passes, random_split, shortened
 
     options = list(args.option)
-    held = records.read_list(args.out, "split_exactness")
-    others = [record for record in held if record["model"] != args.model]
-    found = [record for record in held if args.resume and record["model"] == args.model
+    earlier = records.read_list(args.out, "split_exactness")
+    others = [record for record in earlier if record["model"] != args.model]
+    verified = [record for record in earlier if args.resume and record["model"] == args.model
              and record.get("options", []) == options]  # fmt: skip
-    known = {record["planner"] for record in found}
+    verified_planners = {record["planner"] for record in verified}
     verifier = Verifier(network)
-    kept = Kept()
+    saver = Kept()
 
-    def keep(record: Dict[str, Any]) -> None:
+    def save_record(record: Dict[str, Any]) -> None:
         records.validate("split_exactness", record)
-        found.append(record)
+        verified.append(record)
         print(f"{args.model}, {record['planner']}: {record['plans']} plans, float64 {record['float64']:.1e}, "
               f"{'exact' if record['exact'] else 'NOT EXACT'}", file=sys.stderr)  # fmt: skip
         if args.out:
-            kept("out", lambda: records.write(args.out, "split_exactness", [*others, *found]))
+            saver("out", lambda: records.write(args.out, "split_exactness", [*others, *verified]))
 
     for name in PLANNERS:
-        if name not in known:
+        if name not in verified_planners:
             plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
-            keep({**verifier.record(args.model, name, plans), "options": options})
-    if "random" not in known:
+            save_record({**verifier.record(args.model, name, plans), "options": options})
+    if "random" not in verified_planners:
         identity = sequence_hash(network.program.sequence)
         anywhere = [check_plan(random_split(network.located, random.Random(seed)), network.located, identity)
                     for seed in range(args.random)]  # fmt: skip
         mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
         refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)
-        keep({**verifier.record(args.model, "random", anywhere), "options": options, "mutants": len(mutants),
+        save_record({**verifier.record(args.model, "random", anywhere), "options": options, "mutants": len(mutants),
               "mutants_refused": refused})  # fmt: skip
-    json.dump(found, sys.stdout, indent=2)
+    json.dump(verified, sys.stdout, indent=2)
     print()
-    kept.settle()
-    fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in found)
+    saver.settle()
+    fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in verified)
     return 0 if fine else 1

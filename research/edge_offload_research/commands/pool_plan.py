@@ -102,12 +102,12 @@ def solve(args: argparse.Namespace) -> Tuple[PoolPlan, List[Demand], Cluster]:
         raise BadInput("--load is a positive number, and for the pooled planner alone")
     gpus = counts(args.cluster)
     weights = networks(args.network)
-    known = profile.load_profiles(pathlib.Path(args.profiles))
+    profiles = profile.load_profiles(pathlib.Path(args.profiles))
     for name in weights:
-        if name not in known:
-            raise BadInput(f"{args.profiles} has no network {name}", remedy=f"it has {', '.join(sorted(known))}")
+        if name not in profiles:
+            raise BadInput(f"{args.profiles} has no network {name}", remedy=f"it has {', '.join(sorted(profiles))}")
     slo_s = deadlines(args.slo, weights)
-    demands = [Demand(known[name], slo_s[name], weight) for name, weight in weights.items()]
+    demands = [Demand(profiles[name], slo_s[name], weight) for name, weight in weights.items()]
     cluster = Cluster(gpus, args.bandwidth * 1e9 / 8, per_machine(args.per_machine, gpus), args.link_share)
     if args.load is not None:
         made = fewest(demands, args.load, cluster, args.margin, args.partitions)
@@ -140,62 +140,62 @@ def as_dict(made: Any) -> Dict[str, Any]:
 
 def counts(text: str) -> Dict[str, int]:
     """``25xL4,75xP4`` as numbers by class."""
-    found: Dict[str, int] = {}
+    counted: Dict[str, int] = {}
     for part in text.split(","):
         number, cross, gpu = part.strip().partition("x")
-        if not cross or not number.isdigit() or int(number) < 1 or not gpu or gpu in found:
+        if not cross or not number.isdigit() or int(number) < 1 or not gpu or gpu in counted:
             raise BadInput(f"--cluster {text}: {part!r} is no number of GPUs of a class", remedy="write 25xL4,75xP4")
-        found[gpu] = int(number)
-    return found
+        counted[gpu] = int(number)
+    return counted
 
 
 def networks(texts: List[str]) -> Dict[str, float]:
     """``NAME[:WEIGHT]`` as weights by name."""
-    found: Dict[str, float] = {}
+    weights: Dict[str, float] = {}
     for text in texts:
         name, _, weight = text.rpartition(":") if ":" in text else (text, "", "1")
         if weight.isidentifier() and name.replace(".", "").isidentifier() and "." in name:
             name, weight = text, "1"  # a factory of the user's own
         value = _positive(weight, f"--network {text}: weight {weight!r}")
-        if not name or name in found:
+        if not name or name in weights:
             raise BadInput(f"--network {text}: {'twice' if name else 'no name'}", remedy="write NAME or NAME:WEIGHT")
-        found[name] = value
-    return found
+        weights[name] = value
+    return weights
 
 
 def deadlines(texts: List[str], names: Mapping[str, float]) -> Dict[str, float]:
     """``[NAME=]S`` as seconds by name."""
-    every, own = _assigned(texts, "--slo")
-    unknown = [name for name in own if name not in names]
-    missing = [name for name in names if name not in own]
+    every, by_name = _assigned(texts, "--slo")
+    unknown = [name for name in by_name if name not in names]
+    missing = [name for name in names if name not in by_name]
     if unknown:
         raise BadInput(f"--slo {unknown[0]}: no such --network", remedy=f"there are {', '.join(names)}")
     if missing and every is None:
         raise BadInput(f"no --slo for {missing[0]}", remedy="give one for all, or NAME=S")
-    return {name: own[name] if name in own else float(every or 0) for name in names}
+    return {name: by_name[name] if name in by_name else float(every or 0) for name in names}
 
 
 def per_machine(text: str, gpus: Mapping[str, int]) -> Dict[str, int]:
     """``L4=4,T4=2`` as numbers by class."""
-    found = {}
+    sharing = {}
     for part in filter(None, text.split(",")):
         gpu, _, number = part.strip().partition("=")
         if gpu not in gpus or not number.isdigit() or int(number) < 1:
             raise BadInput(f"--per-machine {part!r}", remedy=f"write CLASS=N, with a class of {', '.join(gpus)}")
-        found[gpu] = int(number)
-    return found
+        sharing[gpu] = int(number)
+    return sharing
 
 
 def _assigned(texts: List[str], option: str) -> Tuple[Any, Dict[str, float]]:
-    every, own = None, {}
+    every, by_name = None, {}
     for text in texts:
         name, equals, number = text.rpartition("=")
         value = _positive(number, f"{option} {text}")
         if equals:
-            own[name] = value
+            by_name[name] = value
         else:
             every = value
-    return every, own
+    return every, by_name
 
 
 def _positive(text: str, what: str) -> float:

@@ -99,17 +99,19 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
         name = robot["id"]
         if name in names:
             raise BadInput(f"two robots are called {name}")
-        whole = {
+        integers = {
             key: _number(robot, key, least, f"robot {name}: ")
             for key, least in (("interval", 1.0), ("batch", 1.0), ("frame", -math.inf))
         }
-        for key, value in whole.items():
+        for key, value in integers.items():
             if value != int(value) or abs(value) > MOST_FRAME:
                 raise BadInput(f"robot {name}: {key} is {value:g}", remedy="give a whole number below 2^53")
         arrival = _number(robot, "arrival", -math.inf, f"robot {name}: ")
         names.append(name)
-        paces.append(Pace(str(name), int(whole["interval"]), int(whole["batch"]), int(whole["frame"]), arrival))
-        expected += max(0.0, (begin + horizon - arrival) / whole["interval"])
+        paces.append(
+            Pace(str(name), int(integers["interval"]), int(integers["batch"]), int(integers["frame"]), arrival)
+        )
+        expected += max(0.0, (begin + horizon - arrival) / integers["interval"])
     if expected > MAX_REQUESTS:
         raise BadInput(f"{expected:.3g} requests in the horizon", remedy=f"at most {MAX_REQUESTS}: shorten the horizon")
     return names, paces, latencies, begin, horizon, grace
@@ -121,6 +123,6 @@ def _number(of: Dict[str, Any], key: str, least: float = -math.inf, where: str =
     value = of.get(key)
     least = max(least, -MOST_TIME)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= MOST_TIME:
-        wanted = f"a number from {least:g} to {MOST_TIME:g}"
-        raise BadInput(f"{where}{key} is {value!r}", remedy=f"give {wanted}")
+        allowed = f"a number from {least:g} to {MOST_TIME:g}"
+        raise BadInput(f"{where}{key} is {value!r}", remedy=f"give {allowed}")
     return float(value)

@@ -38,10 +38,10 @@ class Emulator:
 
     def __init__(self, listen: str, to: str, link: Link, queue_bytes: Optional[int] = None, seed: int = 0) -> None:
         self.link_name = link.name
-        there = split_address(to)
+        to_address = split_address(to)
         host, port = split_address(listen)
         try:
-            family, here = socket_addresses(host, port)[0]
+            family, bind_address = socket_addresses(host, port)[0]
         except OSError as error:
             remedy = "give an address of this machine"
             raise BadInput(f"cannot listen on {listen}: {error.strerror}", remedy=remedy) from error
@@ -49,7 +49,7 @@ class Emulator:
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         shrink(self._listening)
         try:
-            self._listening.bind(here)
+            self._listening.bind(bind_address)
         except OSError as error:
             self._listening.close()
             raise BadInput(f"cannot listen on {listen}: {error.strerror}", remedy="choose another port") from error
@@ -61,8 +61,8 @@ class Emulator:
         extra: Dict[str, Any] = {} if queue_bytes is None else {"queue_bytes": queue_bytes}
         up = Lane(link.up, link.up_delay_s, now, seed=seed, **extra)
         down = Lane(link.down, link.down_delay_s, now, seed=seed + 1, **extra)
-        self._relay = Relay(self._listening, there, up, down)
-        self._began = now
+        self._relay = Relay(self._listening, to_address, up, down)
+        self._started_at = now
         self._thread: Optional[threading.Thread] = None
 
     def start(self) -> Emulator:
@@ -161,7 +161,7 @@ class Emulator:
             return {
                 "link": self.link_name,
                 "level": "tcp",
-                "t_s": now - self._began,
+                "t_s": now - self._started_at,
                 "cut": self._relay.cut,
                 "connections": len(self._relay.pipes),
                 "accepted": self._relay.accepted,

@@ -51,7 +51,7 @@ class Lane:
         self._flows: List[Flow] = []
         self._turn = 0
         self._serving: Optional[Tuple[Flow, bytes]] = None
-        self._left = 0.0  # bytes of the chunk in service, as of _since
+        self._remaining = 0.0  # bytes of the chunk in service, as of _since
         self._since = now
         self._ends = math.inf
         self._free = now
@@ -167,7 +167,7 @@ class Lane:
                 self._serving = flow, data
                 # time during which the receiver held everything up is no credit
                 self._free = max(self._free, now - FORGIVEN_S)
-                self._left, self._since = float(len(data)), self._free
+                self._remaining, self._since = float(len(data)), self._free
                 if self.stall_fraction and self._random.random() < self.stall_fraction:
                     self._since += self.stall_s
                 self._reckon()
@@ -179,10 +179,10 @@ class Lane:
         if self._serving is not None and now > self._since:
             if not self.paused:
                 done = self._trace.bytes_until(now - self._origin) - self._trace.bytes_until(self._since - self._origin)
-                self._left = max(0.0, self._left - done)
+                self._remaining = max(0.0, self._remaining - done)
             self._since = now
 
     def _reckon(self) -> None:
         self._ends = math.inf
         if self._serving is not None and not self.paused:
-            self._ends = self._trace.finish(self._since - self._origin, self._left) + self._origin
+            self._ends = self._trace.finish(self._since - self._origin, self._remaining) + self._origin

@@ -145,7 +145,7 @@ class Relay:
         robot.setblocking(False)
         robot.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            family, there = socket_addresses(*self._to)[0]
+            family, to_address = socket_addresses(*self._to)[0]
         except OSError as error:
             log.warning("link emulator: cannot reach %s: %s", join_address(*self._to), error.strerror)
             reset(robot)
@@ -156,7 +156,7 @@ class Relay:
         shrink(server)
         with contextlib.suppress(BlockingIOError):
             try:
-                server.connect(there)
+                server.connect(to_address)
             except BlockingIOError:
                 raise
             except OSError as error:

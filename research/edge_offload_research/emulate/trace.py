@@ -102,11 +102,11 @@ class Trace:
         if rate > 0.0 and rest_s + size / rate <= end_s:
             return start_s + size / rate
         target = self.bytes_until(start_s) + size
-        rounds, left = divmod(target, self._bytes_before[-1])
-        step = max(0, bisect.bisect_left(self._bytes_before, left) - 1)
+        rounds, rest = divmod(target, self._bytes_before[-1])
+        step = max(0, bisect.bisect_left(self._bytes_before, rest) - 1)
         while self.bytes_per_s[step] <= 0.0:
             step += 1
-        within_s = self.starts_s[step] + max(0.0, left - self._bytes_before[step]) / self.bytes_per_s[step]
+        within_s = self.starts_s[step] + max(0.0, rest - self._bytes_before[step]) / self.bytes_per_s[step]
         return max(start_s, rounds * self.period_s + within_s)
 
     def mean(self) -> float:

@@ -59,19 +59,19 @@ def build(model: str, profile: Sequence[ProfiledOperator]) -> Workload:
     Raises:
         BadInput: the profile does not fit the model.
     """
-    kept, inputs_of = _kept(profile)
+    retained, inputs_of = _retain_operators(profile)
     outputs = inputs_of[profile[-1].index]
     values: Dict[int, Value] = {0: Value(0, _dtype(profile[0]), _flat(profile[0]), Kind.INPUT)}
     operators: List[Operator] = []
-    for op in kept:
+    for op in retained:
         values[op.index] = Value(op.index, _dtype(op), _flat(op))
         name = op.name.strip("_") or "op"
         operators.append(Operator(f"profile.{name}.default", tuple(Ref(n) for n in inputs_of[op.index]), (),
                                   (op.index,), scope=f"{op.index}"))  # fmt: skip
     sequence = OperatorSequence(values, (0,), {}, tuple(operators), outputs).validate()
-    located = _locate(model, profile[0], kept, inputs_of, sequence)
-    robot = _charge(profile, kept, [op.robot_s for op in profile])
-    server = _charge(profile, kept, [op.server_s for op in profile])
+    located = _locate(model, profile[0], retained, inputs_of, sequence)
+    robot = _charge(profile, retained, [op.robot_s for op in profile])
+    server = _charge(profile, retained, [op.server_s for op in profile])
     return Workload(
         model, located,
         uniform_costs(located, robot, _launch(profile, [op.robot_s for op in profile])),
@@ -80,7 +80,7 @@ def build(model: str, profile: Sequence[ProfiledOperator]) -> Workload:
     )  # fmt: skip
 
 
-def _kept(profile: Sequence[ProfiledOperator]) -> Tuple[List[ProfiledOperator], Dict[int, Tuple[int, ...]]]:
+def _retain_operators(profile: Sequence[ProfiledOperator]) -> Tuple[List[ProfiledOperator], Dict[int, Tuple[int, ...]]]:
     """Operators with an output that the results need, and what each of them takes."""
     by_index = {op.index: op for op in profile}
     made: Dict[int, ProfiledOperator] = {}
@@ -108,11 +108,11 @@ def _kept(profile: Sequence[ProfiledOperator]) -> Tuple[List[ProfiledOperator], 
     return [op for op in made.values() if op.index in needed and op.index > 0 and op.name != "_end"], inputs_of
 
 
-def _charge(profile: Sequence[ProfiledOperator], kept: Sequence[ProfiledOperator],
+def _charge(profile: Sequence[ProfiledOperator], retained: Sequence[ProfiledOperator],
             seconds: Sequence[float]) -> Dict[int, float]:  # fmt: skip
     """Position among the kept operators -> seconds; what was not kept is charged to the one before it."""
-    position = {op.index: place for place, op in enumerate(kept)}
-    charged = dict.fromkeys(range(len(kept)), 0.0)
+    position = {op.index: place for place, op in enumerate(retained)}
+    charged = dict.fromkeys(range(len(retained)), 0.0)
     place = 0
     for op, spent in zip(profile, seconds):
         place = position.get(op.index, place)
@@ -137,16 +137,16 @@ def _flat(op: ProfiledOperator) -> Tuple[int, ...]:
 
 
 def _locate(
-    model: str, start: ProfiledOperator, kept: Sequence[ProfiledOperator], inputs_of: Mapping[int, Tuple[int, ...]],
+    model: str, start: ProfiledOperator, retained: Sequence[ProfiledOperator], inputs_of: Mapping[int, Tuple[int, ...]],
     sequence: OperatorSequence,
 ) -> LocalityMap:  # fmt: skip
     widths: Dict[int, int] = {}
     axes: Dict[int, int] = {}
     if start.axis is not None:
         axes[0], widths[0] = start.axis, start.shape[start.axis]
-    sliding = _sliding(model, kept, inputs_of, sequence)
+    sliding = _sliding(model, retained, inputs_of, sequence)
     entries: List[OperatorLocality] = []
-    for op in kept:
+    for op in retained:
         sources = {number: widths[number] for number in inputs_of[op.index] if number in widths}
         local = None
         if op.axis is not None and sources and op.axis < len(sequence.values[op.index].shape):
@@ -161,20 +161,23 @@ def _locate(
 
 
 def _sliding(
-    model: str, kept: Sequence[ProfiledOperator], inputs_of: Mapping[int, Tuple[int, ...]], sequence: OperatorSequence
+    model: str,
+    retained: Sequence[ProfiledOperator],
+    inputs_of: Mapping[int, Tuple[int, ...]],
+    sequence: OperatorSequence,
 ) -> Dict[int, Window]:
-    found = [op for op in kept if op.name in SLIDING]
-    ratios = [(sequence.values[inputs_of[op.index][-1]].shape[-1], op.shape[-1]) for op in found]
-    windows = windows_of(model, [op.name for op in found], ratios)
-    if len(windows) != len(found):
-        raise BadInput(f"the profile of {model} has {len(found)} sliding operators, the network {len(windows)}")
-    for op, (before, after), sized in zip(found, ratios, windows):
+    sliding = [op for op in retained if op.name in SLIDING]
+    ratios = [(sequence.values[inputs_of[op.index][-1]].shape[-1], op.shape[-1]) for op in sliding]
+    windows = windows_of(model, [op.name for op in sliding], ratios)
+    if len(windows) != len(sliding):
+        raise BadInput(f"the profile of {model} has {len(sliding)} sliding operators, the network {len(windows)}")
+    for op, (before, after), sized in zip(sliding, ratios, windows):
         if op.name == "conv_transpose2d":
             continue
         expected = (before + 2 * sized.padding - sized.dilation * (sized.kernel - 1) - 1) // sized.stride + 1
         if expected != after:
             raise BadInput(f"{model}, operator {op.index}: {sized} makes {expected} of {before} columns, not {after}")
-    return {op.index: sized for op, sized in zip(found, windows)}
+    return {op.index: sized for op, sized in zip(sliding, windows)}
 
 
 def _local(op: ProfiledOperator, sources: Mapping[int, int], length: int, sized: Optional[Window]) -> Optional[Local]:

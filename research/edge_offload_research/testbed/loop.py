@@ -71,7 +71,7 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
     seen, now = FIRST_GUESS, 0.0
     probe: Optional[Tuple[float, float]] = None  # when the one under way began, and when it will have arrived
     until = trace.period_s if length_s is None else length_s
-    found: List[Tuple[Inference, float]] = []
+    inferences: List[Tuple[Inference, float]] = []
     while now < until:
         bandwidth = trace.rate_at(now) if oracle else seen
         chosen = compiled[distinct[table.find_index(bandwidth)]]
@@ -87,22 +87,22 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
                 seen, probe = PROBE_BYTES / (probe[1] - probe[0]), None
             else:  # still under way: the link is at most as fast as that
                 seen = min(seen, PROBE_BYTES / (following - probe[0]))
-        found.append((inference, wire_s))
+        inferences.append((inference, wire_s))
         now = following
-    if not found:
+    if not inferences:
         raise BadInput("no inference fits into the trace", remedy="give a longer one")
-    return _summary(found, model)
+    return _summary(inferences, model)
 
 
-def _summary(found: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop:
-    compute = float(np.mean([min(item.robot_s, item.latency_s) for item, _ in found]))
-    wire = float(np.mean([wire_s for _, wire_s in found]))
-    latencies = np.array([item.latency_s for item, _ in found])
+def _summary(inferences: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop:
+    compute = float(np.mean([min(item.robot_s, item.latency_s) for item, _ in inferences]))
+    wire = float(np.mean([wire_s for _, wire_s in inferences]))
+    latencies = np.array([item.latency_s for item, _ in inferences])
     return Loop(
         latencies,
         float(robot_energy(model, float(latencies.mean()), compute, wire)),
-        float(np.mean([item.bytes_up + item.bytes_down for item, _ in found])),
-        float(np.mean([item.bytes_up == 0 for item, _ in found])),
+        float(np.mean([item.bytes_up + item.bytes_down for item, _ in inferences])),
+        float(np.mean([item.bytes_up == 0 for item, _ in inferences])),
         compute,
         wire,
     )

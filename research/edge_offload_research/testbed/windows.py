@@ -64,19 +64,19 @@ def _torchvision(model: str) -> nn.Module:
 
 
 def _of_module(module: nn.Module, image: torch.Tensor) -> List[Window]:
-    found: List[Window] = []
+    windows: List[Window] = []
 
     def note(layer: nn.Module, inputs: Any, output: Any) -> None:
         del inputs, output
         kernel, stride, padding = (_last(getattr(layer, key)) for key in ("kernel_size", "stride", "padding"))
-        found.append(Window(kernel, stride, padding, _last(getattr(layer, "dilation", 1))))
+        windows.append(Window(kernel, stride, padding, _last(getattr(layer, "dilation", 1))))
 
     for layer in module.modules():
         if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
             layer.register_forward_hook(note)
     with torch.no_grad():
         module.eval()(image)
-    return found
+    return windows
 
 
 def _last(size: Any) -> int:
@@ -85,15 +85,15 @@ def _last(size: Any) -> int:
 
 def _assumed(names: List[str], ratios: List[Tuple[int, int]]) -> List[Window]:
     dilations = iter(_HEAD_DILATIONS)
-    found: List[Window] = []
+    windows: List[Window] = []
     for name, (before, after) in zip(names, ratios):
         if name == "conv_transpose2d":
             step = after // before
-            found.append(Window(3 * step, step, step))
+            windows.append(Window(3 * step, step, step))
         elif name == "max_pool2d":
             step = before // after
-            found.append(Window(step, step, 0))
+            windows.append(Window(step, step, 0))
         else:
             dilation = next(dilations, 1) if name == "conv3d" else 1
-            found.append(Window(3, before // after, dilation, dilation))
-    return found
+            windows.append(Window(3, before // after, dilation, dilation))
+    return windows

@@ -114,7 +114,7 @@ def judge(
         layouts: some of :data:`LAYOUTS`; each sample is judged in each.
         reference: what results are compared with; None: the CPU.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     name = entry_name(op)
     if name in EXCLUSIONS:
         outcomes = dict.fromkeys(modes, EXCLUDED)
@@ -152,7 +152,7 @@ def judge(
         "reasons": {mode: verdict.reason for mode, verdict in verdicts.items() if verdict.reason},
         "samples": max(verdict.samples for verdict in verdicts.values()),
         "replayed": sum(verdict.replayed for verdict in verdicts.values()),
-        "seconds": round(time.monotonic() - began, 2),
+        "seconds": round(time.monotonic() - started_at, 2),
     }
 
 
@@ -209,12 +209,12 @@ def refer_to_device(op: Any, cases: Sequence[Case], device: Any) -> None:
             if isinstance(expected, Raised):
                 continue
             seed(SEED)
-            found = to_host(call(op, sample, "cuda", case.layout))
+            result = to_host(call(op, sample, "cuda", case.layout))
             tolerance = BRANCHES_ON_DEVICE[op.name]
-            for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0]):
+            for a, b in zip(tree_flatten(expected)[0], tree_flatten(result)[0]):
                 if not torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
                     raise ValueError(f"the device says {b} where the reference says {a}")
-            case.expected[index] = found
+            case.expected[index] = result
 
 
 def to_host(result: Any) -> Any:
@@ -233,7 +233,7 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
         seed(SEED)
         try:
             on_device = call(op, sample, "cuda", case.layout)
-            found = to_host(on_device)
+            result = to_host(on_device)
         except LinkLost:
             raise
         except Exception as error:
@@ -248,8 +248,8 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
         else:
             verdict.compared += 1
             dense = entry_name(op) in STRIDES_OF_CUDA and isinstance(expected, torch.Tensor)  # of a CPU
-            wanted = expected.contiguous() if dense else expected
-            difference = compare(expected, found) or layout_difference(wanted, on_device)
+            dense_expected = expected.contiguous() if dense else expected
+            difference = compare(expected, result) or layout_difference(dense_expected, on_device)
         if difference:
             verdict.add(WRONG, f"{where}: {difference}")
             return
@@ -283,12 +283,12 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor
 
 
-def compare(expected: Any, found: Any) -> str:
+def compare(expected: Any, result: Any) -> str:
     """Why two results differ, or an empty string. Bit for bit, except that one NaN equals another."""
-    left, right = tree_flatten(expected)[0], tree_flatten(found)[0]
-    if len(left) != len(right):
-        return f"{len(right)} results instead of {len(left)}"
-    for a, b in zip(left, right):
+    one, right = tree_flatten(expected)[0], tree_flatten(result)[0]
+    if len(one) != len(right):
+        return f"{len(right)} results instead of {len(one)}"
+    for a, b in zip(one, right):
         if isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor):
             return f"a {type(b).__name__} instead of a {type(a).__name__}"
         difference = _tensor_difference(a, b) if isinstance(a, torch.Tensor) else _plain_difference(a, b)
@@ -297,9 +297,9 @@ def compare(expected: Any, found: Any) -> str:
     return ""
 
 
-def layout_difference(expected: Any, found: Any) -> str:
+def layout_difference(expected: Any, result: Any) -> str:
     """Where the strides of two results differ, or an empty string. Dimensions of one element have any stride."""
-    for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0]):
+    for a, b in zip(tree_flatten(expected)[0], tree_flatten(result)[0]):
         if isinstance(a, torch.Tensor) and a.layout == torch.strided and a.numel():
             strides = [[s for n, s in zip(t.shape, t.stride()) if n > 1] for t in (a, b)]
             if strides[0] != strides[1]:

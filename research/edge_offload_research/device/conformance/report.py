@@ -16,7 +16,7 @@ class Progress:
     """Says every few entries how far the run is and when it will be done."""
 
     def __init__(self, total: int, done: int = 0) -> None:
-        self._total, self._done, self._began, self._at_start = total, done, time.monotonic(), done
+        self._total, self._done, self._started_at, self._at_start = total, done, time.monotonic(), done
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """One more entry."""
@@ -25,10 +25,10 @@ class Progress:
             if outcome == "wrong":
                 print(f"{record['entry']}: wrong in {mode}: {record['reasons'].get(mode, '')}", file=sys.stderr)
         if self._done % EVERY == 0 or self._done == self._total:
-            each = (time.monotonic() - self._began) / (self._done - self._at_start)
-            left = each * (self._total - self._done)
+            each = (time.monotonic() - self._started_at) / (self._done - self._at_start)
+            remaining_s = each * (self._total - self._done)
             print(
-                f"{self._done}/{self._total} entries, {left / 60:.0f} min left at {each:.1f} s each",
+                f"{self._done}/{self._total} entries, {remaining_s / 60:.0f} min left at {each:.1f} s each",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
 
@@ -97,7 +97,7 @@ def page(record: Mapping[str, Any]) -> str:
 def _reasons(entries: Sequence[Mapping[str, Any]], outcome: str) -> List[str]:
     lines = []
     for entry in entries:
-        modes = [mode for mode, found in entry["outcomes"].items() if found == outcome]
+        modes = [mode for mode, one in entry["outcomes"].items() if one == outcome]
         if modes:
             where = "" if len(modes) == len(entry["outcomes"]) else f" ({', '.join(modes)})"
             reason = entry["reasons"].get(modes[0], "").replace("|", "\\|")

@@ -58,7 +58,7 @@ Arguments = Tuple[Any, Any, Any]
 
 def exact(counts: Counts) -> Dict[str, Dict[str, str]]:
     """What is exact, as the file has it: each operator and layout under one way, a rule before the meta kernel."""
-    found: Dict[str, Dict[str, str]] = {how: {} for how in HOW}
+    by_layout: Dict[str, Dict[str, str]] = {how: {} for how in HOW}
     names = sorted({name for name, _, _ in counts if name.startswith("aten::")})
     for name, index in itertools.product(names, range(len(LAYOUTS))):
         for way in (1, 2, 0):
@@ -67,9 +67,9 @@ def exact(counts: Counts) -> Dict[str, Dict[str, str]]:
                 of_all = [counts.get((name, 1 << LAYOUTS.index(letter), way), (0, 0)) for letter in ANY]
                 agree, differ = (sum(column) for column in zip(*of_all))
             if agree >= FEWEST and not differ:
-                found[HOW[way]][name] = found[HOW[way]].get(name, "") + LAYOUTS[index]
+                by_layout[HOW[way]][name] = by_layout[HOW[way]].get(name, "") + LAYOUTS[index]
                 break
-    return found
+    return by_layout
 
 
 def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
@@ -87,8 +87,10 @@ def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     for survey in surveys:
         add(counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in survey["counts"]})
     generated = set(operators_with_exact_shapes())
-    asked = sorted({name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way})
-    return {**facts, REQUESTED_KEY: asked, **exact(counts)}
+    requested = sorted(
+        {name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way}
+    )
+    return {**facts, REQUESTED_KEY: requested, **exact(counts)}
 
 
 def add(counts: Counts, more: Counts) -> None:
@@ -163,9 +165,9 @@ def _try(function: Any, make: Callable[[str], Arguments]) -> None:
     try:
         if not str(installed_device().remote.facts.get("name", "")).endswith(ON_CPU):
             # an index out of range raises on a CPU; on a GPU it ends the session
-            own, args, kwargs = make("cpu")
+            on_cpu, args, kwargs = make("cpu")
             with torch.no_grad():
-                function(own, *args, **kwargs)
+                function(on_cpu, *args, **kwargs)
         input_, args, kwargs = make("cuda")
         first = input_.clone() if isinstance(input_, torch.Tensor) else input_
         with torch.no_grad():
@@ -316,24 +318,24 @@ def chosen(patterns: List[str], part: int, parts: int) -> List[Any]:
 def part_of(command: Sequence[str]) -> Counts:
     """What processes of the launcher find, one after the other: where one dies, the next goes on behind that entry."""
     total: Counter[Tuple[str, int, int, bool]] = Counter()
-    start, said = 0, False
+    start, answered = 0, False
     while True:
         process = subprocess.Popen([*command, "--start", str(start)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):
-                start, said, found = start + 1, True, json.loads(line[len(MARK) :])
-                for name, layout, how, agree, differ in found:
+                start, answered, counted = start + 1, True, json.loads(line[len(MARK) :])
+                for name, layout, how, agree, differ in counted:
                     total[name, layout, how, True] += agree
                     total[name, layout, how, False] += differ
         if process.wait() == 0:
             return {key[:3]: (total[(*key[:3], True)], total[(*key[:3], False)]) for key in total}
-        if not said:
+        if not answered:
             raise EdgeOffloadError(
                 f"the survey ends with exit code {process.returncode}", remedy="see what it said above"
             )
         print(f"entry {start} ended its process", file=sys.stderr)
-        start, said = start + 1, False
+        start, answered = start + 1, False
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ def fewest(
     # (GPUs of each class, and how they are shared out), none of which another is within
     partial: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = [(tuple(0 for _ in full), ())]
     for demand, table in zip(demands, tables):
-        wanted = load * demand.weight * (1 - NEAR)
-        options = _least([(index, ()) for index in zip(*np.nonzero(table.total >= wanted))])
+        needed = load * demand.weight * (1 - NEAR)
+        options = _least([(index, ()) for index in zip(*np.nonzero(table.total >= needed))])
         sums = (
             (tuple(int(a + b) for a, b in zip(used, more)), (*shared, tuple(int(b) for b in more)))
             for used, shared in partial
@@ -48,8 +48,8 @@ def _least(
     options: Sequence[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]],
 ) -> List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]]:
     """Those whose counts no other's are within."""
-    kept: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = []
+    undominated: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = []
     for option in sorted(options, key=lambda one: (sum(one[0]), one[0])):
-        if not any(all(a <= b for a, b in zip(other[0], option[0])) for other in kept):
-            kept.append(option)
-    return kept
+        if not any(all(a <= b for a, b in zip(other[0], option[0])) for other in undominated):
+            undominated.append(option)
+    return undominated

@@ -54,7 +54,7 @@ class StageTable:
         self._since[worker] = self.free[worker] = until
         self.settle(worker)
 
-    def begins(self, worker: int, place: int) -> float:
+    def earliest_start(self, worker: int, place: int) -> float:
         """When a worker is free for what is ``place`` in its turns."""
         if place == len(self.turns[worker]) or not math.isfinite(float(self.free[worker])):
             return float(self.free[worker])
@@ -67,7 +67,7 @@ class StageTable:
         at = float(self._since[worker])
         moved = []
         for use in self.turns[worker]:
-            at = max(at, use.moved) + use.takes
+            at = max(at, use.moved) + use.compute_s
             if use.next is not None and abs(at - use.end) > NEAR:
                 moved.append((*use.next, at - use.end))
             use.end = at
@@ -96,7 +96,7 @@ class Use:
         worker: of the stage.
         begin, moved, end: transfer (if any) from ``begin`` to ``moved``; computed by ``end``. The last two are moved
             by what really happens.
-        takes: seconds of computing.
+        compute_s: seconds of computing.
         next: the same batch's use of the next stage.
         deadline: of the batch, where that is known.
     """
@@ -105,7 +105,7 @@ class Use:
     begin: float
     moved: float
     end: float
-    takes: float = 0.0
+    compute_s: float = 0.0
     next: Optional[Tuple[StageTable, Use]] = None
     deadline: float = math.inf
 
@@ -150,8 +150,8 @@ class Route:
         at, worked, uses = now, 0.0, []
         last = -1
         for number, stage in enumerate(self.stages):
-            takes = float(stage.compute_s[batch - 1])
-            worked += takes
+            compute_s = float(stage.compute_s[batch - 1])
+            worked += compute_s
             if number == 0:
                 worker = int(stage.free.argmin())
                 begin = moved = at
@@ -160,8 +160,8 @@ class Route:
                 worked += travels
                 worker, moved = self._moved(stage, last, at, travels)
                 begin = moved - travels
-            at = max(moved, float(stage.free[worker])) + takes
-            uses.append(Use(worker, begin, moved, at, takes))
+            at = max(moved, float(stage.free[worker])) + compute_s
+            uses.append(Use(worker, begin, moved, at, compute_s))
             last = int(stage.machines[worker])
         return Way(batch, tuple(uses), at - now - worked)
 
@@ -169,18 +169,18 @@ class Route:
         """The worker that can begin first with what is at ``sender`` from ``at`` on, and when it is there."""
         links = self._links
         earliest = find_gap(links.up[sender], at, travels) + travels
-        begins = np.maximum(stage.free, earliest)
-        known: Dict[int, float] = {}
+        earliest_start = np.maximum(stage.free, earliest)
+        transferred: Dict[int, float] = {}
         while True:
-            worker = int(begins.argmin())
+            worker = int(earliest_start.argmin())
             machine = int(stage.machines[worker])
-            if machine in known:
-                return worker, known[machine]
-            known[machine] = moved = links.earliest_start(sender, machine, at, travels) + travels
+            if machine in transferred:
+                return worker, transferred[machine]
+            transferred[machine] = moved = links.earliest_start(sender, machine, at, travels) + travels
             if moved <= earliest:
                 return worker, moved
-            beside = stage.machines == machine
-            begins[beside] = np.maximum(stage.free[beside], moved)
+            same_machine = stage.machines == machine
+            earliest_start[same_machine] = np.maximum(stage.free[same_machine], moved)
 
     def reserve(self, way: Way) -> None:
         """Nobody else gets what ``way`` uses (Algorithm 3)."""
@@ -191,7 +191,7 @@ class Route:
             if number:
                 self._links.reserve_span(last, machine, use.begin, use.moved, now)
             stage.free[use.worker] = use.end
-            stage.busy_s += use.takes
+            stage.busy_s += use.compute_s
             last = machine
             stage.turns[use.worker].append(use)
             if number + 1 < len(way.uses):
@@ -251,7 +251,7 @@ class Batcher:
 
         The last is infinite while nothing waits.
         """
-        let_in: List[Dispatch] = []
+        admitted: List[Dispatch] = []
         dropped: List[int] = []
         while self._waiting:
             deadline = self._waiting[0][1]
@@ -262,18 +262,18 @@ class Batcher:
                 more = way if way.batch == len(self._waiting) + 1 else route.probe(now, len(self._waiting) + 1)
                 wait_s = max(deadline - more.end, 0.0)
                 if not self._light() or (self.interval_s or 0.0) * (way.batch - len(self._waiting)) <= wait_s:
-                    return let_in, dropped, now + wait_s + 1e-6
-                let_in.append(self._let_in(route, route.probe(now, len(self._waiting))))
+                    return admitted, dropped, now + wait_s + 1e-6
+                admitted.append(self._admit(route, route.probe(now, len(self._waiting))))
             else:
-                let_in.append(self._let_in(route, way))
-        return let_in, dropped, math.inf
+                admitted.append(self._admit(route, way))
+        return admitted, dropped, math.inf
 
     def _light(self) -> bool:
         """Whether there is so little to do that a batch need not be full."""
         rate = sum(route.pipeline.rate for route in self._routes)
         return self.interval_s is not None and self.interval_s * rate * LIGHT > 1.0
 
-    def _let_in(self, route: Route, way: Way) -> Dispatch:
+    def _admit(self, route: Route, way: Way) -> Dispatch:
         route.reserve(way)
         return Dispatch(route, way, tuple(self._waiting.popleft()[0] for _ in range(way.batch)))
 

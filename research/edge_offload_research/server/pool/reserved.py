@@ -48,11 +48,11 @@ def run(
     def at(when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(events, (when, next(numbers), what))
 
-    asked: Dict[str, float] = dict.fromkeys(arrivals, math.inf)
+    requested: Dict[str, float] = dict.fromkeys(arrivals, math.inf)
 
     def decide(name: str, now: float) -> None:
-        let_in, _, again = batchers[name].decide(now)
-        for dispatch in let_in:
+        admitted, _, next_decision = batchers[name].decide(now)
+        for dispatch in admitted:
             if truth is None:  # all happens as reserved
                 end = dispatch.way.end
                 for stage, use in zip(dispatch.route.stages, dispatch.way.uses):
@@ -61,10 +61,10 @@ def run(
                 end = truth.follow(dispatch, now, at)
             for request in dispatch.requests:
                 answered[name][request] = end <= arrivals[name][request] + slo_s[name] + 1e-9
-        if again < asked[name] or asked[name] <= now:
-            asked[name] = again
-            if again < math.inf:
-                at(again, lambda now: decide(name, now) if asked[name] <= now else None)
+        if next_decision < requested[name] or requested[name] <= now:
+            requested[name] = next_decision
+            if next_decision < math.inf:
+                at(next_decision, lambda now: decide(name, now) if requested[name] <= now else None)
 
     def arrive(name: str, request: int, now: float) -> None:
         if request + 1 < len(arrivals[name]):
@@ -103,9 +103,9 @@ class _Truth:
             begin = max(moved, self._free.get(key, 0.0))
             end = begin + float(stage.compute_s[dispatch.way.batch - 1]) * self._stretch()
             self._free[key] = ready = end
-            at(end, _told(dispatch.route, number, use))
+            at(end, _completion(dispatch.route, number, use))
         return ready
 
 
-def _told(route: Route, number: int, use: Any) -> Callable[[float], None]:
+def _completion(route: Route, number: int, use: Any) -> Callable[[float], None]:
     return lambda now: route.used(number, use, now)

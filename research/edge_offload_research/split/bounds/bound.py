@@ -91,10 +91,10 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
     The robot's rows are the first ones or the last ones. The counts promise more than plans keep, so a few are tried.
     """
     best: Optional[ScoredPlan] = None
-    for found in search.found(most=24) if search.best < makespan else []:
+    for counts_of_plan in search.list_counts(most=24) if search.best < makespan else []:
         for flipped in (False, True):
             ranges: List[Dict[int, Range]] = [{}, {}]
-            for entry, rows in zip(counts.operators, found):
+            for entry, rows in zip(counts.operators, counts_of_plan):
                 for side, count in enumerate(rows):
                     low = entry.length - count if flipped != bool(side) else 0
                     if count:
@@ -113,8 +113,8 @@ def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tup
     counts = Counts(space, float(space.bandwidths[index]))
     table = _with_better(space, table, index, _moved(space, table, index, limits.moves))
     makespan = table.predicted_s[index]
-    alone = float(space.score_recuts(space.device_only).makespan_s[index])
-    quick = min(_by_clocks(counts, min(makespan, alone), limits), alone)
+    device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
+    quick = min(_by_clocks(counts, min(makespan, device_only_s), limits), device_only_s)
     if quick >= makespan / (1.0 + limits.gap) * (1.0 - 1e-9):
         return table, quick
     narrow = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan)
@@ -132,24 +132,24 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
     target = makespan / (1.0 + limits.gap)
     try:
         clocks = Clocks(counts)
-        found = clocks.least_makespan(target)
+        bound = clocks.least_makespan(target)
         for most, near in FINER:
-            if target <= found or found * (1.0 + near) < makespan:
+            if target <= bound or bound * (1.0 + near) < makespan:
                 break
-            found = max(found, clocks.least_makespan(target, most=most))
-        return found
+            bound = max(bound, clocks.least_makespan(target, most=most))
+        return bound
     except Unsupported:  # no compiler: labels alone
         return 0.0
 
 
 def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[ScoredPlan]:
     """The table's plan at one bandwidth with the server's rows moved, if that is faster."""
-    alone = Space(space.model, [float(space.bandwidths[index])], space.codecs)
+    single = Space(space.model, [float(space.bandwidths[index])], space.codecs)
     steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps_of(side)} for side in Side]
-    known = alone.score_ranges(steps[0], steps[1])
-    near = refine_rows(alone, Objective(), [known], moves, random.Random(0))
-    (found,) = refine_rows(alone, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
-    return space.score_ranges(found.robot, found.server) if found.makespan_s[0] < known.makespan_s[0] else None
+    before = single.score_ranges(steps[0], steps[1])
+    near = refine_rows(single, Objective(), [before], moves, random.Random(0))
+    (refined,) = refine_rows(single, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
+    return space.score_ranges(refined.robot, refined.server) if refined.makespan_s[0] < before.makespan_s[0] else None
 
 
 def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[ScoredPlan]) -> PlanTable:
@@ -168,13 +168,13 @@ def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Sc
 
 def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
            tables: Optional[List[Potential]]) -> Tuple[float, Search]:  # fmt: skip
-    alone = float(space.score_recuts(space.device_only).makespan_s[index])
-    best = min(makespan, alone)
+    device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
+    best = min(makespan, device_only_s)
     width = limits.width * best
     search = Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables)
-    whole = counts.operators[-1].length
-    at_once = max(float(potential.tables[-1][whole, 0]) for potential in search.potentials)  # holds without a search
-    return min(max(search.run(), at_once), alone), search
+    rows = counts.operators[-1].length
+    at_once = max(float(potential.tables[-1][rows, 0]) for potential in search.potentials)  # holds without a search
+    return min(max(search.run(), at_once), device_only_s), search
 
 
 def _put(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:

@@ -95,7 +95,7 @@ class Clocks:
     def __init__(self, counts: Counts, classes: int = 4) -> None:
         self.counts, self._classes = counts, classes
         self._library = library()
-        self._kept: List[Array] = []
+        self._retained: List[Array] = []
         self.spine = _spine(counts)
         self.skips = _skips(counts, self.spine) if classes else {}
         self.runs = _runs(counts, self.spine, {skip.source for skip in self.skips.values()})
@@ -123,8 +123,8 @@ class Clocks:
         ))  # fmt: skip
 
     def _table(self, values: Union[Sequence[float], Array], kind: type = float) -> int:
-        self._kept.append(np.ascontiguousarray(values, dtype=np.int32 if kind is int else np.float64))
-        return int(self._kept[-1].ctypes.data)
+        self._retained.append(np.ascontiguousarray(values, dtype=np.int32 if kind is int else np.float64))
+        return int(self._retained[-1].ctypes.data)
 
     def _fill(self, step: Step, place: int) -> None:
         counts, operators = self.counts, self.counts.operators
@@ -133,12 +133,12 @@ class Clocks:
         value, least = entry.args[entry.main]
         if place == 0:
             rows, run = counts.input_length, []
-            step.up, step.up_alone, step.down = counts.input_s, counts.input_alone_s, 0.0
+            step.up, step.up_alone, step.down = counts.input_s, counts.input_single_s, 0.0
             step.message = counts.message_s + counts.request_s
         else:
             rows, run = operators[value].length, self.runs[place - 1]
             step.up, step.down = (min(getattr(operators[k], name) for k in run) for name in ("up_s", "down_s"))
-            step.up_alone, step.message = min(operators[k].up_alone_s for k in run), counts.message_s
+            step.up_alone, step.message = min(operators[k].up_single_s for k in run), counts.message_s
         rest = np.zeros((2, rows + 1))
         for k in run[1:]:
             rest += np.stack([operators[k].robot_s, operators[k].server_s])
@@ -183,19 +183,19 @@ class Clocks:
 
 def _spine(counts: Counts) -> List[int]:
     """Operators from the input to the result, each the main argument of the next."""
-    found: List[int] = []
+    spine: List[int] = []
     index = len(counts.operators) - 1
     while index != INPUT:
-        found.append(index)
+        spine.append(index)
         entry = counts.operators[index]
         index = entry.args[entry.main][0]
-    return found[::-1]
+    return spine[::-1]
 
 
 def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
     """End of a block -> its skip, for plain blocks that do not overlap."""
     on, free, after = set(spine), 0, dict(zip(spine, spine[1:]))
-    found: Dict[int, Skip] = {}
+    skips: Dict[int, Skip] = {}
     for before, index in zip([INPUT, *spine], spine):
         entry = counts.operators[index]
         others = [arg for place, arg in enumerate(entry.args) if place != entry.main]
@@ -220,8 +220,8 @@ def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
         if not all(_is_plain(table) for table in inner):
             continue
         first = counts.operators[side[0]].args[0][1] if side else least
-        found[index], free = Skip(source, tuple(side), early, first), index
-    return found
+        skips[index], free = Skip(source, tuple(side), early, first), index
+    return skips
 
 
 def _runs(counts: Counts, spine: Sequence[int], sources: Set[int]) -> List[List[int]]:

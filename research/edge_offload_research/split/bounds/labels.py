@@ -106,7 +106,7 @@ class Search:
         self.best = float(self._ends.min())
         return min(self.target, self.best) - self.error
 
-    def found(self, most: int) -> List[List[Tuple[int, int]]]:
+    def list_counts(self, most: int) -> List[List[Tuple[int, int]]]:
         """Counts (robot, server) of every operator, of the best labels that reached the input."""
         plans = []
         for label in np.argsort(self._ends, kind="stable")[:most]:
@@ -131,11 +131,11 @@ class Search:
             parts.append(self._expand(index, labels.take(chunk), start))
             start = stop
         joined = _joined([part for part, _ in parts])
-        keep = self._thin(joined, index)
+        retained = self._thin(joined, index)
         choices = [choice for _, choice in parts]
-        self._choices.append(Choice(*(np.concatenate([getattr(choice, name) for choice in choices])[keep]
+        self._choices.append(Choice(*(np.concatenate([getattr(choice, name) for choice in choices])[retained]
                                       for name in ("behind", "robot", "server"))))  # fmt: skip
-        return joined.take(keep)
+        return joined.take(retained)
 
     def _expand(self, index: int, labels: Labels, offset: int) -> Tuple[Labels, Choice]:
         counts, entry = self.counts, self.counts.operators[index]
@@ -151,9 +151,9 @@ class Search:
         tails["up"] = np.maximum(np.maximum(tails["up"], sent["up"]), counts.latency_s + tails["server"])
         tails["down"] = np.maximum(np.maximum(tails["down"], sent["down"]), counts.latency_s + tails["robot"])
         value, least = entry.args[entry.main]
-        bound, keep = self._bound(index, tails, value, least[robot], least[server])
-        behind, robot, server, bound = behind[keep], robot[keep], server[keep], bound[keep]
-        tails = _take(tails, keep)
+        bound, retained = self._bound(index, tails, value, least[robot], least[server])
+        behind, robot, server, bound = behind[retained], robot[retained], server[retained], bound[retained]
+        tails = _take(tails, retained)
         live = {other: _take(columns, behind) for other, columns in labels.live.items() if other != index}
         zero = np.zeros(len(behind), dtype=int)
         awaited = {"robot": zero, "server": zero}
@@ -199,18 +199,18 @@ class Search:
                at_once: int = 4) -> Tuple[Array, Array]:  # fmt: skip
         """Bounds, and which are below the target; a few potentials at a time, so that most need only the first."""
         bound = np.maximum(tails["robot"], tails["server"])
-        keep = np.flatnonzero(bound < self.target)
+        below = np.flatnonzero(bound < self.target)
         for first in range(0, len(self.potentials), at_once):
-            columns, mine, theirs = _take(tails, keep), robot[keep], server[keep]
-            found = bound[keep]
+            columns, mine, theirs = _take(tails, below), robot[below], server[below]
+            bounds = bound[below]
             for potential in self.potentials[first : first + at_once]:
                 of_robot, of_server, of_up = potential.flow.weights(index)
                 weight = potential.tables[value + 1][mine, theirs]
-                found = np.maximum(found, weight + of_robot * columns["robot"] + of_server * columns["server"]
+                bounds = np.maximum(bounds, weight + of_robot * columns["robot"] + of_server * columns["server"]
                                    + of_up * columns["up"])  # fmt: skip
-            bound[keep] = found
-            keep = keep[found < self.target]
-        return bound, keep
+            bound[below] = bounds
+            below = below[bounds < self.target]
+        return bound, below
 
     def _thin(self, labels: Labels, index: int) -> Array:
         """The labels that go on."""
@@ -244,12 +244,12 @@ class Search:
                 free = free & (columns[side] == 0)
                 least = np.where(columns[other] > 0, np.minimum(least, columns[direction]), least)
             tails[side] = np.where(free, np.maximum(tails[side], counts.message_s + least), tails[side])
-        whole = [labels.awaited["robot"], labels.awaited["server"]]
+        integers = [labels.awaited["robot"], labels.awaited["server"]]
         times = [tails[name] for name in TAILS]
         for columns in labels.live.values():
-            whole += [columns["robot"], columns["server"]]
+            integers += [columns["robot"], columns["server"]]
             times += [columns["up"], columns["down"]]
-        return np.stack(whole, axis=1).astype(float), np.stack(times, axis=1)
+        return np.stack(integers, axis=1).astype(float), np.stack(times, axis=1)
 
 
 def potentials(counts: Counts, chosen: Optional[Sequence[Flow]] = None) -> List[Potential]:
@@ -257,17 +257,17 @@ def potentials(counts: Counts, chosen: Optional[Sequence[Flow]] = None) -> List[
     return [Potential(counts, flow) for flow in (chosen if chosen is not None else flows(counts))]
 
 
-def _read(known: Optional[Columns], rows: Columns, tails: Columns) -> Columns:
+def _read(previous: Optional[Columns], rows: Columns, tails: Columns) -> Columns:
     """A value with several readers: what it must be had of, and the tails at the reader that comes last."""
-    if known is None:
+    if previous is None:
         nothing = np.zeros(len(rows["robot"]))
-        known = {"robot": nothing.astype(int), "server": nothing.astype(int), "up": nothing, "down": nothing}
-    found: Columns = {}
+        previous = {"robot": nothing.astype(int), "server": nothing.astype(int), "up": nothing, "down": nothing}
+    columns: Columns = {}
     for side, direction in (("server", "up"), ("robot", "down")):
-        first = (known[side] == 0) & (rows[side] > 0)
-        found[direction] = np.where(first, tails[direction], known[direction])
-        found[side] = np.maximum(known[side], rows[side])
-    return found
+        first = (previous[side] == 0) & (rows[side] > 0)
+        columns[direction] = np.where(first, tails[direction], previous[direction])
+        columns[side] = np.maximum(previous[side], rows[side])
+    return columns
 
 
 def _take(columns: Columns, rows: Array) -> Columns:
@@ -297,18 +297,18 @@ def _choose(robot: Array, server: Array, entry: Counted) -> Tuple[Array, Array, 
     """
     needed = entry.needed
     spare = robot + server - needed
-    whole = entry.length == 1
-    enough = np.flatnonzero((spare >= 0) & ((robot + server <= 1) | (not whole)))
+    single_row = entry.length == 1
+    enough = np.flatnonzero((spare >= 0) & ((robot + server <= 1) | (not single_row)))
     parts = [(enough, robot[enough], server[enough])]
     short = np.flatnonzero(spare < 0)
     if len(short):
         label, more = _ragged(1 - spare[short])
         label = short[label]
         parts.append((label, robot[label] + more, needed - robot[label] - more))
-    label, kept = _ragged(server)
-    parts.append((label, np.maximum(robot[label], needed - kept), kept))
-    label, kept = _ragged(robot)
-    parts.append((label, kept, np.maximum(server[label], needed - kept)))
+    label, retained = _ragged(server)
+    parts.append((label, np.maximum(robot[label], needed - retained), retained))
+    label, retained = _ragged(robot)
+    parts.append((label, retained, np.maximum(server[label], needed - retained)))
     several = np.flatnonzero(spare >= 2)
     if len(several):
         row, first = _ragged(spare[several] - 1)
@@ -333,15 +333,15 @@ def _undominated(table: Array, pivots: int, allowed: Optional[Array] = None) -> 
 
     ``allowed``: by how much a row may be below and still be taken for not below, per column.
     """
-    kept: List[int] = []
+    pivot_rows: List[int] = []
     rows = np.arange(len(table))
-    while len(rows) and len(kept) < pivots:
-        kept.append(int(rows[0]))
+    while len(rows) and len(pivot_rows) < pivots:
+        pivot_rows.append(int(rows[0]))
         least = table[0] if allowed is None else table[0] - allowed
         better = ~(table >= least).all(axis=1)
         better[0] = False
         rows, table = rows[better], table[better]
-    return np.concatenate([np.asarray(kept, dtype=int), rows])
+    return np.concatenate([np.asarray(pivot_rows, dtype=int), rows])
 
 
 def _first_of_each(cells: Array) -> Array:

@@ -102,21 +102,23 @@ class Potential:
         for position, (value, other) in enumerate(entry.args):
             if position == entry.main or self.flow.jump:  # before or behind the jump, nobody knows
                 continue
-            own = self._own(flow, value, self.counts.before[main] | {main} if main >= 0 else frozenset())
-            if own is not None:
-                total = total + own[np.ix_(other, other)]
+            recomputed_s = self._recomputed_times(
+                flow, value, self.counts.before[main] | {main} if main >= 0 else frozenset()
+            )
+            if recomputed_s is not None:
+                total = total + recomputed_s[np.ix_(other, other)]
         return np.asarray(total + _work(flow, index, entry))
 
-    def _own(self, flow: Flow, value: int, excluded: FrozenSet[int]) -> Optional[Array]:
+    def _recomputed_times(self, flow: Flow, value: int, excluded: FrozenSet[int]) -> Optional[Array]:
         """Weight of a value's operators that are not among the ``excluded`` ones; ``None``: there are none."""
         if value < 0 or value in excluded:
             return None
         entry = self.counts.operators[value]
         total = _work(flow, value, entry)
         argument, least = entry.args[entry.main]
-        found = self._own(flow, argument, excluded)
-        if found is not None:
-            total = total + found[np.ix_(least, least)]
+        times = self._recomputed_times(flow, argument, excluded)
+        if times is not None:
+            total = total + times[np.ix_(least, least)]
         return self._received(flow, value, total)
 
     def _received(self, flow: Flow, index: int, computed: Array) -> Array:
@@ -191,16 +193,22 @@ def flows(counts: Counts) -> List[Flow]:
     server = np.cumsum([entry.server_s[-1] for entry in counts.operators])
     robot = sum(float(entry.robot_s[-1]) for entry in counts.operators)
     sent = float(server[-1]) + counts.input_length * counts.input_s  # what server-only takes
-    fair, slow = (float(alone / max(alone + robot, 1e-12)) for alone in (server[-1], sent))
+    fair, slow = (float(single / max(single + robot, 1e-12)) for single in (server[-1], sent))
     shares = [min(share, 0.9) for share in (fair, 1.4 * fair, 2.0 * fair, 0.7 * fair, slow, 1.3 * slow)]
     places = (int(np.searchsorted(server, part * server[-1])) for part in (0.03, 0.1, 0.3))
     switches = sorted({0, *(_unbridged(counts, place) for place in places)})
-    found = [Flow(shares[0], 1.0 - shares[0]), Flow(0.0, 1.0, 0), Flow(0.0, 1.0, switches[1] if switches[1:] else 0)]
-    found += [Flow(0.0, 1.0, 0, "down"), Flow(1.0, 0.0)]
-    found += [Flow(share, 1.0 - share, 0, jump) for share in (shares[0], shares[2], 0.5) for jump in ("up", "down")]
-    found += [Flow(share, (1.0 - share) * part, switch, "", (1.0 - share) * (1.0 - part))
+    candidates = [
+        Flow(shares[0], 1.0 - shares[0]),
+        Flow(0.0, 1.0, 0),
+        Flow(0.0, 1.0, switches[1] if switches[1:] else 0),
+    ]
+    candidates += [Flow(0.0, 1.0, 0, "down"), Flow(1.0, 0.0)]
+    candidates += [
+        Flow(share, 1.0 - share, 0, jump) for share in (shares[0], shares[2], 0.5) for jump in ("up", "down")
+    ]
+    candidates += [Flow(share, (1.0 - share) * part, switch, "", (1.0 - share) * (1.0 - part))
               for part in (1.0, 0.8) for switch in switches for share in shares]  # fmt: skip
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(candidates))
 
 
 def _direct(counts: Counts, value: int) -> bool:

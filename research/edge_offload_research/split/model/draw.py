@@ -95,8 +95,8 @@ def _network(axes: Any, plan: SplitPlan, model: CostModel) -> None:
 
 
 def _crossings(plan: SplitPlan, model: CostModel, column: Any) -> List[Tuple[float, Side]]:
-    found = []
+    crossings = []
     for transfer in plan.transfers:
         maker = model.located.producer.get(transfer.value)
-        found.append((-0.7 if maker is None else column.get(maker, 0) + 0.4, transfer.sender))
-    return found
+        crossings.append((-0.7 if maker is None else column.get(maker, 0) + 0.4, transfer.sender))
+    return crossings

@@ -76,8 +76,8 @@ def random_split(located: LocalityMap, chooser: random.Random) -> SplitPlan:
 
     def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
         low, high = unite_rows(robot, server)
-        whole = located.operators[index].kind is Locality.GLOBAL
-        style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "own", "cut", "cut"])
+        undivided = located.operators[index].kind is Locality.GLOBAL
+        style = chooser.choice(["robot", "server"] if undivided else ["robot", "server", "own", "own", "cut", "cut"])
         if style == "own" or (style == "cut" and min(robot[1], server[1]) < max(robot[0], server[0])):
             return robot, server
         if style == "cut":
@@ -93,8 +93,8 @@ def shortened(plan: SplitPlan) -> Iterator[SplitPlan]:
     """The plan with one transfer a row shorter at one end, in every way; where one row is all, it goes."""
     for position, transfer in enumerate(plan.transfers):
         for low, high in ((transfer.low + 1, transfer.high), (transfer.low, transfer.high - 1)):
-            kept = [replace(transfer, low=low, high=high)] if low < high else []
-            yield replace(plan, transfers=(*plan.transfers[:position], *kept, *plan.transfers[position + 1 :]))
+            retained = [replace(transfer, low=low, high=high)] if low < high else []
+            yield replace(plan, transfers=(*plan.transfers[:position], *retained, *plan.transfers[position + 1 :]))
 
 
 def passes(plan: SplitPlan, located: LocalityMap, identity: str) -> bool:
@@ -140,15 +140,15 @@ class Verifier:
         self._double = _Precision.of(as_double(network.program), axes, doubles)
         self._truth = self._double.unsplit()
         self.unsplit_float32 = error(self._single.unsplit(), self._truth)
-        self._known: Dict[Any, Tuple[float, float]] = {}
+        self._cached: Dict[Any, Tuple[float, float]] = {}
 
     def errors(self, plan: SplitPlan) -> Tuple[float, float]:
         """(float64, float32) error of a plan; both against the unsplit float64 network."""
         key = (plan.robot, plan.server, tuple(replace(transfer, codec="raw") for transfer in plan.transfers))
-        if key not in self._known:
-            self._known[key] = (error(self._double.split(plan), self._truth),
+        if key not in self._cached:
+            self._cached[key] = (error(self._double.split(plan), self._truth),
                                 error(self._single.split(plan), self._truth))  # fmt: skip
-        return self._known[key]
+        return self._cached[key]
 
     def record(self, model: str, planner: str, plans: Iterable[SplitPlan]) -> Dict[str, Any]:
         """Worst errors over the plans of one planner: a record of kind ``split_exactness``."""

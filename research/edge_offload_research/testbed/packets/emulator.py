@@ -48,8 +48,8 @@ class PacketEmulator:
             raise BadInput(f"packets cannot be led to {to}: the server must be on this machine", remedy=remedy)
         if not self._far[1]:
             self._far = self._far[0], self._to[1]
-        self._began = time.monotonic()
-        self._forwarder = Forwarder(self._began, seed)
+        self._started_at = time.monotonic()
+        self._forwarder = Forwarder(self._started_at, seed)
         self._pair = pair or impairments.of_link(link)
         self._link = link
         self._cut = False
@@ -137,7 +137,7 @@ class PacketEmulator:
         now = time.monotonic()
         up, down = (self._forwarder.counts(direction, now) for direction in (UP, DOWN))
         stats: Dict[str, Any] = {
-            "link": self._link.name, "level": "packet", "t_s": now - self._began,
+            "link": self._link.name, "level": "packet", "t_s": now - self._started_at,
             "cut": "blackhole" if self._cut else "", "late_s": self._forwarder.late_s(),
         }  # fmt: skip
         for name, key in (("bytes", "carried_bytes"), ("queued", "queued_bytes"), ("bytes_per_s", "bytes_per_s"),

@@ -95,8 +95,8 @@ class Network:
         self._spaces = []
 
     def _route(self, target: str, device: str, source: str, end: str) -> None:
-        words = ("ip", "route", "replace", target, "dev", device, "table", "local", "src", source)
-        _run(*self.inside(end), *words)
+        command = ("ip", "route", "replace", target, "dev", device, "table", "local", "src", source)
+        _run(*self.inside(end), *command)
 
 
 def _parts(far: str) -> Tuple[int, int]:
@@ -126,10 +126,10 @@ def _tun(name: str) -> int:
 
 def _new_namespace() -> subprocess.Popen[str]:
     """A process that does nothing in a network namespace of its own until its input ends, as it does with ours."""
-    words = ["unshare", "--net", "sh", "-c", "echo up; read line"]
+    command = ["unshare", "--net", "sh", "-c", "echo up; read line"]
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     except OSError as error:
         raise Unsupported(f"unshare does not run: {error.strerror}", remedy="apt install util-linux") from error
