@@ -119,7 +119,7 @@ def test_equal_seeds_make_equal_scenes_and_others_differ():
     np.testing.assert_array_equal(one.labels, same.labels)
     np.testing.assert_array_equal(one.points, same.points)
     assert one.points.shape != other.points.shape or (one.points != other.points).any()
-    held = make_pair(4, held_out=True)
+    held = make_pair(4, validation=True)
     assert held.labels.shape == one.labels.shape
     assert (held.labels != one.labels).any()
 

@@ -25,7 +25,7 @@ def test_the_weights_are_small_and_said_to_be_of_synthetic_scenes(capsys):
 
 
 def test_they_complete_a_held_out_scene_better_than_no_network_does():
-    made = make_pair(SCENE, held_out=True)
+    made = make_pair(SCENE, validation=True)
     occupancy, labels = made.occupancy[MIDDLE, MIDDLE].copy(), made.labels[MIDDLE, MIDDLE]
     scores = {}
     for name, method in {**BASELINES, "sconet": method_of(SceneCompleter().module)}.items():

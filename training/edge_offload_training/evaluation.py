@@ -64,12 +64,12 @@ class Matched:
 class _Evaluation(COCOeval):  # type: ignore[misc]
     """pycocotools' evaluation of frames that are given as arrays, with don't-cares of its own."""
 
-    def __init__(self, kind: str, found: Sequence[People], truths: Sequence[Truth], threshold: float) -> None:
+    def __init__(self, kind: str, people: Sequence[People], truths: Sequence[Truth], threshold: float) -> None:
         super().__init__(iouType=kind)
         params = self.params
-        params.imgIds, params.catIds = list(range(len(found))), [0]
+        params.imgIds, params.catIds = list(range(len(people))), [0]
         params.iouThrs, params.maxDets, params.areaRng = np.array([threshold]), [1 << 30], [[0.0, np.inf]]
-        self._frames = list(zip(found, truths))
+        self._frames = list(zip(people, truths))
 
     def _prepare(self) -> None:
         """Fill what ``evaluate`` reads. For keypoints, people without labelled ones are don't-cares, too."""
@@ -132,10 +132,10 @@ def _matched(image: Any) -> Matched:
 
 
 def match(
-    found: Sequence[People], truths: Sequence[Truth], threshold: float = 0.5, kind: str = "bbox"
+    people: Sequence[People], truths: Sequence[Truth], threshold: float = 0.5, kind: str = "bbox"
 ) -> List[Matched]:
     """Match every frame's finds with its labels, by resemblance of a kind and of at least ``threshold``."""
-    return _Evaluation(kind, found, truths, threshold).matched()
+    return _Evaluation(kind, people, truths, threshold).matched()
 
 
 def average_precision(frames: Sequence[Matched]) -> float:
@@ -158,8 +158,8 @@ def _counts(frames: Sequence[Matched], score: float) -> Array:
 
 
 def _rates(totals: Array) -> Tuple[float, float, float]:
-    right, found, labelled = (int(value) for value in totals)
-    return right / max(1, labelled), right / max(1, found), 2 * right / max(1, labelled + found)
+    right, reported, labelled = (int(value) for value in totals)
+    return right / max(1, labelled), right / max(1, reported), 2 * right / max(1, labelled + reported)
 
 
 def best_threshold(frames: Sequence[Matched]) -> float:
@@ -196,18 +196,18 @@ def _draws(runs: int, draws: int) -> Array:
 
 
 def figures(
-    found: Sequence[People], truths: Sequence[Truth], score: float, blocks: int, with_keypoints: bool
+    people: Sequence[People], truths: Sequence[Truth], score: float, blocks: int, with_keypoints: bool
 ) -> Dict[str, object]:
     """Everything about one finder on one set of labels, with 95 % intervals as ``[low, high]``.
 
     Args:
-        found: per frame, in the order of the video.
+        people: per frame, in the order of the video.
         truths: per frame, in the order of the video.
         score: threshold for recall and precision.
         blocks: see :func:`intervals`.
         with_keypoints: whether the labels have keypoints.
     """
-    matched = match(found, truths)
+    matched = match(people, truths)
     recall, precision, f1 = at_threshold(matched, score)
     spreads = intervals(matched, score, blocks)
     result: Dict[str, object] = {
@@ -222,18 +222,18 @@ def figures(
         "f1_interval": spreads[2],
         "box_ap50": average_precision(matched),
         "box_ap50_interval": precision_interval(matched, blocks),
-        "box_ap": _mean_precision(found, truths, "bbox"),
+        "box_ap": _mean_precision(people, truths, "bbox"),
     }
     if with_keypoints:
-        result["keypoint_ap"] = _mean_precision(found, truths, "keypoints")
-        result["keypoint_ap50"] = average_precision(match(found, truths, kind="keypoints"))
+        result["keypoint_ap"] = _mean_precision(people, truths, "keypoints")
+        result["keypoint_ap50"] = average_precision(match(people, truths, kind="keypoints"))
     return {key: _rounded(value) for key, value in result.items()}
 
 
-def _mean_precision(found: Sequence[People], truths: Sequence[Truth], kind: str) -> float:
+def _mean_precision(people: Sequence[People], truths: Sequence[Truth], kind: str) -> float:
     """Mean of the average precision over COCO's ten thresholds, 0.5 to 0.95."""
     thresholds = np.linspace(0.5, 0.95, 10)
-    return float(np.mean([average_precision(match(found, truths, threshold, kind)) for threshold in thresholds]))
+    return float(np.mean([average_precision(match(people, truths, threshold, kind)) for threshold in thresholds]))
 
 
 def _rounded(value: object) -> object:

@@ -72,10 +72,10 @@ class Learner:
     @torch.no_grad()
     def _update_average(self, step: int) -> None:
         # a short history counts for more at the beginning, or the random start would linger in the average
-        keep = min(self._settings.ema, (1 + step) / (10 + step))
+        decay = min(self._settings.ema, (1 + step) / (10 + step))
         for name, tensor in self.network.state_dict().items():
             if tensor.dtype.is_floating_point:
-                self.average[name].mul_(keep).add_(tensor, alpha=1 - keep)
+                self.average[name].mul_(decay).add_(tensor, alpha=1 - decay)
             else:
                 self.average[name].copy_(tensor)
 
@@ -104,8 +104,8 @@ class Learner:
             for key, value in self._optimizer.state[parameter].items():
                 tensors[f"optimizer.{index}.{key}"] = value
         metadata = {**{name: str(value) for name, value in position.items()}, "config": self._settings.identity()}
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_atomic(self._checkpoint, save(whole, metadata))
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_atomic(self._checkpoint, save(contiguous, metadata))
 
     def resume(self, *position: str) -> Tuple[int, ...]:
         """Put a saved state back, and return the numbers named ``position``: zeros where nothing is saved.

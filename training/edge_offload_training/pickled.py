@@ -89,8 +89,8 @@ def _find(root: Any, depth: int = 0) -> Dict[str, torch.Tensor]:
     tensors = _tensors(root)
     if tensors:
         return tensors
-    found = (_find(root[key], depth + 1) for key in _CONTAINERS if root.get(key) is not None)
-    return next((tensors for tensors in found if tensors), {})
+    candidates = (_find(root[key], depth + 1) for key in _CONTAINERS if root.get(key) is not None)
+    return next((tensors for tensors in candidates if tensors), {})
 
 
 def _of_module(module: _StandIn, prefix: str = "", depth: int = 0) -> Dict[str, torch.Tensor]:
@@ -98,12 +98,12 @@ def _of_module(module: _StandIn, prefix: str = "", depth: int = 0) -> Dict[str, 
     if depth > _MAX_DEPTH:
         raise BadInput(f"its modules are nested more than {_MAX_DEPTH} deep")
     state = module.state if isinstance(module.state, dict) else {}
-    own = {**_tensors(state.get("_parameters") or {}), **_tensors(state.get("_buffers") or {})}
-    found = {f"{prefix}{name}": tensor for name, tensor in own.items()}
+    direct = {**_tensors(state.get("_parameters") or {}), **_tensors(state.get("_buffers") or {})}
+    collected = {f"{prefix}{name}": tensor for name, tensor in direct.items()}
     for name, child in (state.get("_modules") or {}).items():
         if isinstance(child, _StandIn):
-            found.update(_of_module(child, f"{prefix}{name}.", depth + 1))
-    return found
+            collected.update(_of_module(child, f"{prefix}{name}.", depth + 1))
+    return collected
 
 
 def _tensors(mapping: Mapping[Any, Any]) -> Dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ PASTE_MARGIN = 0.15
 PASTE_COVER = 0.3
 """A person is not pasted where more than this share of somebody's box would be covered."""
 
-MIN_AREA_LEFT = 0.3
+MIN_AREA_SHARE = 0.3
 """A box is dropped when less than this share of its area is still in the image."""
 
 
@@ -93,8 +93,8 @@ def _clip(sample: Sample, window: Tuple[int, int, int, int]) -> Sample:
     cut = np.clip(boxes, [x1, y1, x1, y1], [x2, y2, x2, y2]).astype(np.float32)
     sides = cut[:, 2:] - cut[:, :2]
     area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    keep = (sides.min(axis=1, initial=np.inf) >= MIN_SIDE_PX) & (sides.prod(axis=1) >= MIN_AREA_LEFT * area)
-    cut, keypoints = cut[keep], keypoints[keep].copy()
+    retained = (sides.min(axis=1, initial=np.inf) >= MIN_SIDE_PX) & (sides.prod(axis=1) >= MIN_AREA_SHARE * area)
+    cut, keypoints = cut[retained], keypoints[retained].copy()
     inside = (keypoints[..., 0] >= x1) & (keypoints[..., 0] < x2) & (keypoints[..., 1] >= y1) & (keypoints[..., 1] < y2)
     keypoints[..., 2] *= inside
     return Sample(sample.image, cut, keypoints)
@@ -132,8 +132,8 @@ def _pasted(sample: Sample, other: Sample, probability: float, random: np.random
         margin = PASTE_MARGIN * np.tile(box[2:] - box[:2], 2) * [-1, -1, 1, 1]
         x1, y1, x2, y2 = (int(v) for v in np.clip(np.round(box + margin), 0, [width, height] * 2))
         patch = np.array([x1, y1, x2, y2], dtype=np.float32)
-        alone = (_shared(patch, other.boxes) > 0).sum() <= 1
-        if x2 <= x1 or y2 <= y1 or not alone or (_shared(patch, boxes) > PASTE_COVER).any():
+        isolated = (_shared(patch, other.boxes) > 0).sum() <= 1
+        if x2 <= x1 or y2 <= y1 or not isolated or (_shared(patch, boxes) > PASTE_COVER).any():
             continue
         if image is sample.image:
             image = image.copy()

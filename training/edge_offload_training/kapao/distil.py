@@ -56,17 +56,17 @@ def label_video(
 
     facts = f"{_file_hash(video)}\n{state_hash(teacher.module)}\n{sorted(options.items())}"
     path = cache_dir() / "teacher" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.safetensors"
-    known = _read(path)
-    wanted = [number for number in frames if number not in known]
-    for start in range(0, len(wanted), 100):
+    labelled = _read(path)
+    missing = [number for number in frames if number not in labelled]
+    for start in range(0, len(missing), 100):
         # in portions: neither the frames of a long video nor an hour's work are held only in memory
-        portion = wanted[start : start + 100]
+        portion = missing[start : start + 100]
         images = read_frames(video, portion)
-        known.update({number: teacher.infer(images[number]) for number in portion})
-        _write(path, known)
+        labelled.update({number: teacher.infer(images[number]) for number in portion})
+        _write(path, labelled)
         if report is not None:
-            report(start + len(portion), len(wanted))
-    return {number: known[number] for number in frames}
+            report(start + len(portion), len(missing))
+    return {number: labelled[number] for number in frames}
 
 
 def bridge_gaps(finds: Finds, longest: int = LONGEST_GAP) -> Finds:

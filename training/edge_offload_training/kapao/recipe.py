@@ -99,11 +99,11 @@ def anchors_for(dataset: Dataset, keypoint_side: float, ratio: float) -> List[Li
     """
     people = dataset.boxes_wh()
     sizes = np.concatenate([people, np.full((max(1, len(people)), 2), keypoint_side)])
-    for known in (start.SMALL_ANCHORS, DEFAULT_ANCHORS):
-        flat = np.array(known, dtype=float).reshape(-1, 2)
+    for candidates in (start.SMALL_ANCHORS, DEFAULT_ANCHORS):
+        flat = np.array(candidates, dtype=float).reshape(-1, 2)
         relative = sizes[:, None] / flat[None]
         if (np.maximum(relative, 1 / relative).max(2).min(1) < ratio).mean() >= 0.95:
-            return [list(map(float, level)) for level in known]
+            return [list(map(float, level)) for level in candidates]
     return fit_anchors(sizes, DEFAULT_ANCHORS, ratio)
 
 
@@ -148,7 +148,7 @@ def export(average: Mapping[str, torch.Tensor], settings: Settings, path: pathli
 
 
 def progress(
-    epochs: int, started_epoch: int, clock: Callable[[], float], say: Callable[[str], None]
+    epochs: int, started_epoch: int, clock: Callable[[], float], write: Callable[[str], None]
 ) -> Callable[[Row], None]:
     """A reporter for the trainer: one line an epoch, with the time that is left at the pace so far."""
     begun = clock()
@@ -156,11 +156,11 @@ def progress(
     def report(row: Row) -> None:
         epoch = int(row["epoch"])
         pace = (clock() - begun) / max(1, epoch - started_epoch)
-        left = round(pace * (epochs - epoch))
-        say(
+        remaining_s = round(pace * (epochs - epoch))
+        write(
             f"epoch {epoch}/{epochs}  loss {row['loss']:.3f}  box {row['box']:.3f}  objectness {row['obj']:.3f}  "
             f"class {row['cls']:.3f}  keypoints {row['kp']:.2f}  {row['images_per_s']:.1f} images/s  "
-            f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+            f"{remaining_s // 3600}:{remaining_s // 60 % 60:02d}:{remaining_s % 60:02d} left"
         )
 
     return report

@@ -103,8 +103,8 @@ class Crops:
 
 def _corner(columns: Array, side: int, random: np.random.Generator) -> Tuple[int, int]:
     """A corner of a square that holds one of the marked ``columns`` (bool [x, y]), at any place in it."""
-    found = np.flatnonzero(columns)
-    place = int(found[random.integers(len(found))]) if len(found) else int(random.integers(columns.size))
+    occupied = np.flatnonzero(columns)
+    place = int(occupied[random.integers(len(occupied))]) if len(occupied) else int(random.integers(columns.size))
     x, y = (
         int(random.integers(max(0, at - side + 1), min(at, cells - side) + 1))
         for at, cells in zip(divmod(place, columns.shape[1]), columns.shape)

@@ -35,7 +35,7 @@ def evaluate(
     network: Optional[SCONet],
     scenes: int,
     runs: int,
-    held_out: bool = True,
+    validation: bool = True,
     skip: int = 0,
     report: Optional[Callable[[str], None]] = None,
 ) -> Dict[str, Any]:
@@ -56,23 +56,23 @@ def evaluate(
     first = FIRST_SEED + skip
     for run in range(runs):
         numbers = range(first + run * scenes, first + (run + 1) * scenes)
-        here = {name: Confusion() for name in methods}
+        single = {name: Confusion() for name in methods}
         for number in numbers:
-            _score(make_pair(number, held_out), methods, [here, pooled])
+            _score(make_pair(number, validation), methods, [single, pooled])
             if report is not None:
                 report(f"scene {number - first + 1} of {runs * scenes}")
-        for name, confusion in here.items():
+        for name, confusion in single.items():
             figures[name].append(confusion.summary())
-    found: Dict[str, Any] = {
-        "held_out": held_out,
+    record: Dict[str, Any] = {
+        "held_out": validation,
         "scenes": scenes,
         "runs": runs,
         "skipped": skip,
         "methods": {name: _spread(rows, pooled[name]) for name, rows in figures.items()},
     }
     if network is not None:
-        found["margin"] = _margins(figures)
-    return found
+        record["margin"] = _margins(figures)
+    return record
 
 
 def _score(scene: Pair, methods: Mapping[str, Method], books: Sequence[Mapping[str, Confusion]]) -> None:

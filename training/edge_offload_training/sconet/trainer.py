@@ -54,8 +54,8 @@ class Config:
     def rate(self, step: int) -> float:
         """Learning rate at this step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup))
-        left = (self.steps - step) / max(1.0, 0.25 * self.steps)
-        return self.learning_rate * rise * max(0.02, min(1.0, left))
+        remaining = (self.steps - step) / max(1.0, 0.25 * self.steps)
+        return self.learning_rate * rise * max(0.02, min(1.0, remaining))
 
 
 class Trainer:
@@ -96,9 +96,9 @@ class Trainer:
             Whether the last step was reached.
         """
         while self.step < self.config.steps:
-            began = time.monotonic()
+            started_at = time.monotonic()
             parts = self._one()
-            self._recent.append({**parts, "seconds_per_step": time.monotonic() - began})
+            self._recent.append({**parts, "seconds_per_step": time.monotonic() - started_at})
             if self.step % self.config.save_every == 0 or self.step == self.config.steps:
                 row = self._row()
                 self._learner.save(step=self.step)
