@@ -65,7 +65,7 @@ CLAIMS = {"lying": 1.0, "modest": 0.0}
 TRUE_FIRST = 16
 
 
-def measure(
+def measure_emulated(
     table: pathlib.Path,
     latencies: Latencies,
     robots: int,
@@ -75,7 +75,7 @@ def measure(
     seconds: float,
     misbehave: bool = False,
 ) -> Dict[str, Any]:
-    """So many robots ask a server on the device of ``table``; whom it holds, and whether it keeps its promises.
+    """Run robots against a server on the device of ``table``; count which it serves within their promises.
 
     ``misbehave``: four more ask first. Two say truly what they lose when they ask and for some turns, and then one that
     it loses everything, though it sees one picture all the time, and one that it loses nothing; the third sends all its
@@ -87,7 +87,7 @@ def measure(
         "robots": robots, "seconds": seconds, "bound": bound, "interval": interval, "rate": rate, "model": MODEL,
         "latencies": list(latencies.seconds), "misbehave": list(MISBEHAVE if misbehave else ()),
     }  # fmt: skip
-    return _measured(setup, ("--allow", MODEL, "--device", f"emulated:{table}"), ())
+    return _measure_setup(setup, ("--allow", MODEL, "--device", f"emulated:{table}"), ())
 
 
 def measure_network(
@@ -113,7 +113,7 @@ def measure_network(
         robots: that ask.
         bound: that they ask for.
         seconds: of a session.
-        misbehave: as in :func:`measure`.
+        misbehave: as in :func:`measure_emulated`.
     """
     from edge_offload_benchmarks.processes import two_cores
 
@@ -122,18 +122,18 @@ def measure_network(
         "network": {"size": size, "first": first, "count": count, "folder": str(folder)},
         "misbehave": list(MISBEHAVE if misbehave else ()),
     }  # fmt: skip
-    return _measured(setup, ("--threads", "1"), two_cores()[1:])
+    return _measure_setup(setup, ("--threads", "1"), two_cores()[1:])
 
 
-def _measured(setup: Dict[str, Any], options: Sequence[str], cores: Sequence[int]) -> Dict[str, Any]:
+def _measure_setup(setup: Dict[str, Any], options: Sequence[str], cores: Sequence[int]) -> Dict[str, Any]:
     """Server and robots as processes."""
-    from edge_offload_benchmarks.chaos.usage import usage
-    from edge_offload_benchmarks.processes import Process, Server, introduced
+    from edge_offload_benchmarks.chaos.usage import read_usage
+    from edge_offload_benchmarks.processes import Process, Server, introduce_robots
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         setup = {**setup, "robots": setup["robots"] + len(setup["misbehave"])}
-        public, stores = introduced(root, [f"robot{number}" for number in range(setup["robots"])])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(setup["robots"])])
         with Server("--keys", str(root / "server"), "--promises", *options, cores=cores) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
@@ -143,7 +143,7 @@ def _measured(setup: Dict[str, Any], options: Sequence[str], cores: Sequence[int
                 memory = []
                 ends = time.monotonic() + LEAD_S + setup["seconds"]
                 while time.monotonic() < ends:
-                    memory.append(usage(server.pid)["memory"])
+                    memory.append(read_usage(server.pid)["memory"])
                     time.sleep(0.5)
                 outcome: Dict[str, Any] = json.loads(load.wait_line("{"))
                 load.end()
@@ -154,7 +154,7 @@ def _measured(setup: Dict[str, Any], options: Sequence[str], cores: Sequence[int
 
 @dataclass
 class _Load:
-    """What robots see and send.
+    """Content and inputs of robots.
 
     Attributes:
         content: what their results lose.
@@ -197,7 +197,7 @@ class _Real:
         if isinstance(self.policy, _Liar):
             self.policy.claimed = CLAIMS[habit]
         keys = KeyStore(pathlib.Path(setup["directory"]) / f"robot{number}")
-        self.client = Client(setup["address"], keys=keys, on_notify=self._notified, on_state=self._changed)
+        self.client = Client(setup["address"], keys=keys, on_notify=self._notified, on_state=self._note_state)
         self.handle: Optional[int] = None
         self.promise = Promise(self.policy, self.client, lambda: self.handle)
         self.sent = self.answered = self.followed = 0
@@ -214,7 +214,7 @@ class _Real:
         opened = self.client.request("open_model", self._load.opened, timeout_s=WAIT_S).result(WAIT_S + 1)
         self.handle = opened.body["handle"]
 
-    def measured(self) -> None:
+    def prepare_batches(self) -> None:
         """Have the server measure its batches, by a promise that is given back: that takes longer than robots wait."""
         request = PromiseRequest(self.handle or 0, 1.0, self.virtual.content.interval, True, 0, 0.0, 0.0)
         try:
@@ -224,7 +224,7 @@ class _Real:
         self.client.request("give_back", timeout_s=WAIT_S).result(WAIT_S + 1)
 
     def time_single_frames(self, times: int = 9) -> Latencies:
-        """What a frame alone takes on the server."""
+        """Measure the server's time for single frames."""
         taken = []
         for frame in range(times):
             inputs, buffers = self._load.inputs(self.virtual.number, frame)
@@ -269,11 +269,11 @@ class _Real:
             self.answered += 1
             self.promise.travelled(captured, done.result().transfer)
             self.last.append((shown, done.result()))
-            self._result(frame, time.monotonic() - started_at)
+            self._note_result(frame, time.monotonic() - started_at)
 
         future.add_done_callback(record_answer)
 
-    def _result(self, frame: int, usable: float) -> None:
+    def _note_result(self, frame: int, usable: float) -> None:
         robot, rate = self.virtual, self.virtual.content
         newest, robot.newest = robot.newest, max(robot.newest, frame)
         stride = frame - newest
@@ -286,12 +286,12 @@ class _Real:
     def _notified(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
         self.promise.notified(kind, body, buffers)
 
-    def _changed(self, state: Any, cause: str) -> None:
+    def _note_state(self, state: Any, cause: str) -> None:
         if hasattr(self, "promise"):
             self.promise.link_changed(state, cause)
 
 
-def _emulated(setup: Dict[str, Any], draw: np.random.Generator) -> _Load:
+def _make_emulated(setup: Dict[str, Any], draw: np.random.Generator) -> _Load:
     """One small picture, again and again, whose results lose accuracy at a rate of each robot's own."""
     from edge_offload.link import codecs
 
@@ -306,7 +306,7 @@ def _emulated(setup: Dict[str, Any], draw: np.random.Generator) -> _Load:
     )  # fmt: skip
 
 
-def _network(setup: Dict[str, Any]) -> _Load:
+def _make_network(setup: Dict[str, Any]) -> _Load:
     """Frames of the sample video for a real network, which each robot replays from a place of its own."""
     from edge_offload.execute.tensors import pack_tensors
     from edge_offload.models.registry import build_estimator
@@ -317,8 +317,8 @@ def _network(setup: Dict[str, Any]) -> _Load:
     stretch = Stretch("people", first, count, size=network["size"])
     drops = table(pathlib.Path(network["folder"]), stretch, lambda text: print(text, file=sys.stderr, flush=True))
     estimator = build_estimator(setup["model"], size=network["size"])
-    frames = [pack_tensors([estimator.prepare(bgr)[0]], "raw") for bgr in _video(first, count)]
-    shape = list(estimator.prepare(_video(first, 1)[0])[0].shape)
+    frames = [pack_tensors([estimator.prepare(bgr)[0]], "raw") for bgr in _read_video(first, count)]
+    shape = list(estimator.prepare(_read_video(first, 1)[0])[0].shape)
     needed = math.ceil((LEAD_S + setup["seconds"] + TAIL_S) * RATE)
     first_frames = np.linspace(0, count - needed, setup["robots"]).astype(int)
     content = Tables(1 / RATE, (drops.drop("carried"),), tuple((0, int(begin)) for begin in first_frames))
@@ -334,21 +334,21 @@ def _network(setup: Dict[str, Any]) -> _Load:
     )
 
 
-def _video(first: int, count: int) -> List[Any]:
+def _read_video(first: int, count: int) -> List[Any]:
     from edge_offload.models.video import read_frames, sample_video
 
     return list(read_frames(sample_video(), range(first, first + count)).values())
 
 
-def _other(setup: Dict[str, Any], robots: Sequence[_Real]) -> int:
-    """How many of the last results are not what the network gives for that very frame (within 1e-5)."""
+def _count_wrong(setup: Dict[str, Any], robots: Sequence[_Real]) -> int:
+    """Count the last results that differ from the network's on that very frame (within 1e-5)."""
     from edge_offload.execute.tensors import unpack_tensors
     from edge_offload.models.registry import build_estimator
 
     network = setup["network"]
     estimator, frames = (
         build_estimator(setup["model"], size=network["size"]),
-        _video(network["first"], network["count"]),
+        _read_video(network["first"], network["count"]),
     )
     other = 0
     for robot in robots:
@@ -365,8 +365,8 @@ def _other(setup: Dict[str, Any], robots: Sequence[_Real]) -> int:
     return other
 
 
-def _fate(robot: _Real, served: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """What became of one that misbehaves."""
+def _describe_fate(robot: _Real, served: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Describe the outcome of a robot that misbehaves."""
     facts = {
         "sent": robot.sent,
         "answered": robot.answered,
@@ -380,15 +380,15 @@ def _fate(robot: _Real, served: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     return {**facts, **{key: measured.get(key) for key in ("drop", "interval", "late", "note")}}
 
 
-def _main(setup: Dict[str, Any]) -> None:
+def _run_robots(setup: Dict[str, Any]) -> None:
     """The robots, in a process without torch."""
     draw = np.random.default_rng(0)
-    load = _network(setup) if "network" in setup else _emulated(setup, draw)
+    load = _make_network(setup) if "network" in setup else _make_emulated(setup, draw)
     habits = setup["misbehave"] + [""] * setup["robots"]
     robots = [_Real(number, setup, load, habits[number]) for number in range(setup["robots"])]
     for robot in robots:
         robot.open()
-    robots[0].measured()
+    robots[0].prepare_batches()
     latencies = robots[0].time_single_frames() if "network" in setup else load.latencies
     print("loaded", flush=True)
     seconds = LEAD_S + setup["seconds"]
@@ -428,7 +428,9 @@ def _main(setup: Dict[str, Any]) -> None:
         json.dumps(
             {
                 "robots": sum(not robot.habit for robot in robots),
-                "misbehave": {robot.habit: _fate(robot, served.get(robot.name)) for robot in robots if robot.habit},
+                "misbehave": {
+                    robot.habit: _describe_fate(robot, served.get(robot.name)) for robot in robots if robot.habit
+                },
                 "seconds": setup["seconds"],
                 "bound": setup["bound"],
                 "held": len(admitted),
@@ -444,7 +446,7 @@ def _main(setup: Dict[str, Any]) -> None:
                 "followed": sum(robot.followed for robot in robots),
                 "answered": sum(robot.answered for robot in robots),
                 "network_s": latencies.batch_latency(1),
-                "other_results": _other(setup, robots) if "network" in setup else None,
+                "other_results": _count_wrong(setup, robots) if "network" in setup else None,
                 "alone": sorted({robot.promise.fallback_reason for robot in robots if robot.promise.fallback_reason})[
                     :5
                 ],
@@ -458,4 +460,4 @@ def _main(setup: Dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))
+    _run_robots(json.loads(sys.argv[1]))

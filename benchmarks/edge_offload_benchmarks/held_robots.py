@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import Any, Callable, Dict, List, Sequence
 
 from edge_offload.errors import RemoteError
-from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, introduced, modes_robot
+from edge_offload_benchmarks.chaos.usage import read_usage
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, introduce_robots, modes_robot
 
 #: Seconds in which a robot learns and plans, with all the others.
 PREPARE_S = 600.0
@@ -24,7 +24,7 @@ DEVICE_ONLY = "device-only"
 MAX_RATIO = 1.2
 
 
-def together(mode: str, model: str, robots: int, seconds: float, reference: str = "cpu") -> Dict[str, Any]:
+def load_together(mode: str, model: str, robots: int, seconds: float, reference: str = "cpu") -> Dict[str, Any]:
     """The record ``held_robots``: so many robots, each frame after frame, for so long.
 
     Args:
@@ -42,7 +42,7 @@ def together(mode: str, model: str, robots: int, seconds: float, reference: str 
 
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         root = pathlib.Path(directory)
-        public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(robots)])
         rooms = ["--max-devices", str(robots + 1), "--max-models", "64"]
         server = stack.enter_context(Server("--keys", str(root / "server"), *rooms))
         for store in stores.values():
@@ -51,21 +51,21 @@ def together(mode: str, model: str, robots: int, seconds: float, reference: str 
             stack.enter_context(Process(modes_robot(server.address, str(root / name), model), ONE_THREAD))
             for name in stores
         ]
-        begin = usage(server.pid)
+        begin = read_usage(server.pid)
         for answer in _request_all(programs, {"prepare": mode}, PREPARE_S):
             if mode in answer["lacks"]:
                 raise RemoteError(f"a robot cannot run mode {mode}: {answer['lacks'][mode]}")
-        prepared = usage(server.pid)
+        prepared = read_usage(server.pid)
         loads = _request_all(programs, {"hold": mode, "seconds": seconds}, seconds + PREPARE_S)
-        end = usage(server.pid)
+        end = read_usage(server.pid)
         checked = _request_all(programs, {"check": {"reference": reference, "launcher": heap.LAUNCHER}}, PREPARE_S)
         for program in programs:
             program.end()
-    return judge(mode, model, seconds, loads, checked, [begin["memory"], prepared["memory"], end["memory"]],
+    return judge_load(mode, model, seconds, loads, checked, [begin["memory"], prepared["memory"], end["memory"]],
                  records.latency_summary)  # fmt: skip
 
 
-def judge(
+def judge_load(
     mode: str, model: str, seconds: float, loads: Sequence[Dict[str, Any]], checked: Sequence[Dict[str, Any]],
     memory: Sequence[int], summary: Callable[[List[float]], Dict[str, float]],
 ) -> Dict[str, Any]:  # fmt: skip
@@ -101,7 +101,7 @@ def judge(
     }
 
 
-def show(record: Dict[str, Any]) -> None:
+def show_record(record: Dict[str, Any]) -> None:
     """Some lines for people."""
     latency, memory = record["latency_s"], record["memory"]
     print(f"{record['robots']} robots, {record['model']} in {record['mode']}: {record['frames_per_s']:.1f} frames/s, "
@@ -117,4 +117,4 @@ def show(record: Dict[str, Any]) -> None:
 def _request_all(programs: Sequence[Process], request: Dict[str, Any], timeout_s: float) -> List[Dict[str, Any]]:
     """The same of all at once."""
     with ThreadPoolExecutor(len(programs)) as threads:
-        return list(threads.map(lambda program: program.ask(request, timeout_s), programs))
+        return list(threads.map(lambda program: program.request_answer(request, timeout_s), programs))

@@ -64,7 +64,7 @@ class Robot:
         for _ in range(12):
             self.module.run([image], Mode.SERVER)
 
-    def block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
+    def run_block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
         """Some seconds with so many frames in flight."""
         done: List[Tuple[int, float, InferenceReport]] = []
         stages = _Stages(self, done)
@@ -83,7 +83,7 @@ class Robot:
             slot.put(Shot(number, image, time.monotonic()))
         ended = time.monotonic()
         drained = pipeline.drain(60.0)
-        return {"drained": drained, "failed": stages.failed, **_figures(done, slot, started_at + LEAD_S, ended)}
+        return {"drained": drained, "failed": stages.failed, **_summarise_block(done, slot, started_at + LEAD_S, ended)}
 
 
 class _Stages:
@@ -99,12 +99,12 @@ class _Stages:
         return self._pipeline.prepare(shot.bgr, shot.received_s), place
 
     def infer(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
-        """Likewise."""
+        """Run a frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, place = prepared
         return self._module.run(image.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
 
     def finish(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
-        """Likewise."""
+        """Record a result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, size = prepared[0], (shot.bgr.shape[1], shot.bgr.shape[0])
         outputs, inference = inferred
         result = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
@@ -113,11 +113,11 @@ class _Stages:
         self._done.append((shot.number, time.monotonic(), result.report))
 
     def fail(self, shot: Shot, error: BaseException) -> None:
-        """Likewise."""
+        """Raise the error; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         self.failed.append(repr(error))
 
 
-def _figures(
+def _summarise_block(
     done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], started_at: float, ended: float
 ) -> Dict[str, Any]:
     counts, counted = slot.counts, [report for _, at, report in done if started_at <= at <= ended]
@@ -150,7 +150,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         client.start()
         robot.ready()
         for line in sys.stdin:
-            print(json.dumps(robot.block(**json.loads(line))), flush=True)
+            print(json.dumps(robot.run_block(**json.loads(line))), flush=True)
     return 0
 
 

@@ -46,8 +46,8 @@ def main() -> None:
     with Client(args.address, keys=keys, on_state=lambda state, cause: _print_record(state=state.value)) as client:
         prober = Prober(client).start()
         threads = [
-            threading.Thread(target=_send, args=(client, args.up_bytes, args.fps, stop), daemon=True),
-            threading.Thread(target=_read, args=(client, stop), daemon=True),
+            threading.Thread(target=_send_frames, args=(client, args.up_bytes, args.fps, stop), daemon=True),
+            threading.Thread(target=_read_levels, args=(client, stop), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -66,7 +66,7 @@ def _print_record(**what: Any) -> None:
         print(json.dumps({"t": time.monotonic(), **what}), flush=True)
 
 
-def _send(client: Client, size: int, fps: float, stop: threading.Event) -> None:
+def _send_frames(client: Client, size: int, fps: float, stop: threading.Event) -> None:
     payload = bytes(size)
     while not stop.is_set():
         started_at = time.monotonic()
@@ -78,7 +78,7 @@ def _send(client: Client, size: int, fps: float, stop: threading.Event) -> None:
         stop.wait(max(0.005, 1 / fps - (time.monotonic() - started_at)))
 
 
-def _read(client: Client, stop: threading.Event) -> None:
+def _read_levels(client: Client, stop: threading.Event) -> None:
     while not stop.is_set():
         with client.attend() as attention:
             stop.wait(READ_S * 10)

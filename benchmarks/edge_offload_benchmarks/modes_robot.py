@@ -76,7 +76,9 @@ class Robot:
         self.retained: List[Tuple[torch.Tensor, Tuple[torch.Tensor, ...]]] = []
         self.lacks: Dict[str, str] = {}
 
-    def ready(self, modes: Sequence[Mode] = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)) -> Dict[str, str]:
+    def prepare_modes(
+        self, modes: Sequence[Mode] = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
+    ) -> Dict[str, str]:
         """Learn and plan, and see what there is to choose among; what the others lack."""
         ends = time.monotonic() + OPEN_S
         for _ in range(2):
@@ -96,8 +98,8 @@ class Robot:
                 self.module.run([next(self.inputs)], mode)
         return self.lacks
 
-    def hold(self, mode: str, seconds: float) -> Dict[str, Any]:
-        """Frames in one mode, one after the other, for so long; the first ones are kept for :meth:`check`."""
+    def run_mode(self, mode: str, seconds: float) -> Dict[str, Any]:
+        """Run frames in one mode for ``seconds``; the first ones are retained for :meth:`check_results`."""
         ends, result = time.monotonic() + seconds, LoadResult()
         while time.monotonic() < ends:
             tensor, started_at = next(self.inputs), time.monotonic()
@@ -107,10 +109,10 @@ class Robot:
                 result.fell_back[report.fallback_reason[:200]] += 1
             elif len(self.retained) < CHECKED:
                 self.retained.append((tensor, outputs))
-        return {"seconds": result.seconds, "fell_back": dict(result.fell_back), "plan": self.plan(tensor)}
+        return {"seconds": result.seconds, "fell_back": dict(result.fell_back), "plan": self.describe_plan(tensor)}
 
-    def costs(self, frames: int) -> Dict[str, Any]:
-        """Seconds of robot and server, and bytes, of so many frames in mode ``replay`` of one round trip each."""
+    def measure_costs(self, frames: int) -> Dict[str, Any]:
+        """Measure ``frames`` frames in mode ``replay`` of one round trip each: seconds of both sides, and bytes."""
         reports: List[InferenceReport] = []
         for _ in range(PATIENCE * frames):
             _, report = self.module.run([next(self.inputs)], Mode.REPLAY)
@@ -128,7 +130,7 @@ class Robot:
             "bytes_down": [one.bytes_down for one in reports],
         }
 
-    def check(self, reference: str = "cpu", launcher: Sequence[str] = ()) -> Dict[str, Any]:
+    def check_results(self, reference: str = "cpu", launcher: Sequence[str] = ()) -> Dict[str, Any]:
         """Compare the results that were kept with the robot's own, or with those of plain CUDA.
 
         Args:
@@ -141,13 +143,13 @@ class Robot:
             expected = self.module.run([tensor], Mode.LOCAL)[0] if plain is None else plain.outputs(self.model, tensor)
             equal += all(torch.equal(one, other) for one, other in zip(outputs, expected))
             for one, other in zip(outputs, expected):
-                worst = max(worst, difference(one, other))
+                worst = max(worst, largest_difference(one, other))
         if plain is not None:
             plain.close()
         return {"checked": len(self.retained), "equal": equal, "difference": worst}
 
-    def frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
-        """Seconds, the mode that ran, why not another, and what was decided."""
+    def run_frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
+        """Run a frame; return seconds, the mode that ran, why not another, and the decision."""
         started_at, reason = time.monotonic(), ""
         requested = Mode(mode) if mode != AUTO else Mode.LOCAL
         if mode == AUTO:
@@ -156,31 +158,31 @@ class Robot:
         _, report = self.module.run([tensor], requested)
         return time.monotonic() - started_at, report.mode.value, report.fallback_reason, reason
 
-    def rounds(self, rounds: int) -> Dict[str, Any]:
+    def run_rounds(self, rounds: int) -> Dict[str, Any]:
         """One frame in each mode and one by ``auto``, on the same picture; who begins changes."""
-        self.ready()
+        self.prepare_modes()
         names = [*(mode.value for mode in self.modes), AUTO]
         rows: List[Dict[str, Any]] = []
         orders = itertools.cycle(itertools.permutations(names))
         for order in itertools.islice(orders, 0, None, 7):  # neighbours differ
             tensor = next(self.inputs)
-            rows.append({name: self.frame(name, tensor) for name in order})
+            rows.append({name: self.run_frame(name, tensor) for name in order})
             if len(rows) == rounds:
                 break
-        return {"rounds": rows, "lacks": self.lacks, "plan": self.plan(tensor), "load": os.getloadavg()[0]}
+        return {"rounds": rows, "lacks": self.lacks, "plan": self.describe_plan(tensor), "load": os.getloadavg()[0]}
 
-    def answer(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def answer_request(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """See the module."""
         if "prepare" in request:
-            return {"lacks": self.ready([Mode.LOCAL, Mode(request["prepare"])])}
+            return {"lacks": self.prepare_modes([Mode.LOCAL, Mode(request["prepare"])])}
         if "hold" in request:
-            return self.hold(request["hold"], request["seconds"])
+            return self.run_mode(request["hold"], request["seconds"])
         if "costs" in request:
-            return self.costs(request["costs"])
-        return self.check(**request["check"]) if "check" in request else self.rounds(**request)
+            return self.measure_costs(request["costs"])
+        return self.check_results(**request["check"]) if "check" in request else self.run_rounds(**request)
 
-    def plan(self, tensor: torch.Tensor) -> str:
-        """What mode ``split`` does at the bandwidth of now."""
+    def describe_plan(self, tensor: torch.Tensor) -> str:
+        """Describe the plan of mode ``split`` at the current bandwidth."""
         runner = self.module.runners.by_mode.get(Mode.SPLIT)
         planned = runner.planned([tensor]) if isinstance(runner, SplitRunner) else None
         if planned is None or not isinstance(runner, SplitRunner):
@@ -188,7 +190,7 @@ class Robot:
         return describe_plan(planned.plans[planned.plan_in_use(runner._read_bandwidth())].plan)
 
 
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference as a share of the largest value of ``other``; of other shapes 1: all of it."""
     if one.shape != other.shape:
         return 1.0
@@ -211,7 +213,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         client.start()
         client.wait_ready(60.0)
         for line in sys.stdin:
-            print(json.dumps(robot.answer(json.loads(line))), file=out, flush=True)
+            print(json.dumps(robot.answer_request(json.loads(line))), file=out, flush=True)
     return 0
 
 

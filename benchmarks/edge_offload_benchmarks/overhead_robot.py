@@ -32,8 +32,8 @@ OPEN_S = 300.0
 Way = Callable[[], Tuple[torch.Tensor, ...]]
 
 
-def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
-    """Seconds of each way, each after ``lead`` untimed ones of its kind; who goes first, and behind whom, changes."""
+def time_rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
+    """Time each way, each after ``lead`` untimed ones of its kind; order and predecessor vary."""
     for _ in range(WARM):
         for way in ways:
             way()
@@ -48,7 +48,7 @@ def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
     return seconds
 
 
-def learn(recorder: Any, infer: Way) -> None:
+def learn_split(recorder: Any, infer: Way) -> None:
     """Infer until the split of the inference is open, with a device-only plan.
 
     Raises:
@@ -74,36 +74,36 @@ def main() -> int:
     frame = read_frames(sample_video(), [0])[0]
     network, inputs = build_module(model, {}, frame)
 
-    def tensors(outputs: Any) -> Tuple[torch.Tensor, ...]:
+    def to_host(outputs: Any) -> Tuple[torch.Tensor, ...]:
         return tuple(item.cpu() for item in (outputs if isinstance(outputs, (tuple, list)) else (outputs,)))
 
-    def plain(of: Any) -> Tuple[torch.Tensor, ...]:
+    def run_plain(of: Any) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return tensors(of(*inputs))
+            return to_host(of(*inputs))
 
     # two of them: where the weights lie makes a difference of its own
-    plain_ways: List[Way] = [functools.partial(plain, of) for of in (network, copy.deepcopy(network))]
+    plain_ways: List[Way] = [functools.partial(run_plain, of) for of in (network, copy.deepcopy(network))]
 
     device = current_installation()
     assert device is not None
     on_device = registry.build_module(model).to("cuda")
 
-    def virtual() -> Tuple[torch.Tensor, ...]:
+    def run_virtual() -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return tensors(on_device(*(tensor.to("cuda") for tensor in inputs)))
+            return to_host(on_device(*(tensor.to("cuda") for tensor in inputs)))
 
-    for mine, theirs in zip(plain_ways[0](), virtual()):
+    for mine, theirs in zip(plain_ways[0](), run_virtual()):
         assert torch.equal(mine, theirs)
     before = device.native.counters()["calls"]
-    virtual()
+    run_virtual()
     operators = device.native.counters()["calls"] - before
     if device.recorder.mode is Mode.LOCAL:
-        seconds = {"local": rounds([*plain_ways, virtual], count, lead)}
+        seconds = {"local": time_rounds([*plain_ways, run_virtual], count, lead)}
     else:
         seconds = {}
         if "split" in ways:
-            learn(device.recorder, virtual)
-            seconds["split"] = rounds([*plain_ways, virtual], count, lead)
+            learn_split(device.recorder, run_virtual)
+            seconds["split"] = time_rounds([*plain_ways, run_virtual], count, lead)
         if "module" in ways:
             with Client(address, keys=KeyStore(keys)) as client:
                 client.wait_ready(30.0)
@@ -134,12 +134,12 @@ def by_module(
     module.add_runner(runner)
     wait_open(module, Mode.SPLIT, inputs, OPEN_S)
 
-    def split() -> Tuple[torch.Tensor, ...]:
+    def run_split() -> Tuple[torch.Tensor, ...]:
         outputs, report = module.run(inputs, Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         return outputs
 
-    seconds = rounds([*plain, split], count, lead)
+    seconds = time_rounds([*plain, run_split], count, lead)
     module.close()
     return seconds
 

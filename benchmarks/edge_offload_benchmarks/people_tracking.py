@@ -16,7 +16,7 @@ from edge_offload_training.evaluation import Truth
 
 
 def read_identities(path: pathlib.Path) -> Dict[int, List[int]]:
-    """Who the labelled people of each frame are, in the file's order; empty if the file does not say.
+    """Read the identities of the labelled people of each frame, in the file's order; empty if there are none.
 
     Raises:
         BadInput: somebody is there twice in a frame, or only some of the people have an identity.

@@ -28,7 +28,7 @@ from edge_offload.server.pool import profile, simulate
 from edge_offload.server.pool.dispatch import OVERDUE_GRACE_S
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.pool_real import LOST_S, ROBOTS, START_S, emulated_profile
-from edge_offload_benchmarks.processes import Process, Server, introduced
+from edge_offload_benchmarks.processes import Process, Server, introduce_robots
 
 if TYPE_CHECKING:
     from edge_offload_benchmarks.pool_rig import Pool
@@ -43,7 +43,7 @@ CALLS = 3
 BEFORE, AFTER = 1.0, 2.0
 
 
-def measure(
+def measure_faults(
     folder: pathlib.Path, name: str, gpus: Mapping[str, int], times: float, load: float, repeat: int, seed: int
 ) -> List[Dict[str, Any]]:
     """A row for each kind of fault.
@@ -71,10 +71,10 @@ def measure(
         members = []
         for gpu, count in gpus.items():
             arguments = ["--gpus", str(count // MACHINES), "--emulated", str(pool.profiles), "--times", repr(times)]
-            members += [pool.join(gpu, *arguments, wait=False) for _ in range(MACHINES)]
-        pool.joined()
+            members += [pool.join_pool(gpu, *arguments, wait=False) for _ in range(MACHINES)]
+        pool.wait_joined()
         root = pool.root / "keys"
-        public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(ROBOTS)])
         options = ["--keys", str(root / "server"), "--allow", MODEL, "--queue", "1024"]
         with Server(*options, *pool.server_options(MODEL, slo_s)) as server:
             for store in stores.values():
@@ -88,8 +88,8 @@ def measure(
                         at_s = simulate.poisson_arrivals(
                             rate * load, slo_s * (BEFORE + AFTER), np.random.default_rng([seed, number])
                         )
-                        faults.append(_fault(pool, members[-1], robots, at_s.tolist(), slo_s, kind))
-                    sums = _sums(faults)
+                        faults.append(_measure_fault(pool, members[-1], robots, at_s.tolist(), slo_s, kind))
+                    sums = _sum_faults(faults)
                     sums["beyond_s"] /= repeat
                     rows.append({"fault": kind, "slo_s": slo_s, "load": load, "faults": repeat, **sums})
                     print(f"{kind}: {rows[-1]['did']} of {rows[-1]['could']} that could be in time", flush=True)
@@ -97,24 +97,26 @@ def measure(
     return rows
 
 
-def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_s: float, kind: str) -> Dict[str, Any]:
+def _measure_fault(
+    pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_s: float, kind: str
+) -> Dict[str, Any]:
     """One fault under load: what the robots got, and what the driver says of batches that were under way."""
     harm, mend, loses = KINDS[kind]
     answers: List[Dict[str, Any]] = []
     load = threading.Thread(target=lambda: answers.append(robots.request_answer({"at": at_s}, at_s[-1] + 2 * LOST_S)))
     load.start()
     time.sleep(BEFORE * slo_s)
-    lost = _node(pool, victim) if loses else ""
-    beyond_s = CALLS * max(0.0, pool.status()["late_s"]["p50"])
+    lost = _node_of(pool, victim) if loses else ""
+    beyond_s = CALLS * max(0.0, pool.read_status()["late_s"]["p50"])
     started_s = time.monotonic()
     harm(pool, victim)
     time.sleep(AFTER * slo_s)
     mend(pool, victim)
     load.join()
     time.sleep(2.0)  # the driver tells once a second
-    stranded = [each for each in pool.status()["stranded"] if each["began"] <= started_s <= each["noticed"]]
+    stranded = [each for each in pool.read_status()["stranded"] if each["began"] <= started_s <= each["noticed"]]
     latencies_s = answers[0]["took_s"]
-    could = [each for each in stranded if able(each, started_s, lost, beyond_s)]
+    could = [each for each in stranded if could_be_in_time(each, started_s, lost, beyond_s)]
     for each in could:
         if not in_time(each):
             ends_s = {name: round(each[name] - started_s, 2) for name in ("noticed", "due", "deadline")}
@@ -133,12 +135,12 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
 
 
 def in_time(stood: Mapping[str, Any]) -> bool:
-    """Whether a batch was answered in time after all."""
+    """Return whether a batch was answered in time after all."""
     return stood["answered"] is not None and stood["answered"] <= stood["deadline"]
 
 
-def able(stood: Mapping[str, Any], started_s: float, lost: str, beyond_s: float = 0.0) -> bool:
-    """Whether a batch could be in time elsewhere: see the module. None stands for infinite.
+def could_be_in_time(stood: Mapping[str, Any], started_s: float, lost: str, beyond_s: float = 0.0) -> bool:
+    """Return whether a batch could be in time elsewhere: see the module. None stands for infinite.
 
     Args:
         stood: as the driver tells.
@@ -155,46 +157,46 @@ def able(stood: Mapping[str, Any], started_s: float, lost: str, beyond_s: float 
     return bool(end_s <= stood["deadline"])
 
 
-def _sums(faults: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+def _sum_faults(faults: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     return {name: sum(fault[name] for fault in faults) for name in faults[0]}
 
 
 def meets_share(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether enough were in time, and every request was answered or refused once."""
+    """Return whether enough were in time, and every request was answered or refused once."""
     return all(row["did"] >= MIN_SHARE * row["could"] and not row["lost"] and not row["failed"] for row in rows)
 
 
-def _node(pool: Pool, victim: Process) -> str:
-    """What Ray calls a machine."""
-    (raylet,) = pool.tree(victim, "raylet/raylet")[:1]
+def _node_of(pool: Pool, victim: Process) -> str:
+    """Return Ray's name of a machine."""
+    (raylet,) = pool.list_tree(victim, "raylet/raylet")[:1]
     arguments: List[str] = raylet.cmdline()
     return next(word.partition("=")[2] for word in arguments if word.startswith("--node_id="))
 
 
-def _kill(pool: Pool, victim: Process, word: str) -> None:
-    for each in pool.tree(victim, word):
+def _kill_process(pool: Pool, victim: Process, word: str) -> None:
+    for each in pool.list_tree(victim, word):
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
 
 
-def _signal(pool: Pool, victim: Process, number: signal.Signals) -> None:
-    for each in [psutil.Process(victim.process.pid), *pool.tree(victim)]:
+def _send_signal(pool: Pool, victim: Process, number: signal.Signals) -> None:
+    for each in [psutil.Process(victim.process.pid), *pool.list_tree(victim)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.send_signal(number)
 
 
-def _nothing(_pool: Pool, _victim: Process) -> None:
-    """It mends itself."""
+def _mend_nothing(_pool: Pool, _victim: Process) -> None:
+    """Leave the recovery to the pool."""
 
 
 #: What is done to a machine, how it is made good, and whether what its store holds is lost meanwhile.
 Act = Callable[["Pool", Process], None]
 KINDS: Dict[str, Tuple[Act, Act, bool]] = {
-    "actors killed": (lambda pool, victim: _kill(pool, victim, "ray::Member"), _nothing, False),
-    "raylet killed": (lambda pool, victim: _kill(pool, victim, "raylet/raylet"), _nothing, True),
+    "actors killed": (lambda pool, victim: _kill_process(pool, victim, "ray::Member"), _mend_nothing, False),
+    "raylet killed": (lambda pool, victim: _kill_process(pool, victim, "raylet/raylet"), _mend_nothing, True),
     "stopped": (
-        lambda pool, victim: _signal(pool, victim, signal.SIGSTOP),
-        lambda pool, victim: _signal(pool, victim, signal.SIGCONT),
+        lambda pool, victim: _send_signal(pool, victim, signal.SIGSTOP),
+        lambda pool, victim: _send_signal(pool, victim, signal.SIGCONT),
         True,
     ),
 }

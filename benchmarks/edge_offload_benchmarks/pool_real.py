@@ -27,7 +27,7 @@ from edge_offload.server.pool.plan import PoolPlan
 from edge_offload.server.pool.profile import dilate_network
 from edge_offload.server.pool.settings import PoolSettings
 from edge_offload_benchmarks.chaos.robot import MODEL
-from edge_offload_benchmarks.processes import Process, Server, introduced
+from edge_offload_benchmarks.processes import Process, Server, introduce_robots
 
 if TYPE_CHECKING:
     from edge_offload.server.pool.profile import BlockProfile
@@ -47,7 +47,7 @@ SELDOM, OFTEN = 20, 100
 LOST_S = 60.0
 
 
-def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float, load: float, seconds: float,
+def measure_pool(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float, load: float, seconds: float,
             seed: int) -> Dict[str, Any]:  # fmt: skip
     """The record of one run.
 
@@ -71,7 +71,7 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
         served = emulated_profile(pool, network)
         while True:
             slo_s = 5 * fastest_s * times
-            plan, cluster = _plan(dilate_network(served, times), gpus, slo_s, times)
+            plan, cluster = _make_plan(dilate_network(served, times), gpus, slo_s, times)
             shortest_s = min(
                 float(stage_s[stage.batch - 1])
                 for one in plan.pipelines for stage in one.stages
@@ -79,9 +79,9 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
                 for stage_s in [dilated.stage_seconds(stage.gpu, stage.parts, stage.first, stage.end)]
             )  # fmt: skip
             for gpu, count in gpus.items():
-                pool.join(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
+                pool.join_pool(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
             emulated = dilate_network(served, times)
-            outcome = _serve(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
+            outcome = _measure_server(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
             print(
                 f"overhead {1e3 * outcome['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
                 f"{times:.0f} times: {100 * outcome['overhead_s'] / shortest_s:.1f} %", flush=True,
@@ -92,11 +92,11 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
                     "seconds": seconds, "rate": plan.objective, "shortest_stage_s": shortest_s, **outcome,
                 }  # fmt: skip
             times = math.ceil(1.2 * times * outcome["overhead_s"] / (SHARE * shortest_s))
-            pool.leave()
+            pool.end_members()
 
 
-def costs(seconds: float) -> Dict[str, Any]:
-    """What head and two members take while nothing happens, and what a frame through two stages takes.
+def measure_costs(seconds: float) -> Dict[str, Any]:
+    """Measure what head and two members cost when idle, and what a frame through two stages costs.
 
     Emulated members that sleep for a millisecond and pass 250 kB; processor time is of all processes but the robots'.
     Frames come 20 times a second; what the same processes take in the same time without frames is told beside, and what
@@ -108,13 +108,13 @@ def costs(seconds: float) -> Dict[str, Any]:
         good, bad = np.array([[1e-3], [1e-1]]), np.array([[1e-1], [1e-3]])
         emulated_profile(pool, profile.BlockProfile(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3])))
         for gpu in ("L4", "P4"):
-            pool.join(gpu, "--emulated", str(pool.profiles))
+            pool.join_pool(gpu, "--emulated", str(pool.profiles))
         time.sleep(5.0)  # they have begun
-        before = pool.usage([])
+        before = pool.measure_usage([])
         time.sleep(seconds)
-        idle = pool.usage([])
+        idle = pool.measure_usage([])
         root = pool.root / "keys"
-        public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(ROBOTS)])
         options = ["--keys", str(root / "server"), "--allow", MODEL, *pool.server_options(MODEL, 1.0)]
         with Server(*options) as server:
             for store in stores.values():
@@ -171,18 +171,28 @@ def emulated_profile(pool: Pool, network: BlockProfile) -> BlockProfile:
     return profile.load_profiles(pool.profiles)[MODEL]
 
 
-def _plan(network: BlockProfile, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[PoolPlan, Cluster]:
-    """As the driver makes it, of the settings that a server has."""
+def _make_plan(network: BlockProfile, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[PoolPlan, Cluster]:
+    """Make the driver's plan from the settings of a server."""
     settings = PoolSettings("", "", "", slo_s, "", "")
     cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8 / times, dict(gpus), settings.link_share)
     return plan_steady([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
 
 
-def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, cluster: Cluster, network: BlockProfile,
-           load: float, seconds: float, seed: int, shortest_s: float) -> Dict[str, Any]:  # fmt: skip
+def _measure_server(
+    pool: Pool,
+    gpus: Dict[str, int],
+    slo_s: float,
+    plan: PoolPlan,
+    cluster: Cluster,
+    network: BlockProfile,
+    load: float,
+    seconds: float,
+    seed: int,
+    shortest_s: float,
+) -> Dict[str, Any]:
     """A server in front of the pool: the cost, and if that is small enough, the load."""
     root = pool.root / f"keys{len(list(pool.root.iterdir()))}"
-    public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+    public, stores = introduce_robots(root, [f"robot{number}" for number in range(ROBOTS)])
     options = ["--keys", str(root / "server"), "--allow", MODEL, "--queue", "1024", *pool.server_options(MODEL, slo_s)]
     with Server(*options) as server:
         for store in stores.values():
@@ -198,7 +208,7 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, clust
             )
             stages = statistics.fmean(len(one.stages) for one in plan.pipelines)
             time.sleep(1.5)  # the driver tells once a second
-            first = pool.status()
+            first = pool.read_status()
             overhead_s = first["late_s"]["mean"] + statistics.fmean(single["beyond_s"]) / stages
             figures: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
             if overhead_s > SHARE * shortest_s:
@@ -207,7 +217,7 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, clust
             outcome = simulate.simulate_load(plan, {MODEL: network}, cluster, {MODEL: slo_s}, {MODEL: arrivals})
             answer = robots.request_answer({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
             time.sleep(1.5)
-            last = pool.status()
+            last = pool.read_status()
             robots.end()
     latencies_s = answer["took_s"]
     return {
@@ -227,7 +237,7 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, clust
     }
 
 
-def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[str, Any], buffers: Any) -> Any:
+def _send_load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[str, Any], buffers: Any) -> Any:
     """Requests at these times; what came of them."""
     latencies_s: List[Optional[float]] = [None] * len(at_s)
     beyond_s: List[float] = []
@@ -236,7 +246,7 @@ def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[
     futures: List[Any] = []
     started_at = time.monotonic() + 0.2
 
-    def done(future: Any, place: int, due: float) -> None:
+    def note_answer(future: Any, place: int, due: float) -> None:
         error = future.exception()
         if error is None:
             latencies_s[place] = time.monotonic() - due
@@ -251,7 +261,7 @@ def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[
         robot = place % ROBOTS
         body = {"handle": handles[robot], "inputs": [sent], "codec": "auto", "wait_s": None, "meta": {}}
         future = clients[robot].request("infer", body, buffers, timeout_s=LOST_S)
-        future.add_done_callback(functools.partial(done, place=place, due=due))
+        future.add_done_callback(functools.partial(note_answer, place=place, due=due))
         futures.append(future)
     wait(futures, LOST_S + 5.0)
     refused = sum(count for reason, count in reasons.items() if reason.startswith("Refused"))
@@ -261,7 +271,7 @@ def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[
     }  # fmt: skip
 
 
-def _robots(address: str, directory: str) -> None:
+def _run_robots(address: str, directory: str) -> None:
     """Robots in a process without torch: each line of standard input is a load, each line of output what came of it."""
     from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
@@ -280,11 +290,11 @@ def _robots(address: str, directory: str) -> None:
         opened = client.request("open_model", {"name": MODEL, "inputs": [spec]}, timeout_s=LOST_S).result(LOST_S)
         handles.append(opened.body["handle"])
     for line in sys.stdin:
-        print(json.dumps(_load(json.loads(line)["at"], clients, handles, sent, coded.buffers)), flush=True)
+        print(json.dumps(_send_load(json.loads(line)["at"], clients, handles, sent, coded.buffers)), flush=True)
     assert "torch" not in sys.modules, "an emulated robot needs no torch"
     for client in clients:
         client.close()
 
 
 if __name__ == "__main__":
-    _robots(sys.argv[1], sys.argv[2])
+    _run_robots(sys.argv[1], sys.argv[2])

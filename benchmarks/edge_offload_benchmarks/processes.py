@@ -28,7 +28,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def robot_arguments(description: Optional[str]) -> argparse.ArgumentParser:
-    """What the process of a robot is told: its server, keys, model and slowdown."""
+    """Make the parser of a robot's process: its server, keys, model and slowdown."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--server", required=True)
     parser.add_argument("--keys", required=True)
@@ -43,7 +43,7 @@ def two_cores() -> Tuple[int, int]:
     return cores[0], cores[min(1, len(cores) - 1)]
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """This machine in a few words."""
     import platform
 
@@ -150,21 +150,21 @@ class Process:
         return answer
 
     def read_stderr(self) -> str:
-        """What it wrote to standard error."""
+        """Return the standard error of the process."""
         self._log.seek(0)
         return self._log.read()
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Number of the process."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self.process.poll() is None
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
         if self.alive:
             self.process.send_signal(number)
@@ -222,11 +222,11 @@ class Server(Process):
 
     @property
     def address(self) -> str:
-        """Where it listens, once it does."""
+        """Address of the server, once it listens."""
         return self.wait_line("listening on ").split()[2]
 
 
-def introduced(root: pathlib.Path, names: Iterable[str]) -> Tuple[str, Dict[str, KeyStore]]:
+def introduce_robots(root: pathlib.Path, names: Iterable[str]) -> Tuple[str, Dict[str, KeyStore]]:
     """The public key of a server, whose store is ``root/server``, and the stores of robots that it trusts, by name."""
     from edge_offload.link.security.keys import KeyStore
 

@@ -50,7 +50,7 @@ class Shot(NamedTuple):
 
 @dataclass(frozen=True)
 class Ways:
-    """How frames of a network are worked on.
+    """Settings of how a network's frames are worked on.
 
     Attributes:
         fps: of its camera.
@@ -91,7 +91,7 @@ class StaticCarrier:
         return result
 
     def steps(self, result: Any, source: int, target: int) -> Iterator[None]:
-        """Likewise: none."""
+        """Yield no step: nothing is to be computed."""
         return iter(())
 
 
@@ -109,7 +109,7 @@ class Carried:
         self.frames: LatestFrameQueue[Shot] = LatestFrameQueue(capacity=WAITING)
         self.departed: List[Dict[str, Any]] = []
         self.failed: List[str] = []
-        self.loop: FrameLoop[Shot, Any] = FrameLoop(Carrying(StaticCarrier(), lambda *_: 0.0), self._leave)
+        self.loop: FrameLoop[Shot, Any] = FrameLoop(Carrying(StaticCarrier(), lambda *_: 0.0), self._record_departure)
         self.events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: self.failed.append(repr(error)))
 
     def put(self, shot: Shot) -> bool:
@@ -123,16 +123,16 @@ class Carried:
         if shot is None:
             return
         self._slot.put(shot)
-        self.loop.arrived(shot, self._stamp(shot), shot.at_s)
+        self.loop.arrived(shot, self._stamp_of(shot), shot.at_s)
 
     def add_result(self, shot: Shot, outputs: Any, taken_s: float) -> None:
         """The network's result for a frame that it took at ``taken_s``."""
-        self.events.post(lambda: self.loop.add_result(outputs, self._stamp(shot), taken_s))
+        self.events.post(lambda: self.loop.add_result(outputs, self._stamp_of(shot), taken_s))
 
-    def _stamp(self, shot: Shot) -> int:
+    def _stamp_of(self, shot: Shot) -> int:
         return (shot.number + 1) * self._period_ns
 
-    def _leave(self, shot: Shot, along: Along[Any]) -> None:
+    def _record_departure(self, shot: Shot, along: Along[Any]) -> None:
         seen = along.source // self._period_ns - 1
         self.departed.append(
             {
@@ -210,8 +210,8 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants)
-        self._carried = Carried(self._slot, 1 / ways.fps, self._along) if ways.carry else None
+        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants_frame)
+        self._carried = Carried(self._slot, 1 / ways.fps, self._check_carried) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(
             self._slot,
@@ -234,7 +234,7 @@ class Network:
         if self._promise is not None:
             self._promise.notified(*told)
 
-    def settle(self) -> List[float]:
+    def measure_local(self) -> List[float]:
         """Learn what is right, and run everything once; seconds that local computations take."""
         local_s: List[float] = []
         for turn in range(3):
@@ -266,7 +266,7 @@ class Network:
         """A frame comes."""
         return (self._carried or self._slot).put(shot)
 
-    def _wants(self, shot: Shot) -> bool:
+    def _wants_frame(self, shot: Shot) -> bool:
         return self._promise is None or self._promise.wants(shot.at_s)
 
     def _wait_s(self, taken_s: List[float]) -> float:
@@ -294,9 +294,9 @@ class Network:
             if mode is not Mode.LOCAL or (refresh and self._local_frames > FRAMES):
                 latency_s = forecast.latency_s if forecast is not None and forecast.measured else float("nan")
                 self._turns.report_latency(self.task, latency_s, 1 / self._ways.fps)
-                claim = self._turns.begin(self.task)
+                claim = self._turns.begin_turn(self.task)
             else:
-                self._turns.leaves(self.task)
+                self._turns.leave_turns(self.task)
             if claim is not None and mode is Mode.LOCAL:
                 self._local_frames = 0
                 self.offloaded.explorer.allow()
@@ -306,7 +306,7 @@ class Network:
         return _Decided(place, picture, taken, situation, decision, mode, refresh, claim, meta, reading)
 
     def infer(self, shot: Shot, decided: _Decided) -> _Ran:
-        """Likewise."""
+        """Run a decided frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         started_s, picture, mode = time.monotonic(), [decided.picture], decided.mode
         try:
             outputs, report = self.offloaded.run(
@@ -315,11 +315,11 @@ class Network:
         finally:
             ended = time.monotonic()
             if self._turns is not None and decided.claim is not None:
-                self._turns.end(self.task, decided.claim, shot.at_s)
+                self._turns.end_turn(self.task, decided.claim, shot.at_s)
         return _Ran(outputs, report, started_s, ended)
 
     def finish(self, shot: Shot, decided: _Decided, ran: _Ran) -> None:
-        """Likewise."""
+        """Record a frame's result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         decision, claim, taken, reading = decided.decision, decided.claim, decided.taken_s, decided.reading
         situation, forecast = decided.situation, decided.situation.forecasts.get(decision.mode)
         number, outputs, report, started_s = shot.number, ran.outputs, ran.report, ran.started_s
@@ -341,7 +341,7 @@ class Network:
             round_trips=report.round_trips,
             way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],
             behind_s=report.behind_s,
-            equal=self._right(outputs, number, report.mode is not Mode.SPLIT),
+            equal=self._is_right(outputs, number, report.mode is not Mode.SPLIT),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
             forecast_s=forecast.latency_s if forecast is not None and forecast.measured else None,
@@ -354,13 +354,13 @@ class Network:
         self._results += 1
 
     def fail(self, shot: Shot, error: BaseException) -> None:
-        """Likewise."""
+        """Record an error; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         self.failed.append(f"frame {shot.number}: {error!r}")
 
-    def _along(self, outputs: Any, number: int) -> bool:
-        return self._right(outputs, number, self._ways.remote is not Mode.SPLIT)
+    def _check_carried(self, outputs: Any, number: int) -> bool:
+        return self._is_right(outputs, number, self._ways.remote is not Mode.SPLIT)
 
-    def _right(self, outputs: Any, number: int, exact: bool) -> bool:
+    def _is_right(self, outputs: Any, number: int, exact: bool) -> bool:
         expected = self._expected[number % len(self._pictures)]
         if len(outputs) != len(expected):
             return False

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload_benchmarks.chaos.robot import MODEL
-from edge_offload_benchmarks.chaos.usage import usage
+from edge_offload_benchmarks.chaos.usage import read_usage
 from edge_offload_benchmarks.chaos.verdict import went_remote
 from edge_offload_benchmarks.chaos.wall_clock import WallClock
 from edge_offload_benchmarks.ports import lasting_port
@@ -55,9 +55,9 @@ class Rig:
         try:
             self.server = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
             address = self.server_address = self.server.address
-            link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
+            link = Link.of("chaos", Trace.constant_trace(MBPS * BYTES_PER_MBIT), RTT_S)
             self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
-            servers = ",".join(self.servers())
+            servers = ",".join(self.list_servers())
             command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", servers]
             if "replay" in self._robot_options:
                 # an ordinary program on the virtual device, which connects by itself
@@ -92,7 +92,7 @@ class Rig:
         options = ["--keys", self._keys, "--allow", MODEL, *self._server_options]
         return Server(*options, bind=bind, prefix=self._prefix)
 
-    def servers(self) -> List[str]:
+    def list_servers(self) -> List[str]:
         """Addresses that the robot knows."""
         return [self.emulator.address]
 
@@ -102,29 +102,29 @@ class Rig:
         self.server = self.start_server(self.server_address)
         self.server.wait_line("listening on ")
 
-    def mark(self, name: str) -> None:
+    def mark_time(self, name: str) -> None:
         """Remember this moment: ``fault`` begins, ``restored``, ..."""
         self.marks[name] = time.monotonic()
 
-    def sides(self) -> List[Tuple[str, Process]]:
+    def list_sides(self) -> List[Tuple[str, Process]]:
         """Both processes, by name."""
         return [("robot", self.robot), ("server", self.server)]
 
-    def usage(self) -> Dict[str, Dict[str, int]]:
-        """What each side holds now, and which process that is."""
-        return {side: {"pid": process.pid, **usage(process.pid)} for side, process in self.sides()}
+    def measure_usage(self) -> Dict[str, Dict[str, int]]:
+        """Return what each side holds now, and which process that is."""
+        return {side: {"pid": process.pid, **read_usage(process.pid)} for side, process in self.list_sides()}
 
     @property
     def tasks(self) -> List[str]:
-        """Of the robot's networks; one without a name where there is only one."""
+        """Names of the robot's networks; an empty one where there is only one."""
         return list(self.ready["tasks"])
 
-    def frames(self) -> List[Dict[str, Any]]:
+    def read_frames(self) -> List[Dict[str, Any]]:
         """Results so far, of all networks."""
         return [json.loads(line) for line in list(self.robot.lines) if line.startswith('{"frame"')]
 
     def wait_remote(self, since: float, timeout_s: float) -> Optional[float]:
-        """When each network had a frame done that began after ``since`` and ran on the server; None if one had none."""
+        """Wait for a frame of each network that started after ``since`` and ran on the server; None if one had none."""
         ends = time.monotonic() + timeout_s
         seen, done = 0, dict.fromkeys(self.tasks, math.inf)
         while time.monotonic() < ends and self.robot.alive:
@@ -140,12 +140,12 @@ class Rig:
             time.sleep(0.02)
         return None
 
-    def carried(self) -> Dict[str, Dict[str, Any]]:
-        """What the robot told of results that were carried along, by task, after it has ended."""
+    def read_carried(self) -> Dict[str, Dict[str, Any]]:
+        """Return the carried results by task that the robot reported at its end."""
         lines = [json.loads(line) for line in self.robot.lines if line.startswith('{"carried"')]
         return {line["task"]: line for line in lines}
 
-    def summary(self) -> Dict[str, Any]:
+    def end_robot(self) -> Dict[str, Any]:
         """End the robot; its last line, with its exit code."""
         code = self.robot.end()
         line = next((line for line in self.robot.lines if line.startswith('{"summary"')), "{}")

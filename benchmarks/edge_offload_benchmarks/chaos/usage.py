@@ -9,7 +9,7 @@ from typing import Dict
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def usage(pid: int) -> Dict[str, int]:
+def read_usage(pid: int) -> Dict[str, int]:
     """``{descriptors, sockets, threads, memory, private, children}`` of a process; memory is resident, in bytes.
 
     ``private`` is what it holds of that for itself alone. The rest are pages of files, which the kernel takes back when
@@ -19,7 +19,7 @@ def usage(pid: int) -> Dict[str, int]:
         FileNotFoundError, ProcessLookupError: it has ended.
     """
     root = pathlib.Path("/proc") / str(pid)
-    targets = [_target(link) for link in (root / "fd").iterdir()]
+    targets = [_read_link(link) for link in (root / "fd").iterdir()]
     status = (root / "status").read_text().splitlines()
     children = 0
     for thread in (root / "task").iterdir():
@@ -39,7 +39,7 @@ def usage(pid: int) -> Dict[str, int]:
     }
 
 
-def _target(link: pathlib.Path) -> str:
+def _read_link(link: pathlib.Path) -> str:
     try:
         return os.readlink(link)
     except FileNotFoundError:

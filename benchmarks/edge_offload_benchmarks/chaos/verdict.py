@@ -36,7 +36,7 @@ class Fault:
         started_s: when harm was done.
         restored_s: when it was made good.
         back_s: when the first remote result after that was there; None if none was.
-        usage: of ``robot`` and ``server`` some time later (:func:`~edge_offload_benchmarks.chaos.usage.usage`), and
+        usage: later one of ``robot`` and ``server`` (:func:`~edge_offload_benchmarks.chaos.usage.read_usage`), and
             its pid.
     """
 
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass
 class Verdict:
-    """What came of one scenario: figures, and everything that did not hold."""
+    """Outcome of one scenario: figures, and every failure."""
 
     scenario: str
     figures: Dict[str, Any] = field(default_factory=dict)
@@ -57,21 +57,21 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether everything held."""
+        """True if nothing failed and nothing was skipped."""
         return not self.failures and not self.skipped
 
 
 def went_remote(frame: Mapping[str, Any]) -> bool:
-    """Whether a frame's result needed the server: a plan for ``split`` may do without."""
+    """Return whether a frame's result needed the server: a plan for ``split`` may do without."""
     return bool(frame["mode"] != "local" and frame["round_trips"] > 0)
 
 
 def computed_locally(frame: Mapping[str, Any]) -> bool:
-    """Whether a frame was the robot's alone: what it took is what the local computation takes."""
+    """Return whether the robot computed a frame without a rival: it takes what the local computation takes."""
     return bool(frame["mode"] == "local" and not frame["hedged"])
 
 
-def judge(
+def judge_run(
     scenario: str,
     frames: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
@@ -120,8 +120,8 @@ def judge(
     odd = [frame["frame"] for frame in frames if not -0.1 <= min(frame["way_s"]) <= max(frame["way_s"]) <= ODD_S]
     if odd:
         fail(f"{len(odd)} frames have an absurd transfer time (first: frame {odd[0]})")
-    _leaks(verdict, faults)
-    _latencies(verdict, frames, local_s, faults, outage, timing, in_flight, allows_s)
+    _judge_leaks(verdict, faults)
+    _judge_latencies(verdict, frames, local_s, faults, outage, timing, in_flight, allows_s)
     verdict.figures.update(counts)
     if summary.get("followed"):
         verdict.figures["followed"] = summary["followed"]
@@ -131,7 +131,7 @@ def judge(
 def judge_carried(
     verdict: Verdict, result_line: Mapping[str, Any], fps: float, timing: bool = True, still: Sequence[Fault] = ()
 ) -> None:
-    """Whether every frame taken up left once, in order, with what the network said of it or of an earlier one.
+    """Check that every accepted frame left once, in order, with a result of it or of an earlier one.
 
     Args:
         verdict: is added to.
@@ -166,13 +166,13 @@ def judge_carried(
 
 
 def _overlaps_fault(frame: Mapping[str, Any], fault: Fault) -> bool:
-    """Whether the robot had taken a frame and not let it leave when a fault was done or made good."""
+    """Return whether a frame was on its way when a fault started or ended."""
     start_s, ends = frame["at_s"], frame["at_s"] + frame["late_s"]
     return any(start_s <= when <= ends for when in (fault.started_s, fault.restored_s))
 
 
 def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> None:
-    """Whether networks took turns at the server: never two frames of theirs under way there, none without a turn.
+    """Check that networks took turns at the server: never two frames in flight there, none without a turn.
 
     Args:
         verdict: is added to.
@@ -194,7 +194,7 @@ def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Se
         fail(f"{', '.join(unserved)} had no turn")
 
 
-def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
+def merge_verdicts(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
     """The verdict on several networks of one robot, by task: counts are summed up, times are the worst ones."""
     if len(verdicts) == 1:
         return next(iter(verdicts.values()))
@@ -219,7 +219,7 @@ def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
 
 
 def judge_gap(verdict: Verdict, frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault], most_s: float) -> None:
-    """Whether frames went to the server again soon enough: at most ``most_s`` without, from each fault on."""
+    """Check that after each fault at most ``most_s`` passed without a frame on the server."""
     done = sorted(frame["t"] + frame["total_s"] for frame in frames if went_remote(frame))
     ends = [*(fault.started_s for fault in faults[1:]), max((frame["t"] for frame in frames), default=0.0)]
     gaps = []
@@ -231,7 +231,7 @@ def judge_gap(verdict: Verdict, frames: Sequence[Mapping[str, Any]], faults: Seq
         verdict.failures.append(f"{max(gaps):.1f} s without a result of the server, at most {most_s:g} s")
 
 
-def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
+def _judge_leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
     """Compare what both processes held after the first fault with what they held after the last."""
     allowed = {
         "descriptors": MORE_DESCRIPTORS,
@@ -252,8 +252,8 @@ def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
                 )
 
 
-def _why(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
-    """What the policy said half-way through the longest return."""
+def _describe_return(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
+    """Describe the policy's reasons half-way through the longest return."""
     slowest = max(faults, key=lambda fault: (fault.back_s or math.inf) - fault.restored_s)
     middle_s = ((slowest.back_s or math.inf) + slowest.restored_s) / 2
     reasons = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
@@ -273,7 +273,7 @@ def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
     return most
 
 
-def _latencies(
+def _judge_latencies(
     verdict: Verdict,
     frames: Sequence[Mapping[str, Any]],
     local_s: Sequence[float],
@@ -313,7 +313,7 @@ def _latencies(
         return
     calm = verdict.scenario.split()[0] == "calm"
     if figures["back_s"] is not None and figures["back_s"] > BACK_S:
-        fail(f"frames went to the server again only after {figures['back_s']:.2f} s{_why(frames, faults)}")
+        fail(f"frames went to the server again only after {figures['back_s']:.2f} s{_describe_return(frames, faults)}")
     if total_s and figures["during_p99_s"] > local_p99 + allows_s:
         fail(f"p99 during the fault {figures['during_p99_s'] * 1e3:.0f} ms, local {local_p99 * 1e3:.0f} ms")
     if calm and figures["hedge_rate"] > MAX_HEDGE_RATE:

@@ -13,8 +13,8 @@ from edge_offload.errors import Unsupported
 PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime")
 
 
-def library() -> Optional[str]:
-    """Where libfaketime is (the variant for programs with threads); None where it is not installed."""
+def find_library() -> Optional[str]:
+    """Find libfaketime (the variant for programs with threads); None where it is not installed."""
     return next((path for place in PLACES for path in sorted(glob.glob(f"{place}/libfaketimeMT.so.1"))), None)
 
 
@@ -49,7 +49,7 @@ class WallClock:
     """
 
     def __init__(self) -> None:
-        path = library()
+        path = find_library()
         if path is None:
             raise Unsupported("a wall clock that jumps needs libfaketime (Debian: faketime)")
         self._library = path
@@ -62,7 +62,7 @@ class WallClock:
         self.step(0.0)
 
     def command_prefix(self) -> List[str]:
-        """What to put before a command."""
+        """Return the words to put before a command."""
         path = [str(self._customize), os.environ.get("PYTHONPATH", "")]
         return [
             "env",

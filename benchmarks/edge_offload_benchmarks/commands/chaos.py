@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
     from edge_offload.manager.tuning import MOST_IN_FLIGHT
-    from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, names
+    from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, list_scenarios
 
     if args.list:
         for name, scenario in SCENARIOS.items():
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     unknown = [name for name in args.scenario if name not in SCENARIOS]
     if unknown:
-        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(names())}")
+        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(list_scenarios())}")
     hold_s = args.hold or (FULL_HOLD_S if args.full else HOLD_S)
     if not 0 < hold_s <= 600:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
@@ -104,42 +104,47 @@ def run(args: argparse.Namespace) -> int:
     # told to end, it ends the processes that it has started
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        for name in args.scenario or names():
+        for name in args.scenario or list_scenarios():
             if args.resume and any(
-                item["scenario"] == labelled(name, args.mode) and item["passed"] for item in earlier
+                item["scenario"] == label_scenario(name, args.mode) and item["passed"] for item in earlier
             ):
                 continue
             verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, robot)
             verdicts.append(verdict)
-            print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
+            print(describe_verdict(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
                 # a run that is cut off keeps what it has found
-                saver("json", lambda: records.write(file, "chaos", merged(earlier, [record(one) for one in verdicts])))
+                saver(
+                    "json",
+                    lambda: records.write(
+                        file, "chaos", merge_records(earlier, [make_record(one) for one in verdicts])
+                    ),
+                )
     finally:
         signal.signal(signal.SIGTERM, before)
     saver.settle()
     if to_stdout:
-        print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
+        print(json.dumps([make_record(verdict) for verdict in verdicts], indent=2))
     return 1 if any(verdict.failures for verdict in verdicts) else 0
 
 
-def merged(earlier: Sequence[Dict[str, Any]], latest: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def merge_records(earlier: Sequence[Dict[str, Any]], latest: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """``latest`` and what ``earlier`` says of other scenarios, in the order of the scenarios."""
-    from edge_offload_benchmarks.chaos.scenarios import names
+    from edge_offload_benchmarks.chaos.scenarios import list_scenarios
 
     by_name = {item["scenario"]: item for item in [*earlier, *latest]}
-    order = [labelled(name, mode) for mode in MODES for name in names()]
+    order = [label_scenario(name, mode) for mode in MODES for name in list_scenarios()]
     return [by_name[name] for name in order if name in by_name]
 
 
-def labelled(name: str, mode: str) -> str:
-    """What a scenario is called in a record."""
+def label_scenario(name: str, mode: str) -> str:
+    """Return the name of a scenario in a record."""
     return name if mode == "server" else f"{name} ({mode})"
 
 
 @dataclass(frozen=True)
 class Robot:
-    """What the robot does: see the options of the same names."""
+    """Settings of the robot: see the options of the same names."""
 
     mode: str = "server"
     in_flight: int = 1
@@ -147,8 +152,8 @@ class Robot:
     accuracy: Optional[float] = None
     turns: bool = False
 
-    def options(self) -> List[str]:
-        """Of its process."""
+    def list_options(self) -> List[str]:
+        """Return the options of the robot's process."""
         arguments = ["--mode", self.mode, "--in-flight", str(self.in_flight)]
         arguments += ["--carry"] * self.carry + ["--turns"] * self.turns
         return arguments + ([] if self.accuracy is None else ["--accuracy", str(self.accuracy)])
@@ -165,17 +170,17 @@ def run_scenario(
         Fault,
         Verdict,
         computed_locally,
-        judge,
         judge_carried,
         judge_gap,
+        judge_run,
         judge_turns,
-        together,
+        merge_verdicts,
     )
 
     scenario, robot = SCENARIOS[name], robot or Robot()
-    name = labelled(name, robot.mode)
+    name = label_scenario(name, robot.mode)
     try:
-        made = scenario.rig((*scenario.robot_options, *robot.options()))
+        made = scenario.make_rig((*scenario.robot_options, *robot.list_options()))
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
     died: List[str] = []
@@ -189,18 +194,20 @@ def run_scenario(
             back_s = rig.wait_remote(restored_s, RECOVER_S)
             time.sleep(SETTLE_S)
             died = [
-                f"the {side} died: {process.read_stderr()[-300:]}" for side, process in rig.sides() if not process.alive
+                f"the {side} died: {process.read_stderr()[-300:]}"
+                for side, process in rig.list_sides()
+                if not process.alive
             ]
-            faults.append(Fault(started_s, restored_s, back_s, {} if died else rig.usage()))
+            faults.append(Fault(started_s, restored_s, back_s, {} if died else rig.measure_usage()))
         if died:
             return Verdict(name, failures=died)
-        summary, frames, carried, verdicts = rig.summary(), rig.frames(), rig.carried(), {}
+        summary, frames, carried, verdicts = rig.end_robot(), rig.read_frames(), rig.read_carried(), {}
         for task in rig.tasks:
             task_frames = [frame for frame in frames if frame["task"] == task]
             # networks share the robot's processor, faults and all
             others = [frame["compute_s"] for frame in frames if frame["task"] != task and computed_locally(frame)]
             task_summary = {**summary, "summary": (summary.get("summary") or {}).get(task)}
-            judged = judge(
+            judged = judge_run(
                 name,
                 task_frames,
                 task_summary,
@@ -220,7 +227,7 @@ def run_scenario(
             elif robot.carry:
                 judged.failures.append("the robot did not say what left")
             verdicts[task] = judged
-        verdict = together(name, verdicts)
+        verdict = merge_verdicts(name, verdicts)
         if robot.turns:
             judge_turns(verdict, frames, rig.tasks)
         if robot.accuracy is not None and not summary.get("followed"):
@@ -230,7 +237,7 @@ def run_scenario(
     return verdict
 
 
-def line(verdict: Verdict) -> str:
+def describe_verdict(verdict: Verdict) -> str:
     """One line for a person."""
     if verdict.skipped:
         return f"{verdict.scenario:16} skipped: {verdict.skipped}"
@@ -256,7 +263,7 @@ def line(verdict: Verdict) -> str:
     return f"{verdict.scenario:16} " + "; ".join([*parts, *verdict.failures])
 
 
-def record(verdict: Verdict) -> Dict[str, Any]:
+def make_record(verdict: Verdict) -> Dict[str, Any]:
     """The record ``chaos``."""
     failures: List[str] = verdict.failures
     return {

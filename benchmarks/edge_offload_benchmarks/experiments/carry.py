@@ -77,14 +77,18 @@ def run(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(max(1, args.threads))
     cv2.setNumThreads(max(1, args.threads))
-    parts: Dict[str, Callable[[argparse.Namespace], Any]] = {"people": _people, "scenes": _scenes, "cost": _cost}
+    parts: Dict[str, Callable[[argparse.Namespace], Any]] = {
+        "people": _measure_people,
+        "scenes": _measure_scenes,
+        "cost": _measure_cost,
+    }
     record = {name: part(args) for name, part in parts.items() if args.only in (None, name)}
     if args.json:
         records.write(args.json, "carry_bench", record)
     return 0
 
 
-def _people(args: argparse.Namespace) -> Dict[str, Any]:
+def _measure_people(args: argparse.Namespace) -> Dict[str, Any]:
     from edge_offload.errors import BadInput
     from edge_offload.models.registry import build_estimator
     from edge_offload.models.video import Video
@@ -149,7 +153,7 @@ def _as_people(people: Sequence[TrackedPerson]) -> People:
     )
 
 
-def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
+def _measure_scenes(args: argparse.Namespace) -> Dict[str, Any]:
     import torch
 
     from edge_offload.models.sconet.baselines import fill_columns
@@ -164,12 +168,12 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
         for kind in ("street", "room"):
             for motion in MOTIONS:
                 carrier, labels = None, {}
-                for number, (world, pose, lidar, grid) in enumerate(_drive(kind, motion, seed, args.cells)):
+                for number, (world, pose, lidar, grid) in enumerate(_drive_world(kind, motion, seed, args.cells)):
                     if number % min(SWEEPS):
                         continue  # scenes are carried at once, not from sweep to sweep
                     pair = make_scene_pair(world, pose, lidar, grid, 1000 * seed + number)
                     carrier = carrier or SceneCarrier(grid)
-                    carrier.add_frame(number * PERIOD_NS, pair.occupancy, _placed(world, pose, lidar))
+                    carrier.add_frame(number * PERIOD_NS, pair.occupancy, _odometry_of(world, pose, lidar))
                     occupancy = torch.from_numpy(pair.occupancy)
                     with torch.inference_mode():
                         labels[number] = completer.interpret(completer.module(occupancy), occupancy)
@@ -200,7 +204,7 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
     return {"worlds": args.worlds, "first_world": args.first_world, "cells": args.cells, "rows": rows}
 
 
-def _drive(
+def _drive_world(
     kind: str, motion: str, seed: int, cells: int, sweeps: int = 21
 ) -> Iterator[Tuple[World, SensorPose, Lidar, VoxelGrid]]:
     """The world, sensor and grid at every sweep of a drive through a held-out world."""
@@ -227,8 +231,8 @@ def _drive(
         yaw += 0.1 * turn
 
 
-def _placed(world: World, pose: SensorPose, lidar: Lidar) -> Any:
-    """What odometry says of the sensor's place."""
+def _odometry_of(world: World, pose: SensorPose, lidar: Lidar) -> Any:
+    """Return the sensor's place with the error of odometry."""
     import numpy as np
 
     from edge_offload.models.scenes.lidar import ground_height
@@ -239,7 +243,7 @@ def _placed(world: World, pose: SensorPose, lidar: Lidar) -> Any:
     return Transform.from_quaternion((pose.x, pose.y, up), (0.0, 0.0, float(np.sin(half)), float(np.cos(half))))
 
 
-def _cost(args: argparse.Namespace) -> List[Dict[str, Any]]:
+def _measure_cost(args: argparse.Namespace) -> List[Dict[str, Any]]:
     """Medians and 99th percentiles of what a frame takes, and what the ring holds."""
     rows = [_people_cost(args), _scene_cost(args)]
     for row in rows:
@@ -274,7 +278,7 @@ def _people_cost(args: argparse.Namespace) -> Dict[str, Any]:
     ring = FlowCarrier()
     return {
         "what": f"people, {frames[0].shape[1]}x{frames[0].shape[0]} pixels",
-        **_times(steps, catch_ups),
+        **_summarise_times(steps, catch_ups),
         "ring_bytes": max(_retained_bytes(ring, number, frames[number % 160]) for number in range(LONG)),
     }
 
@@ -285,9 +289,14 @@ def _scene_cost(args: argparse.Namespace) -> Dict[str, Any]:
     from edge_offload.perception.carry.odometry import SceneCarrier
 
     steps, catch_ups, carrier, seen = [], [], None, []
-    for number, (world, pose, lidar, grid) in enumerate(_drive("street", "driving", args.first_world, args.cells, 33)):
+    for number, (world, pose, lidar, grid) in enumerate(
+        _drive_world("street", "driving", args.first_world, args.cells, 33)
+    ):
         carrier = carrier or SceneCarrier(grid)
-        occupancy, place = grid.occupancy(simulate_sweep(world, pose, lidar, number)[0]), _placed(world, pose, lidar)
+        occupancy, place = (
+            grid.occupancy(simulate_sweep(world, pose, lidar, number)[0]),
+            _odometry_of(world, pose, lidar),
+        )
         if number % 8 == 0:
             labels, source = fill_columns(occupancy), number * PERIOD_NS
         seen.append(occupancy)
@@ -303,7 +312,7 @@ def _scene_cost(args: argparse.Namespace) -> Dict[str, Any]:
     ring = SceneCarrier(carrier.grid)
     return {
         "what": f"scenes, {args.cells}x{args.cells}x32 voxels",
-        **_times(steps[1:], catch_ups),
+        **_summarise_times(steps[1:], catch_ups),
         "ring_bytes": max(_retained_bytes(ring, number, seen[number % len(seen)]) for number in range(LONG)),
     }
 
@@ -314,7 +323,7 @@ def _retained_bytes(carrier: Any, number: int, frame: Array) -> int:
     return int(carrier.retained_bytes)
 
 
-def _times(steps: Sequence[float], catch_ups: Sequence[float]) -> Dict[str, Any]:
+def _summarise_times(steps: Sequence[float], catch_ups: Sequence[float]) -> Dict[str, Any]:
     import numpy as np
 
     return {

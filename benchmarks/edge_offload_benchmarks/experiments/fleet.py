@@ -81,7 +81,7 @@ MOST = 128
 
 @dataclass(frozen=True)
 class Cell:
-    """What a fleet is run on."""
+    """Conditions of a fleet: latencies, interval, bound and content."""
 
     content: str
     bound: float
@@ -116,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--seconds is from 20 to 3600")
     devices = {path.stem: load_csv(path) for path in args.latencies or []} or {"made up": Latencies(MADE_UP)}
     if args.network is not None:
-        return _network(args)
+        return _measure_network(args)
     if args.real:
-        return _real(args)
+        return _measure_robots(args)
     contents = args.content.split(",")
     if not set(contents) <= set(BOUNDS):
         raise BadInput(f"--content {args.content}", remedy=f"give some of {','.join(BOUNDS)}")
@@ -144,21 +144,21 @@ def run(args: argparse.Namespace) -> int:
         "cells": [],
     }
     for cell in cells:
-        row = measure(cell, measured, args.seconds, args.seed, requested)
+        row = measure_cell(cell, measured, args.seconds, args.seed, requested)
         record["cells"].append(row)
         shown = ", ".join(f"{name} {one['held']}" for name, one in row["systems"].items())
         print(f"{cell.content}, bound {cell.bound:g}, {cell.device}: {shown}", flush=True)
-        record["summary"] = summary(record["cells"]) if requested == names else {}
+        record["summary"] = summarise_cells(record["cells"]) if requested == names else {}
         if args.json:  # after each, so that a run that is stopped has something to show
             args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for name, value in record["summary"].items():
         print(f"{name}: {value:.2f}")
     if args.plot:
-        _draw(args.plot, record["cells"])
+        _draw_cells(args.plot, record["cells"])
     return 0
 
 
-def _network(args: argparse.Namespace) -> int:
+def _measure_network(args: argparse.Namespace) -> int:
     """A real network on one core."""
     from edge_offload.cache import cache_dir
     from edge_offload_benchmarks import fleet_robots
@@ -182,7 +182,7 @@ def _network(args: argparse.Namespace) -> int:
     return 0
 
 
-def _real(args: argparse.Namespace) -> int:
+def _measure_robots(args: argparse.Namespace) -> int:
     """Real processes beside virtual time."""
     from edge_offload_benchmarks import fleet_robots
 
@@ -193,7 +193,7 @@ def _real(args: argparse.Namespace) -> int:
     slope = RATE * LINEAR_FPS / args.rate / 2
     for path in args.latencies:
         latencies = load_csv(path)
-        real = fleet_robots.measure(
+        real = fleet_robots.measure_emulated(
             path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds, args.misbehave
         )
         draw = np.random.default_rng(0)
@@ -215,7 +215,7 @@ def _real(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(
+def measure_cell(
     cell: Cell, measured: Dict[str, Tuple[Array, ...]], seconds: float, seed: int, names: Optional[Sequence[str]] = None
 ) -> Dict[str, Any]:
     """Robots held by every system, or those of these names, in one cell."""
@@ -224,7 +224,7 @@ def measure(
         "content": cell.content,
         "bound": cell.bound,
         "device": cell.device,
-        "analytic": fleet.analytic(),
+        "analytic": fleet.analytic_bound(),
         "systems": {
             system.name: fleet.find_capacity(system)
             for system in systems(INTERVALS, BATCHES)
@@ -233,7 +233,7 @@ def measure(
     }
 
 
-def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
+def summarise_cells(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     """Ours over the best baseline and over fixed intervals, and over the analytic bound where drops are linear."""
     best, fixed, searched, analytic = [], [], [], []
     for row in cells:
@@ -270,7 +270,7 @@ class _Fleet:
             self.content: Content = Lines(1 / LINEAR_FPS, rates)
         else:
             tables = measured[cell.content]
-            rooms = [len(table) - _frames(seconds) for table in tables]
+            rooms = [len(table) - _count_frames(seconds) for table in tables]
             ends = np.cumsum(rooms)
             places = []
             for drawn in draw.integers(0, ends[-1], MOST):
@@ -280,7 +280,7 @@ class _Fleet:
         self.phases = [float(phase) for phase in draw.uniform(0, self.content.interval, MOST)]
         self._references: Dict[int, Robot] = {}
 
-    def robots(self, count: int) -> List[Robot]:
+    def first_robots(self, count: int) -> List[Robot]:
         """The first ones."""
         links = list(LINKS.values())
         return [
@@ -291,9 +291,9 @@ class _Fleet:
             for number in range(count)
         ]  # fmt: skip
 
-    def judged(self, run: Run, count: int, adaptive: bool) -> Dict[str, Any]:
-        """How a system does with so many robots."""
-        cell, robots = self.cell, self.robots(count)
+    def judge_robots(self, run: Run, count: int, adaptive: bool) -> Dict[str, Any]:
+        """Judge a system with ``count`` robots."""
+        cell, robots = self.cell, self.first_robots(count)
         for robot in robots:
             before(robot, cell.latencies)
         counts = run(robots, cell.latencies, cell.bound, self.seconds)
@@ -324,25 +324,25 @@ class _Fleet:
         }
 
     def find_capacity(self, system: System) -> Dict[str, Any]:
-        """Of all its settings the one that holds most."""
+        """Return the best result of a system over all its settings."""
         best: Optional[Tuple[Dict[str, Any], str]] = None
         for settings, run in system.variants:
-            outcome = self._most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
+            outcome = self._search_most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
             if best is None or outcome["held"] > best[0]["held"]:
                 best = outcome, settings
         assert best is not None
         return {**best[0], "settings": best[1]}
 
-    def _most(self, run: Run, adaptive: bool, least: int) -> Dict[str, Any]:
+    def _search_most(self, run: Run, adaptive: bool, least: int) -> Dict[str, Any]:
         if adaptive:
             # it says itself whom it can hold: more robots ask than any system could hold
-            return self.judged(run, MOST, True)
-        outcome = self.judged(run, min(MOST, least + 1), False)
+            return self.judge_robots(run, MOST, True)
+        outcome = self.judge_robots(run, min(MOST, least + 1), False)
         if not outcome["held"]:
             return outcome
         good, step = outcome, 4
         while good["offered"] < MOST:
-            tried = self.judged(run, min(MOST, good["offered"] + step), False)
+            tried = self.judge_robots(run, min(MOST, good["offered"] + step), False)
             if tried["held"]:
                 good = tried
             elif step == 1:
@@ -351,7 +351,7 @@ class _Fleet:
                 step //= 2
         return good
 
-    def analytic(self) -> float:
+    def analytic_bound(self) -> float:
         """Robots that a device could hold if requests fell as they please: batch / latency * interval / rate of frames.
 
         Only where drops are linear; of the mean rate and of the links' mean way.
@@ -360,7 +360,7 @@ class _Fleet:
             return 0.0
         from edge_offload.server.promises.settings import Wish, choose_settings
 
-        latencies, robots = self.cell.latencies, self.robots(len(LINKS))
+        latencies, robots = self.cell.latencies, self.first_robots(len(LINKS))
         ups = float(np.mean([robot.usual for robot in robots]))
         downs = float(np.mean([robot.downs for robot in robots]))
         rate = float(np.mean(self.content.rates))
@@ -370,7 +370,7 @@ class _Fleet:
 
 
 def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: float) -> Tuple[Array, ...]:
-    """What carried results of stretches have lost, each [frame, age]; those that are missing are made (minutes).
+    """Load the drops of carried results of stretches, each [frame, age]; missing ones are computed (minutes).
 
     Args:
         task: "people" or "scene".
@@ -387,10 +387,10 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
     requested = []
     for item in stretches.split(","):
         number, _, count = item.partition(":")
-        if not number.isdigit() or not count.isdigit() or int(count) <= max(_frames(seconds), 2 * FAR):
+        if not number.isdigit() or not count.isdigit() or int(count) <= max(_count_frames(seconds), 2 * FAR):
             raise BadInput(
                 f"stretch {item!r} of {task}",
-                remedy=f"give FIRST:COUNT, COUNT above {max(_frames(seconds), 2 * FAR)} for {seconds:g} s",
+                remedy=f"give FIRST:COUNT, COUNT above {max(_count_frames(seconds), 2 * FAR)} for {seconds:g} s",
             )
         requested.append(Stretch(task, int(number), int(count), validation=task == "scene"))
     where = folder or cache_dir() / "staleness"
@@ -398,17 +398,17 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
     return tuple(one.drop("carried") for one in made)
 
 
-def _frames(seconds: float) -> int:
-    """That a session needs."""
+def _count_frames(seconds: float) -> int:
+    """Count the frames that a session needs."""
     return math.ceil((BEFORE_S + seconds) * TABLES_FPS) + 2
 
 
-def _draw(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:
-    from edge_offload_benchmarks.plotting import panels
+def _draw_cells(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:
+    from edge_offload_benchmarks.plotting import open_panels
 
     names = list(cells[0]["systems"])
     across = np.arange(len(cells))
-    with panels(path, 1, 1, (max(7.0, 1.3 * len(cells)), 4.2)) as grid:
+    with open_panels(path, 1, 1, (max(7.0, 1.3 * len(cells)), 4.2)) as grid:
         axes = grid[0, 0]
         for place, name in enumerate(names):
             heights = [row["systems"][name]["held"] for row in cells]

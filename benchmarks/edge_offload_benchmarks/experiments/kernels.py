@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
 
-    record = measure(args.entries, args.limit)
+    record = measure_kernels(args.entries, args.limit)
     for item in record["kernels"]:
         why = f": {item['reason']}" if item["reason"] else ""
         instead = f", recorded: {' '.join(item['recorded'])}" if item["verdict"] in (EXPLAINED, OTHER) else ""
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(item["verdict"] == OTHER for item in record["kernels"]) else 0
 
 
-def measure(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, Any]:
+def measure_kernels(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, Any]:
     """The record ``kernels`` on the entries of op_db whose names are like one of ``entries``.
 
     Args:
@@ -93,13 +93,13 @@ def measure(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, An
     child = [sys.executable, "-m", "edge_offload_benchmarks.dispatched", "--limit", str(limit), "--entries", *entries]
     virtual = edge_offload("exec", "--mode", "lazy", "--threads", "1", "--")
     with ThreadPoolExecutor(2) as pool:
-        fake, recorded = pool.map(observe, ([*child, "--way", "fake"], [*virtual, *child, "--way", "recorded"]))
+        fake, recorded = pool.map(observe_command, ([*child, "--way", "fake"], [*virtual, *child, "--way", "recorded"]))
     if not fake:
         raise BadInput(f"no entry of op_db is like {' or '.join(entries)}", remedy="see 'edge-offload conformance'")
-    return {"torch": torch.__version__, "limit": limit, **compared(fake, recorded, REASONS)}
+    return {"torch": torch.__version__, "limit": limit, **compare_observations(fake, recorded, REASONS)}
 
 
-def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, str]) -> Dict[str, Any]:
+def compare_observations(fake: Observations, recorded: Observations, reasons: Mapping[str, str]) -> Dict[str, Any]:
     """The verdicts, what was not judged and why, and which ``reasons`` were of no use."""
     kernels: List[Dict[str, Any]] = []
     not_judged: Dict[str, str] = {}
@@ -123,8 +123,8 @@ def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, s
     return {"judged": len(fake) - len(not_judged), "kernels": kernels, "not_judged": not_judged, "unused": unused}
 
 
-def observe(command: Sequence[str]) -> Observations:
-    """What a process of :mod:`edge_offload_benchmarks.dispatched` says of each entry, of all its dtypes together."""
+def observe_command(command: Sequence[str]) -> Observations:
+    """Run :mod:`edge_offload_benchmarks.dispatched` in a process; return its observations by entry."""
     from edge_offload.device import visible
     from edge_offload.errors import EdgeOffloadError
     from edge_offload_benchmarks.dispatched import MARK

@@ -65,7 +65,7 @@ PHASES = ((None, "all"), (0, "driving"), (1, "standing"), (2, "turning"))
 
 
 class Run(NamedTuple):
-    """What one schedule did on some pairs of stretches: arrays over all their frames, one after the other."""
+    """Outcome of one schedule on some pairs of stretches: arrays over all their frames, one after the other."""
 
     drops: Array
     blocks: Array
@@ -104,21 +104,21 @@ def run(args: argparse.Namespace) -> int:
     train, validation = read_stretches(args.train, False), read_stretches(args.held_out, True)
     labels = read_labels(args.labels or LABELS)
     folder = args.tables or cache_dir() / "staleness"
-    record = measure(folder, train, validation, latencies_s, weights, labels, args.seeds)
+    record = measure_schedules(folder, train, validation, latencies_s, weights, labels, args.seeds)
     if args.real:
-        record["real"] = real(folder, validation, args.real)
-    _print(record)
+        record["real"] = measure_patrol(folder, validation, args.real)
+    _print_record(record)
     if args.json is not None:
         records.write(args.json, "multitask", record)
         print(f"wrote {args.json}", file=sys.stderr)
     if args.plot is not None:
-        plot(record, args.plot)
+        plot_record(record, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
     return 0
 
 
 def read_latencies(given: Sequence[str]) -> Dict[str, float]:
-    """Of both tasks, from TASK=S.
+    """Parse the latencies of both tasks from TASK=S.
 
     Raises:
         BadInput: something else.
@@ -180,7 +180,7 @@ def read_stretches(text: str, validation: bool) -> List[Tuple[Any, Any]]:
     return stretches
 
 
-def measure(
+def measure_schedules(
     folder: pathlib.Path,
     train: Sequence[Tuple[Any, Any]],
     validation: Sequence[Tuple[Any, Any]],
@@ -209,8 +209,8 @@ def measure(
     scene = by_streets([tables[name][1] for name in sorted({b.name for _, b in validation})])
     rows, summary = [], []
     for weight in weights:
-        log_progress(f"weights {_ratio(weight)}: every schedule in virtual time")
-        schedules, judged = _schedules(pairs[0], pairs[1], weight, [a.number for a, _ in validation], labels)
+        log_progress(f"weights {_format_ratio(weight)}: every schedule in virtual time")
+        schedules, judged = _compare_schedules(pairs[0], pairs[1], weight, [a.number for a, _ in validation], labels)
         rows += schedules
         summary.append(judged)
     record: Dict[str, Any] = {
@@ -225,29 +225,29 @@ def measure(
         "weights": summary,
         "constant": [row for pair in ((4, 4), (5, 4)) for row in constant_rates(RATIOS, pair)],
         "links": over_links(pairs[0], pairs[1], seeds),
-        "standing": standing(frames),
+        "standing": standing_share(frames),
     }  # fmt: skip
-    record["bars"] = _bars(record)
+    record["bars"] = _judge_bars(record)
     return record
 
 
-def real(folder: pathlib.Path, validation: Sequence[Tuple[Any, Any]], seconds: float) -> Dict[str, Any]:
+def measure_patrol(folder: pathlib.Path, validation: Sequence[Tuple[Any, Any]], seconds: float) -> Dict[str, Any]:
     """A real run of patrol.launch by task, and the planner in virtual time with the latencies that it had.
 
     The real one sees the whole video and another street, its scene has the local algorithm, and its frames, links and
     latencies are as they come: drops are those of the comparisons that it made itself.
     """
-    from edge_offload_benchmarks.patrol_run import patrol
+    from edge_offload_benchmarks.patrol_run import run_patrol
     from edge_offload_benchmarks.simulation.staleness import RATE, table
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pair, Turns, take_turns
 
-    measured = patrol(seconds)
+    measured = run_patrol(seconds)
     first, second = (max(1, math.ceil(measured[task]["latency_s"] * RATE)) for task in ("people", "scene"))
     estimates, choose, pairs, outcomes = Estimates(), Turns((0.5, 0.5)), [], []
     for a, b in validation:
         pairs.append(Pair((table(folder, a, lambda _: None), table(folder, b, lambda _: None)), (first, second)))
         outcomes.append(take_turns(pairs[-1], choose, estimates, False))
-    lived = _run(pairs, outcomes)
+    lived = _judge_outcomes(pairs, outcomes)
     stale = np.concatenate([outcome.stale for outcome in outcomes], axis=1)
     for k, task in enumerate(("people", "scene")):
         measured[task]["virtual"] = {
@@ -274,12 +274,12 @@ def by_labels(tables: Mapping[int, Any], labels: Mapping[int, Any]) -> List[Dict
                 for method in counts:
                     old = 0 if method == "fresh" else age
                     boxes = shown(table.arrays, "held" if method == "fresh" else method, frame - first - old, old)
-                    counts[method] += matched(boxes, labels[frame])
-        rows.append({"age": age, "frames": frames, "f1": {method: f1(count) for method, count in counts.items()}})
+                    counts[method] += match_people(boxes, labels[frame])
+        rows.append({"age": age, "frames": frames, "f1": {method: f1_score(count) for method, count in counts.items()}})
     return rows
 
 
-def matched(boxes: Array, truth: Any) -> Tuple[int, int, int]:
+def match_people(boxes: Array, truth: Any) -> Tuple[int, int, int]:
     """People found, missed, and false boxes; who is partly hidden counts neither way."""
     from edge_offload.perception.assignment import assign_pairs, iou_matrix
 
@@ -294,8 +294,8 @@ def matched(boxes: Array, truth: Any) -> Tuple[int, int, int]:
     return len(pairs), int((~truth.partial).sum()) - len(pairs), false
 
 
-def f1(counts: Array) -> Optional[float]:
-    """Of people found, missed and false boxes; None where there is nobody."""
+def f1_score(counts: Array) -> Optional[float]:
+    """Return the F1 score of matches, misses and false boxes; None without people."""
     matches, missed, false = (float(value) for value in counts)
     total = 2 * matches + missed + false
     return 2 * matches / total if total else None
@@ -330,7 +330,7 @@ def by_streets(tables: Sequence[Any]) -> List[Dict[str, Any]]:
     return rows
 
 
-def _schedules(
+def _compare_schedules(
     train: Sequence[Any], validation: Sequence[Any], weights: Tuple[float, float], firsts: Sequence[int],
     labels: Mapping[int, Any],
 ) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:  # fmt: skip
@@ -349,41 +349,41 @@ def _schedules(
     for local in (False, True):
         runs["all at once", local] = _all_at_once(train, validation, local)["carried"]
         for name, chooser in choosers.items():
-            runs[name, local] = _lives(train, validation, chooser, local)
-        runs["optimum", local] = _best(train, weights, local), _best(validation, weights, local)
+            runs[name, local] = _simulate_schedule(train, validation, chooser, local)
+        runs["optimum", local] = _find_best(train, weights, local), _find_best(validation, weights, local)
     rows = []
     for (name, local), (before, judged) in runs.items():
         row = {"weights": list(weights), "schedule": name, "local": local, "people": float(judged.drops[0].mean()),
-               "scene": float(judged.drops[1].mean()), "weighted": _interval(judged, weights),
-               "train": _mean(before, weights), "people_share": judged.share, "bytes_per_s": judged.bytes_per_s,
+               "scene": float(judged.drops[1].mean()), "weighted": _drop_interval(judged, weights),
+               "train": _mean_drop(before, weights), "people_share": judged.share, "bytes_per_s": judged.bytes_per_s,
                "joules_per_s": joules_per_s(judged.offloads_per_s, judged.bytes_per_s, name not in UNCARRIED, local),
                **_by_truth(judged, firsts, labels)}  # fmt: skip
         rows.append(row)
     judgement: Dict[str, Any] = {"weights": list(weights)}
     for local in (False, True):
-        best = min(PATTERNS, key=lambda name: _mean(runs[name, local][0], weights))
+        best = min(PATTERNS, key=lambda name: _mean_drop(runs[name, local][0], weights))
         pattern = runs[best, local][1]
-        part: Dict[str, Any] = {"pattern": best, "best_pattern": _interval(pattern, weights)}
+        part: Dict[str, Any] = {"pattern": best, "best_pattern": _drop_interval(pattern, weights)}
         for name, key in (
             ("turns", "turns"),
             ("turns, true rates", "true_rates"),
             ("plan", "plan"),
             ("optimum", "optimum"),
         ):
-            part[key] = _interval(runs[name, local][1], weights)
-            part[f"{key}_ratio"] = _interval(runs[name, local][1], weights, pattern)
+            part[key] = _drop_interval(runs[name, local][1], weights)
+            part[f"{key}_ratio"] = _drop_interval(runs[name, local][1], weights, pattern)
         judgement = {**judgement, **part} if not local else {**judgement, "with_local": part}
     return rows, judgement
 
 
-def _lives(train: Sequence[Any], validation: Sequence[Any], chooser: Any, local: bool) -> Tuple[Run, Run]:
+def _simulate_schedule(train: Sequence[Any], validation: Sequence[Any], chooser: Any, local: bool) -> Tuple[Run, Run]:
     """A robot with one schedule, through the training part and then the other."""
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, take_turns
 
     estimates, choose = Estimates(), chooser()
     before = [take_turns(pair, choose, estimates, local) for pair in train]
     after = [take_turns(pair, choose, estimates, local) for pair in validation]
-    return _run(train, before), _run(validation, after)
+    return _judge_outcomes(train, before), _judge_outcomes(validation, after)
 
 
 def _all_at_once(train: Sequence[Any], validation: Sequence[Any], local: bool) -> Dict[str, Tuple[Run, Run]]:
@@ -394,7 +394,10 @@ def _all_at_once(train: Sequence[Any], validation: Sequence[Any], local: bool) -
     parts = [
         [take_turns(pair, Pattern((1, 1)), estimates, local, True) for pair in part] for part in (train, validation)
     ]
-    return {method: (_run(train, parts[0], method), _run(validation, parts[1], method)) for method in METHODS}
+    return {
+        method: (_judge_outcomes(train, parts[0], method), _judge_outcomes(validation, parts[1], method))
+        for method in METHODS
+    }
 
 
 def _run_locally(pairs: Sequence[Any]) -> Run:
@@ -405,10 +408,10 @@ def _run_locally(pairs: Sequence[Any]) -> Run:
         shape = (2, pair.end - pair.begin)
         stale, local = np.ones(shape, dtype=int), np.ones(shape, dtype=bool)
         outcomes.append(Outcome(stale, local, drops_of(pair, "carried", stale, local), []))
-    return _run(pairs, outcomes)
+    return _judge_outcomes(pairs, outcomes)
 
 
-def _best(pairs: Sequence[Any], weights: Sequence[float], local: bool) -> Run:
+def _find_best(pairs: Sequence[Any], weights: Sequence[float], local: bool) -> Run:
     from edge_offload_benchmarks.simulation.offline_optimum import optimum
     from edge_offload_benchmarks.simulation.turn_taking import Outcome, drops_of, replayed
 
@@ -423,10 +426,10 @@ def _best(pairs: Sequence[Any], weights: Sequence[float], local: bool) -> Run:
         better = [pair.local(k)[frames] < carried[k][frames, stale[k]] for k in (0, 1)]
         instead = np.array(better) & local
         outcomes.append(Outcome(stale, instead, drops_of(pair, "carried", stale, instead), offloads))
-    return _run(pairs, outcomes)
+    return _judge_outcomes(pairs, outcomes)
 
 
-def _run(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried") -> Run:
+def _judge_outcomes(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried") -> Run:
     from edge_offload_benchmarks.simulation.staleness import RATE
     from edge_offload_benchmarks.simulation.turn_taking import drops_of
 
@@ -445,7 +448,7 @@ def _run(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried")
 
 
 def joules_per_s(offloads_per_s: Sequence[float], bytes_per_s: float, carried: bool, local: bool) -> float:
-    """What the robot draws, by the state model of a Jetson Xavier NX: it computes, sends, or stands by (watts).
+    """Return the robot's power by the state model of a Jetson Xavier NX: it computes, sends, or stands by (watts).
 
     Args:
         offloads_per_s: of either task.
@@ -466,11 +469,11 @@ def joules_per_s(offloads_per_s: Sequence[float], bytes_per_s: float, carried: b
     return powers.standby + sum(adds)
 
 
-def _mean(judged: Run, weights: Sequence[float]) -> float:
+def _mean_drop(judged: Run, weights: Sequence[float]) -> float:
     return float(np.dot(weights, judged.drops.mean(axis=1)))
 
 
-def _interval(judged: Run, weights: Sequence[float], other: Optional[Run] = None) -> Dict[str, float]:
+def _drop_interval(judged: Run, weights: Sequence[float], other: Optional[Run] = None) -> Dict[str, float]:
     """Mean weighted drop, or its ratio to another's on the same frames, and its 95 % interval over blocks of time."""
     cost = np.dot(weights, judged.drops)
     base = np.ones_like(cost) if other is None else np.dot(weights, other.drops)
@@ -494,10 +497,10 @@ def _by_truth(judged: Run, firsts: Sequence[int], labels: Mapping[int, Any]) -> 
             if first + frame in labels:
                 carried = shown(add, method, frame - stale[0], int(stale[0]))
                 boxes = people(add["boxes/local"][frame]) if local[0] else carried
-                counts += matched(boxes, labels[first + frame])
+                counts += match_people(boxes, labels[first + frame])
             scene_ious = truth["truth/local"][frame] if local[1] else truth[f"truth/{kind}"][frame - stale[1], stale[1]]
             ious.append(float(scene_ious))
-    return {"people_f1": f1(counts), "scene_iou": float(np.mean(ious))}
+    return {"people_f1": f1_score(counts), "scene_iou": float(np.mean(ious))}
 
 
 def constant_rates(ratios: Sequence[float], latencies: Tuple[int, int], turns: int = 140) -> List[Dict[str, Any]]:
@@ -541,7 +544,7 @@ def best_period(latencies: Sequence[int], rates: Sequence[float], max_run: int, 
     return best
 
 
-def standing(latencies: Tuple[int, int]) -> Dict[str, float]:
+def standing_share(latencies: Tuple[int, int]) -> Dict[str, float]:
     """Share of turns of the other task while one's drop is zero: made-up tables, 3 s after it stops, for 9 s."""
     from edge_offload_benchmarks.simulation.staleness import FAR, RATE, Table
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pair, Turns, take_turns
@@ -560,49 +563,50 @@ def standing(latencies: Tuple[int, int]) -> Dict[str, float]:
     return {"share": whose.count(0) / len(whose), "turns": len(whose), "share_meanwhile": before.count(0) / len(before)}
 
 
-def _bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def _judge_bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
     bars = []
     for row in record["people"]:
         if row["age"] in AGES and row["f1"]["carried"] is not None:
             least, value = PEOPLE_F1[AGES.index(row["age"])], row["f1"]["carried"]
-            bars.append(_bar(f"people, F1 carried {row['age']} frames >= {least}", f"{value:.3f}", value >= least))
+            bars.append(_make_bar(f"people, F1 carried {row['age']} frames >= {least}", f"{value:.3f}", value >= least))
     for row in record["scene"]:
         # where the robot stands there is next to nothing to close
         if row["robot"] != "standing" and row["closes"] is not None:
             name = f"scene, {row['robot']}, {row['age']} sweeps: carrying closes >= {SCENE_CLOSES:.0%} of held to fresh"
-            bars.append(_bar(name, f"{row['closes']:.0%}", row["closes"] >= SCENE_CLOSES))
+            bars.append(_make_bar(name, f"{row['closes']:.0%}", row["closes"] >= SCENE_CLOSES))
     for row in record["weights"]:
         for suffix, part in (("", row), (", with local algorithms", row["with_local"])):
             ratio = part["turns_ratio"]
-            name = f"turns at {_ratio(row['weights'])}{suffix} <= {TURNS_COST} x the best pattern ({part['pattern']})"
+            weights = _format_ratio(row["weights"])
+            name = f"turns at {weights}{suffix} <= {TURNS_COST} x the best pattern ({part['pattern']})"
             value = f"{ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}); ceiling "
-            bars.append(_bar(name, f"{value}{part['optimum_ratio']['mean']:.3f}", ratio["mean"] <= TURNS_COST))
+            bars.append(_make_bar(name, f"{value}{part['optimum_ratio']['mean']:.3f}", ratio["mean"] <= TURNS_COST))
     for row in record["links"]:
         link = row["link"] if row["share"] == 1 else f"{row['share']:g} of {row['link']}"
         name = f"turns over {link} <= {PLAN_COST} x the search of all plans, mean of {row['runs']} runs"
         value = f"{row['mean']:.3f} ({row['least']:.3f} to {row['most']:.3f})"
-        bars.append(_bar(name, value, row["mean"] <= PLAN_COST))
+        bars.append(_make_bar(name, value, row["mean"] <= PLAN_COST))
     worst = max(row["long_run"] / row["best_period"] for row in record["constant"])
     name = f"constant rates, 1:1 to 1:{max(RATIOS)}: long-run cost <= {CONSTANT_COST} x the best period"
-    bars.append(_bar(name, f"{worst:.4f} at worst", worst <= CONSTANT_COST))
+    bars.append(_make_bar(name, f"{worst:.4f} at worst", worst <= CONSTANT_COST))
     share = record["standing"]["share"]
     name = f"a task that lost nothing for 3 s: the other gets >= {STANDING_SHARE:.0%} of the turns"
-    bars.append(_bar(name, f"{share:.0%} of {record['standing']['turns']}", share >= STANDING_SHARE))
+    bars.append(_make_bar(name, f"{share:.0%} of {record['standing']['turns']}", share >= STANDING_SHARE))
     return bars
 
 
-def _bar(name: str, value: str, met: bool) -> Dict[str, Any]:
+def _make_bar(name: str, value: str, met: bool) -> Dict[str, Any]:
     return {"name": name, "value": value, "met": bool(met)}
 
 
-def _ratio(weights: Sequence[float]) -> str:
+def _format_ratio(weights: Sequence[float]) -> str:
     people, scene = weights
     if not people or not scene:
         return f"{people:g}:{scene:g}"
     return f"{people / scene:g}:1" if people > scene else f"1:{scene / people:g}"
 
 
-def _print(record: Mapping[str, Any]) -> None:
+def _print_record(record: Mapping[str, Any]) -> None:
     for row in record["people"]:
         shown = ", ".join(f"{name} {value:.3f}" for name, value in row["f1"].items() if value is not None)
         print(f"people, result {row['age']} frames old, F1 on {row['frames']} labelled frames: {shown}")
@@ -611,7 +615,7 @@ def _print(record: Mapping[str, Any]) -> None:
         print(f"scene, {row['robot']}, {row['age']} sweeps old: IoU fresh {row['fresh']:.3f}, held {row['held']:.3f}, "
               f"carried {row['carried']:.3f}{closes}")  # fmt: skip
     for weights in record["weights"]:
-        print(f"weights {_ratio(weights['weights'])}")
+        print(f"weights {_format_ratio(weights['weights'])}")
         for row in record["rows"]:
             if row["weights"] == weights["weights"]:
                 drop, local = row["weighted"], "with local" if row["local"] else ""
@@ -623,13 +627,13 @@ def _print(record: Mapping[str, Any]) -> None:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
 
 
-def plot(record: Mapping[str, Any], path: pathlib.Path) -> None:
+def plot_record(record: Mapping[str, Any], path: pathlib.Path) -> None:
     """Weighted drop of every schedule at 1:1 (or the first weights), and turns against patterns over all weights."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     chosen = next((w["weights"] for w in record["weights"] if w["weights"][0] == 0.5), record["weights"][0]["weights"])
     rows = [row for row in record["rows"] if row["weights"] == chosen][::-1]
-    with panels(path, 1, 2, (12, 6)) as grid:
+    with open_panels(path, 1, 2, (12, 6)) as grid:
         panel, right = grid[0]
         values = [row["weighted"]["mean"] for row in rows]
         error = [[row["weighted"]["mean"] - row["weighted"]["low"] for row in rows],
@@ -638,7 +642,7 @@ def plot(record: Mapping[str, Any], path: pathlib.Path) -> None:
         panel.barh(range(len(rows)), values, xerr=error, color=colours)
         panel.set_yticks(range(len(rows)))
         panel.set_yticklabels([row["schedule"] + (" + local" if row["local"] else "") for row in rows])
-        panel.set_xlabel(f"weighted drop of the current frame, {_ratio(chosen)} (95 %)")
+        panel.set_xlabel(f"weighted drop of the current frame, {_format_ratio(chosen)} (95 %)")
         places = range(len(record["weights"]))
         for key, title, colour in CURVES:
             for style, parts in (("-o", record["weights"]), ("--s", [w["with_local"] for w in record["weights"]])):
@@ -646,7 +650,7 @@ def plot(record: Mapping[str, Any], path: pathlib.Path) -> None:
                 right.plot(places, [part[key]["mean"] for part in parts], style, color=colour, label=label)
         right.axhline(1.0, color="black", linewidth=0.8)
         right.set_xticks(list(places))
-        right.set_xticklabels([_ratio(w["weights"]) for w in record["weights"]])
+        right.set_xticklabels([_format_ratio(w["weights"]) for w in record["weights"]])
         right.set_xlabel("weights, people to scene")
         right.set_ylabel("weighted drop, in that of the best fixed pattern")
         right.legend(fontsize=8)

@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
     teacher = {number: evaluation.truth_of(people, distil.VISIBLE) for number, people in seen.items()}
     numbers = list(args.frames)
     finders: List[Tuple[str, List[People], float]] = [
-        _network(args.model, options, video, numbers, tune, teacher),
-        ("movenet", _infer("movenet", {"score": LOWEST}, video, numbers), float(MOVENET["score"])),
-        _background(video, numbers, tune, teacher),
+        _find_people(args.model, options, video, numbers, tune, teacher),
+        ("movenet", _infer_frames("movenet", {"score": LOWEST}, video, numbers), float(MOVENET["score"])),
+        _find_blobs(video, numbers, tune, teacher),
     ]
     rows = []
     for name, finds, score in finders:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         "tracking": tracking,
     }
     for row in rows:
-        print(_line(row))
+        print(_format_row(row))
     for row in tracking:
         print(_tracking_line(row))
     if args.json:
@@ -158,7 +158,7 @@ def read_labels(path: pathlib.Path) -> Dict[int, Truth]:
         ) from error
 
 
-def _network(
+def _find_people(
     name: str,
     options: Dict[str, Any],
     video: pathlib.Path,
@@ -172,11 +172,11 @@ def _network(
 
     accepted = entries()[name].options if name in entries() else {}
     chosen = {**{key: LOWEST for key in ("conf", "score") if key in accepted}, **options}
-    matched = evaluation.match(_infer(name, chosen, video, tune), [teacher[number] for number in tune])
-    return name, _infer(name, chosen, video, numbers), evaluation.best_threshold(matched)
+    matched = evaluation.match(_infer_frames(name, chosen, video, tune), [teacher[number] for number in tune])
+    return name, _infer_frames(name, chosen, video, numbers), evaluation.best_threshold(matched)
 
 
-def _infer(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Sequence[int]) -> List[People]:
+def _infer_frames(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Sequence[int]) -> List[People]:
     from edge_offload.models.registry import build_estimator
     from edge_offload.models.video import read_frames
 
@@ -185,7 +185,7 @@ def _infer(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Seq
     return [estimator.infer(frames[number]) for number in numbers]
 
 
-def _background(
+def _find_blobs(
     video: pathlib.Path, numbers: Sequence[int], tune: Sequence[int], teacher: Dict[int, Truth]
 ) -> Tuple[str, List[People], float]:
     """Blobs of MOG2, which has watched the video from its start; their score grows with their area.
@@ -203,7 +203,7 @@ def _background(
     for number, (_, frame) in enumerate(Video(video).frames(max(*numbers, *tune) + 1)):
         mask = subtractor.apply(frame)
         if number in teacher:
-            people[number] = blobs((mask == 255).astype(np.uint8))
+            people[number] = extract_blobs((mask == 255).astype(np.uint8))
     matched = evaluation.match([people[number] for number in tune], [teacher[number] for number in tune])
     areas = [(evaluation.at_threshold(matched, area_score(area))[2], area) for area in BLOB_AREAS]
     return "background", [people[number] for number in numbers], area_score(max(areas)[1])
@@ -214,7 +214,7 @@ def area_score(area: float) -> float:
     return area / (area + 1000.0)
 
 
-def blobs(mask: Array) -> People:
+def extract_blobs(mask: Array) -> People:
     """Connected parts of a mask (uint8, above 0: foreground) as people without keypoints: holes closed, specks dropped.
 
     Scores grow with the area.
@@ -234,16 +234,16 @@ def blobs(mask: Array) -> People:
     return People(boxes, scores, np.zeros((len(parts), 17, 3)))
 
 
-def _line(row: Dict[str, Any]) -> str:
-    def percent(key: str) -> str:
+def _format_row(row: Dict[str, Any]) -> str:
+    def format_percent(key: str) -> str:
         low, high = row[f"{key}_interval"]
         return f"{row[key]:.3f} [{low:.3f}, {high:.3f}]"
 
     keypoints = f"  keypoint AP {row['keypoint_ap']:.3f}" if "keypoint_ap" in row else ""
     return (
         f"{row['finder']:<12} against {row['reference']:<8} ({row['people']} people, {row['frames']} frames): "
-        f"recall {percent('recall')}  precision {percent('precision')}  F1 {percent('f1')}  "
-        f"box AP50 {percent('box_ap50')}  AP {row['box_ap']:.3f}{keypoints}"
+        f"recall {format_percent('recall')}  precision {format_percent('precision')}  F1 {format_percent('f1')}  "
+        f"box AP50 {format_percent('box_ap50')}  AP {row['box_ap']:.3f}{keypoints}"
     )
 
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_mode(args)
     if len(args.robots) > 1:
         raise BadInput("several numbers of robots are for --mode")
-    record = measure(args.robots[0], FULL_S if args.full else args.seconds, args.front)
+    record = measure_robots(args.robots[0], FULL_S if args.full else args.seconds, args.front)
     served, latency = record["served"], record["latency_s"]
     print(f"{record['answers_per_s']:.0f} answers/s to {len(served)} robots: {min(served)} to {max(served)} each")
     print(f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms")
@@ -94,14 +94,14 @@ def _run_mode(args: argparse.Namespace) -> int:
     """One mode, with every number of robots."""
     from edge_offload import records
     from edge_offload.execute import devices, heap
-    from edge_offload_benchmarks.held_robots import show, together
+    from edge_offload_benchmarks.held_robots import load_together, show_record
 
     if args.reference == "cuda" and not heap.LAUNCHER:
         devices.pick_device("cuda")
     passed = True
     for robots in args.robots:
-        record = together(args.mode, args.model, robots, FULL_S if args.full else args.seconds, args.reference)
-        show(record)
+        record = load_together(args.mode, args.model, robots, FULL_S if args.full else args.seconds, args.reference)
+        show_record(record)
         passed &= record["passed"]
         if args.json is not None:
             keys = ("mode", "model", "robots")
@@ -112,16 +112,16 @@ def _run_mode(args: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
+def measure_robots(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
     """Run server and robots; ``front``: with large pictures for a network that computes nothing."""
     import psutil
 
     from edge_offload_benchmarks.chaos.robot import MODEL
-    from edge_offload_benchmarks.processes import Process, Server, introduced
+    from edge_offload_benchmarks.processes import Process, Server, introduce_robots
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(robots)])
         with Server("--keys", str(root / "server"), "--allow", MODEL, "--allow", FRONT) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
@@ -130,7 +130,7 @@ def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
             with Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments]) as load:
                 load.wait_line("loaded")
                 cpu_before = psutil.Process(server.pid).cpu_times()
-                watched = _watch(server.pid, seconds)
+                watched = _sample_process(server.pid, seconds)
                 answer = json.loads(load.wait_line("{"))
                 ended = psutil.Process(server.pid).cpu_times()
                 load.end()
@@ -164,13 +164,13 @@ def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
     }
 
 
-def _watch(pid: int, seconds: float) -> List[Dict[str, int]]:
-    from edge_offload_benchmarks.chaos.usage import usage
+def _sample_process(pid: int, seconds: float) -> List[Dict[str, int]]:
+    from edge_offload_benchmarks.chaos.usage import read_usage
 
     watched: List[Dict[str, int]] = []
     ends = time.monotonic() + seconds
     while time.monotonic() < ends - 0.5 or not watched:  # the last moment is one under load
-        watched.append(usage(pid))
+        watched.append(read_usage(pid))
         time.sleep(min(1.0, seconds / 20))
     return watched
 
@@ -185,8 +185,8 @@ class _Robot:
         self._handle = 0
         self._connection = -1
 
-    def handle(self) -> int:
-        """Of the model, opened anew where the connection is another one than last time."""
+    def open_handle(self) -> int:
+        """Return the handle of the model, which is reopened after a reconnection."""
         with self._lock:
             self._client.wait_ready(WAIT_S)
             connection = self._client.counters["connections"]
@@ -197,11 +197,11 @@ class _Robot:
 
     def infer(self, body: Dict[str, Any], buffers: List[Any]) -> None:
         """One picture."""
-        body = {**body, "handle": self.handle()}
+        body = {**body, "handle": self.open_handle()}
         self._client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
 
 
-def _load(address: str, directory: str, robots: int, seconds: float, model: str, side: int) -> None:
+def _run_robots(address: str, directory: str, robots: int, seconds: float, model: str, side: int) -> None:
     """The robots, in a process without torch."""
     import numpy as np
 
@@ -224,13 +224,13 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
         for _ in range(CONNECTIONS_OF_GREEDY if number == 0 else 1):
             client = Client(address, keys=KeyStore(pathlib.Path(directory) / f"robot{number}")).start()
             robot = _Robot(client, model, spec)
-            robot.handle()
+            robot.open_handle()
             clients.append(client)
             robots_.append((number, robot))
     print("loaded", flush=True)
     ends = time.monotonic() + seconds
 
-    def drive(number: int, robot: _Robot) -> None:
+    def drive_robot(number: int, robot: _Robot) -> None:
         while time.monotonic() < ends:
             started_s = time.monotonic()
             try:
@@ -246,7 +246,7 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
 
     # two requests at a time, so that one waits at the server while the other is answered
     threads = [
-        threading.Thread(target=drive, args=(number, robot))
+        threading.Thread(target=drive_robot, args=(number, robot))
         for number, robot in robots_
         for _ in range(1 if number == 0 else 2)
     ]
@@ -268,4 +268,4 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
 
 
 if __name__ == "__main__":
-    _load(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+    _run_robots(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))

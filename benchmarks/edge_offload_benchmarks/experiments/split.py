@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
             try:
                 with Process(edge_offload("link", "emulate", *options), cores=core) as emulator:
-                    rows, pairs = measure(args, planners, json.loads(emulator.wait_line("{")), keys)
+                    rows, pairs = measure_model(args, planners, json.loads(emulator.wait_line("{")), keys)
             finally:
                 os.sched_setaffinity(0, set(cores))
     record = {
@@ -111,11 +111,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         records.write(args.json, "split_bench", everything)
     if args.plot:
-        draw(everything, args.plot)
+        draw_models(everything, args.plot)
     return 0
 
 
-def measure(
+def measure_model(
     args: argparse.Namespace, planners: Sequence[str], about: Dict[str, Any], keys: str
 ) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]:
     """One row per planner, codecs on or off, and bandwidth; and pairs, one cell per bandwidth.
@@ -166,7 +166,7 @@ def measure(
                     key = (plan.robot, plan.server, plan.transfers, bandwidth)
                     if key not in measured:
                         expected = simulate_plan(plan, planned.model, bandwidth * 1e6)
-                        measured[key] = _repeat(args, module, runner, inputs, {
+                        measured[key] = _repeat_plan(args, module, runner, inputs, {
                             "kind": describe_plan(plan), "steps_robot": len(plan.robot),
                             "steps_server": len(plan.server),
                             "predicted_s": expected.makespan_s,
@@ -174,11 +174,11 @@ def measure(
                                                    expected.server_s, "link": expected.communication_s},
                         })  # fmt: skip
                     rows.append({**what, **measured[key]})
-                    print(_line(rows[-1]), flush=True)
+                    print(_format_row(rows[-1]), flush=True)
         for bandwidth in (args.bandwidth or BANDWIDTHS) if args.tensor_parallel else ():
             control.do("set", mbps=bandwidth * 8)
-            rows.append(_gathered(args, runner, inputs, bandwidth * 1e6))
-            print(_line(rows[-1]), flush=True)
+            rows.append(_measure_gathered(args, runner, inputs, bandwidth * 1e6))
+            print(_format_row(rows[-1]), flush=True)
         pairs: List[Dict[str, Any]] = []
         if args.pairs:
             tables = {name: runner.plan_again(inputs, name) for name in UNDIVIDED}
@@ -186,13 +186,13 @@ def measure(
             tables[DEFAULT] = runner.plan_again(inputs, DEFAULT)
             for bandwidth in args.bandwidth or BANDWIDTHS:
                 control.do("set", mbps=bandwidth * 8)
-                pairs.append(_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
+                pairs.append(_measure_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
                 print(_pair_line(pairs[-1]), flush=True)
         module.close()
     return rows, pairs
 
 
-def _gathered(
+def _measure_gathered(
     args: argparse.Namespace, runner: Any, inputs: Sequence[Any], bytes_per_s: float
 ) -> Dict[str, Any]:  # fmt: skip
     """The row of tensor parallelism at one bandwidth; it has more transfers than the protocol lets wait at once."""
@@ -228,14 +228,14 @@ def _gathered(
     }  # fmt: skip
 
 
-def _pair(
+def _measure_pair(
     count: int, module: Any, runner: Any, inputs: Sequence[Any], tables: Dict[str, Any], bytes_per_s: float
 ) -> Dict[str, Any]:
     """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
     from edge_offload.modes.split.robot.runner import describe_plan
     from edge_offload.split.model.simulate import simulate_plan
 
-    measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
+    measured = _settle_contest(module, runner, inputs, tables[DEFAULT], bytes_per_s)
     chosen = {name: planned.plans[planned.plan_in_use(bytes_per_s)] for name, planned in tables.items()}
     model = tables[DEFAULT].model
     expected = {name: simulate_plan(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
@@ -254,27 +254,29 @@ def _pair(
         "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None, "measured": measured,
     }  # fmt: skip
     if (mine.robot, mine.server, mine.transfers) != (other.robot, other.server, other.transfers):
-        return {**row, **_turns(count, module, runner, inputs, (chosen[DEFAULT], chosen[best]))}
+        return {**row, **_measure_turns(count, module, runner, inputs, (chosen[DEFAULT], chosen[best]))}
     if measured is not None:
         # what was decided after few pairs is held as often as everything else
         divided = tables[DEFAULT].plans[tables[DEFAULT].choose_plan(bytes_per_s)]
         row["divided"] = {
             "kind": describe_plan(divided.plan),
-            **_turns(count, module, runner, inputs, (divided, chosen[best])),
+            **_measure_turns(count, module, runner, inputs, (divided, chosen[best])),
         }
     return row
 
 
-def _turns(count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: Tuple[Any, Any]) -> Dict[str, Any]:
+def _measure_turns(
+    count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: Tuple[Any, Any]
+) -> Dict[str, Any]:
     """Two plans, ``count`` times in turns: medians, and the median of their ratios with its interval."""
     from edge_offload.mode import Mode
-    from edge_offload_benchmarks.experiments.modes import interval
+    from edge_offload_benchmarks.experiments.modes import ratio_interval
 
-    def both(planned: Any) -> Any:
+    def run_both(planned: Any) -> Any:
         table = replace(planned.table, bandwidths=(1.0, 2.0), plans=tuple(item.plan for item in plans))
         return replace(planned, table=table, plans=plans, place=(0, 1), undivided=())
 
-    runner.put_in_force(inputs, both)
+    runner.put_in_force(inputs, run_both)
     fell_back = 0
     seconds: List[List[float]] = [[], []]
     for number in range(count + 2):
@@ -289,11 +291,11 @@ def _turns(count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: T
                 seconds[place].append(latency_s[place])
     return {
         "pairs": count, "fell_back": fell_back, "median_s": statistics.median(seconds[0]),
-        "undivided_median_s": statistics.median(seconds[1]), "ratio": list(interval(*seconds)),
+        "undivided_median_s": statistics.median(seconds[1]), "ratio": list(ratio_interval(*seconds)),
     }  # fmt: skip
 
 
-def _settled(
+def _settle_contest(
     module: Any, runner: Any, inputs: Sequence[Any], planned: Any, bytes_per_s: float
 ) -> Optional[Dict[str, Any]]:  # fmt: skip
     """Run mode ``split`` as it runs until it knows which plan to use; what it measured. None: it divides nothing."""
@@ -332,7 +334,7 @@ def _pair_line(row: Dict[str, Any]) -> str:
     return text + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
 
 
-def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
+def _repeat_plan(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
             row: Dict[str, Any]) -> Dict[str, Any]:  # fmt: skip
     from edge_offload import records
     from edge_offload.mode import Mode
@@ -369,7 +371,7 @@ def errors_of(rows: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     return {"median_error": float(np.median(errors)), "p90_error": float(np.percentile(errors, 90))}
 
 
-def _line(row: Dict[str, Any]) -> str:
+def _format_row(row: Dict[str, Any]) -> str:
     measured = row["latency_s"]
     text = "never in mode split" if measured is None else f"measured p50 {measured['p50'] * 1e3:7.1f} ms"
     return (
@@ -379,20 +381,20 @@ def _line(row: Dict[str, Any]) -> str:
     )
 
 
-def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+def draw_models(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """Measured and predicted latency over the bandwidth.
 
     A panel per model and a line per planner; and one against the other.
     """
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     across = min(len(everything) + 1, 4)
     down = -(-(len(everything) + 1) // across)
-    with panels(path, down, across, (4.6 * across, 3.6 * down), dpi=100) as grid:
-        _draw(everything, grid.flatten())
+    with open_panels(path, down, across, (4.6 * across, 3.6 * down), dpi=100) as grid:
+        _draw_panels(everything, grid.flatten())
 
 
-def _draw(everything: Sequence[Dict[str, Any]], panels: Any) -> None:
+def _draw_panels(everything: Sequence[Dict[str, Any]], panels: Any) -> None:
     for panel, record in zip(panels, everything):
         for key in dict.fromkeys((row["planner"], row["codecs"]) for row in record["rows"]):
             mine = [row for row in record["rows"] if (row["planner"], row["codecs"]) == key and row["latency_s"]]

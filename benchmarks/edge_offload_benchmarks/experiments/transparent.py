@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import Kept, add_output
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, machine
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, describe_machine, edge_offload
 
 if TYPE_CHECKING:
     from edge_offload_research.emulate.emulator import Emulator
@@ -46,7 +46,7 @@ SLOW = ("local", "lazy", "cached", "per_op")
 
 @dataclass(frozen=True)
 class Places:
-    """Where the server computes, and what results are compared with (``cpu``: the robot's own, or ``cuda``)."""
+    """Devices of the server and of the reference (``cpu``: the robot's own, or ``cuda``)."""
 
     device: str = "cpu"
     reference: str = "cpu"
@@ -90,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
     if args.pairs < 2 or args.slow < 1:
         raise BadInput("--pairs is at least 2, --slow at least 1")
     record: Dict[str, Any] = {
-        "machine": machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
-        "records": [], "checks": [], "failures": [], "cricket": cricket.record(),
+        "machine": describe_machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
+        "records": [], "checks": [], "failures": [], "cricket": cricket.make_record(),
     }  # fmt: skip
     for link in args.links.split(","):
         named_link(link)  # or it raises
     if args.app is not None and not os.path.isfile(args.app):
         raise BadInput(f"no program {args.app}", remedy="name a Python file")
-    places = _places(args)
+    places = _make_places(args)
     if args.memory:
         return measure_memory(args.json, args.scale, places)
     if args.resume and args.json is not None and args.json.exists():
@@ -114,12 +114,14 @@ def run(args: argparse.Namespace) -> int:
         record["apps"] = measure_app(args.app, args.links.split(","), places)
     elif args.bits is not None:
         for _ in measure_bits(names, args.bits, record, args.for_s, places):
-            saver("json", lambda: save(record, args.json))
+            saver("json", lambda: save_record(record, args.json))
     else:
         links = args.links.split(",")
         for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s, places):
-            saver("json", lambda: save(record, args.json))  # a long experiment that is cut short leaves what it has
-        missing_count = sum(map(len, missing(names, links, record).values()))
+            saver(
+                "json", lambda: save_record(record, args.json)
+            )  # a long experiment that is cut short leaves what it has
+        missing_count = sum(map(len, list_missing(names, links, record).values()))
         if missing_count:
             total = len(names) * len(links)
             print(
@@ -127,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
             )
     record["load_average_end"] = list(os.getloadavg())
     transparent_tables.show(record)
-    saver("json", lambda: save(record, args.json))
+    saver("json", lambda: save_record(record, args.json))
     if args.plot is not None and record["records"]:
         transparent_tables.plot(record, args.plot)
     saver.settle()
@@ -135,8 +137,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if record["failures"] or differ else 0
 
 
-def _places(args: argparse.Namespace) -> Places:
-    """Those of the command line.
+def _make_places(args: argparse.Namespace) -> Places:
+    """Make the devices of the command line.
 
     Raises:
         BadInput: nothing would be compared with the reference.
@@ -153,7 +155,7 @@ def _places(args: argparse.Namespace) -> Places:
     return Places(args.device, args.reference)
 
 
-def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
+def save_record(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
     """Write the record, if it is wanted."""
     from edge_offload import records
 
@@ -162,8 +164,8 @@ def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
         records.write(path, "transparent_bench", record)
 
 
-def missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) -> Dict[str, List[str]]:
-    """For each network the links over which the record lacks it."""
+def list_missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) -> Dict[str, List[str]]:
+    """List for each network the links over which the record lacks it."""
     done = {(item["model"], item["link"]) for item in record["checks"]}
     return {name: [link for link in links if (name, link) not in done] for name in names}
 
@@ -180,16 +182,16 @@ def measure_models(
     from edge_offload_research.emulate.trace import named_link
 
     started_s = time.monotonic()
-    todo = missing(names, links, record)
+    todo = list_missing(names, links, record)
     cores = sorted(os.sched_getaffinity(0))
     if transparent_tables.KERNEL not in record:
-        with _rig(cores, places) as (_, robot, _), _survives(record):
+        with _start_rig(cores, places) as (_, robot, _), _survive_death(record):
             answer = robot.request_answer({"do": "kernel"})
             if "error" in answer:
                 record["failures"].append({"model": "", "link": "", "modes": [], **answer})
             else:
                 record[transparent_tables.KERNEL] = answer
-    with _rig(cores, places) as (emulator, robot, _), _survives(record):
+    with _start_rig(cores, places) as (emulator, robot, _), _survive_death(record):
         for name in [name for name in names if todo[name]]:
             if for_s and time.monotonic() - started_s > for_s:
                 break
@@ -206,11 +208,11 @@ def measure_models(
                     if "error" in answer:
                         record["failures"].append({"model": name, "link": link, "modes": list(modes), **answer})
                         continue
-                    lines = [summarise(name, link, mode, answer) for mode in modes]
+                    lines = [summarise_samples(name, link, mode, answer) for mode in modes]
                     record["records"] += lines
                     for line in lines:
                         print(transparent_tables.row(line), file=sys.stderr, flush=True)
-                outcome = check(name, link, record["records"], named_link(link))
+                outcome = check_ratios(name, link, record["records"], named_link(link))
                 record["checks"].append({**outcome, "load_average": load_average})
                 yield
             if "error" in answer:
@@ -229,7 +231,7 @@ def measure_bits(
     started_s = time.monotonic()
     bits = record.setdefault("bits", [])
     done = {item["model"] for item in bits}
-    with _rig(sorted(os.sched_getaffinity(0)), places) as (_, robot, _), _survives(record):
+    with _start_rig(sorted(os.sched_getaffinity(0)), places) as (_, robot, _), _survive_death(record):
         for name in [name for name in names if name not in done]:
             if for_s and time.monotonic() - started_s > for_s:
                 break
@@ -250,7 +252,7 @@ def measure_memory(path: Optional[pathlib.Path], scale: float, places: Places = 
     from edge_offload import records
     from edge_offload_benchmarks.transparent import memory as transparent_memory
 
-    with _rig(sorted(os.sched_getaffinity(0)), places) as (emulator, robot, server_pid):
+    with _start_rig(sorted(os.sched_getaffinity(0)), places) as (emulator, robot, server_pid):
         emulator.set(mbps=100000.0, rtt_s=0.0)
         outcomes = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
     transparent_memory.show(outcomes)
@@ -260,7 +262,7 @@ def measure_memory(path: Optional[pathlib.Path], scale: float, places: Places = 
 
 
 @contextlib.contextmanager
-def _survives(record: Dict[str, Any]) -> Iterator[None]:
+def _survive_death(record: Dict[str, Any]) -> Iterator[None]:
     """A robot that dies ends the experiment, not what was measured before."""
     from edge_offload.errors import RemoteError
 
@@ -270,25 +272,25 @@ def _survives(record: Dict[str, Any]) -> Iterator[None]:
         record["failures"].append({"model": "", "link": "", "modes": [], "error": str(error)})
 
 
-def summarise(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[str, Any]:
+def summarise_samples(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[str, Any]:
     """One record from the samples of one network, link and mode."""
     from edge_offload import records
     from edge_offload.power.states import StatePowers
 
     samples = answer["samples"][mode]
 
-    def mean(key: str) -> float:
+    def mean_of(key: str) -> float:
         return statistics.fmean(item[key] for item in samples)
 
     powers = StatePowers()
-    latency, walk = mean("latency_s"), mean("walk_s")
+    latency, walk = mean_of("latency_s"), mean_of("walk_s")
     busy = latency if mode == "local" else min(walk, latency)
     return {
         "model": name, "input": answer["input"], "mode": mode, "link": link,
         "latency_s": records.latency_summary([item["latency_s"] for item in samples]),
-        "round_trips": mean("round_trips"), "rpcs": mean("rpcs"),
-        "bytes_up": mean("bytes_up"), "bytes_down": mean("bytes_down"), "ops": mean("ops"),
-        "client_us_per_op": walk / mean("ops") * 1e6 if mean("ops") else None,
+        "round_trips": mean_of("round_trips"), "rpcs": mean_of("rpcs"),
+        "bytes_up": mean_of("bytes_up"), "bytes_down": mean_of("bytes_down"), "ops": mean_of("ops"),
+        "client_us_per_op": walk / mean_of("ops") * 1e6 if mean_of("ops") else None,
         "client_walk_s": walk,
         "energy_j": powers.inference * busy + powers.communication * (latency - busy),
         "samples": len(samples), "bit_equal": answer["equal"][mode],
@@ -297,7 +299,7 @@ def summarise(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[s
     }  # fmt: skip
 
 
-def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) -> Dict[str, Any]:
+def check_ratios(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) -> Dict[str, Any]:
     """The ratios that matter, beside what the model of per-operator offloading says."""
     by_mode = {line["mode"]: line for line in lines if line["model"] == name and line["link"] == link}
     p50 = {mode: line["latency_s"]["p50"] for mode, line in by_mode.items()}
@@ -316,7 +318,7 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
 
 
 @contextlib.contextmanager
-def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Server]]:
+def _start_link(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Server]]:
     """A server process, and an emulated link to it."""
     from edge_offload_benchmarks.transparent import models as transparent_models
     from edge_offload_research.emulate.emulator import Emulator
@@ -333,11 +335,11 @@ def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Se
 
 
 @contextlib.contextmanager
-def _rig(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Process, int]]:
+def _start_rig(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Process, int]]:
     """A link, the robot's process, and the server's process number."""
     from edge_offload.execute import heap
 
-    with _linked(cores, places) as (emulator, server):
+    with _start_link(cores, places) as (emulator, server):
         environment = {**ONE_THREAD, "EDGE_OFFLOAD_BENCH_CORES": str(cores[0])} if len(cores) > 1 else ONE_THREAD
         program = [sys.executable, "-m", "edge_offload_benchmarks.transparent.robot", emulator.address]
         program += [places.reference, json.dumps(heap.LAUNCHER)]
@@ -353,7 +355,7 @@ def measure_app(script: pathlib.Path, links: Sequence[str], places: Places = Pla
 
     lines: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))
-    with _linked(cores, places) as (emulator, _), tempfile.TemporaryDirectory() as folder:
+    with _start_link(cores, places) as (emulator, _), tempfile.TemporaryDirectory() as folder:
         for link in links:
             emulator.set_link(named_link(link))
             for mode in ("local", "replay", "lazy", "cached", "per_op"):

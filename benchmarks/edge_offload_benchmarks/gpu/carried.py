@@ -30,7 +30,7 @@ def carried_key() -> str:
     return KEY.read_text(encoding="utf-8").strip() if KEY.exists() else ""
 
 
-def pieces(name: str, work: pathlib.Path) -> List[pathlib.Path]:
+def list_pieces(name: str, work: pathlib.Path) -> List[pathlib.Path]:
     """The pieces of a big package, in order: in the checkout, or copied to the work folder by an earlier call."""
     by_key = {
         path.name: path
@@ -40,7 +40,7 @@ def pieces(name: str, work: pathlib.Path) -> List[pathlib.Path]:
     return [by_key[key] for key in sorted(by_key)]
 
 
-def target() -> Dict[str, Any]:
+def read_target() -> Dict[str, Any]:
     """Python's and torch's versions that the carried libraries were built for; empty if there are none."""
     path = NATIVE / "target.json"
     facts: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -17,7 +17,7 @@ CONTAINER, PTX, ELF = 0xBA55ED50, 1, 2
 Entry = Tuple[int, int, int, int]
 
 
-def sections(path: pathlib.Path) -> Dict[str, Tuple[int, int]]:
+def list_sections(path: pathlib.Path) -> Dict[str, Tuple[int, int]]:
     """Offsets and sizes of a library's sections, by name."""
     spans: Dict[str, Tuple[int, int]] = {}
     text = subprocess.run(["readelf", "-S", "-W", str(path)], capture_output=True, text=True, check=True).stdout
@@ -28,7 +28,7 @@ def sections(path: pathlib.Path) -> Dict[str, Tuple[int, int]]:
     return spans
 
 
-def entries(data: bytearray, first: int, stop: int) -> List[Entry]:
+def list_entries(data: bytearray, first: int, stop: int) -> List[Entry]:
     """The entries of a container between two offsets."""
     listed: List[Entry] = []
     while first + 64 <= stop:
@@ -41,7 +41,7 @@ def entries(data: bytearray, first: int, stop: int) -> List[Entry]:
     return listed
 
 
-def thin(data: bytearray, begin: int, size: int, retained: FrozenSet[int]) -> Counter[str]:
+def thin_container(data: bytearray, begin: int, size: int, retained: FrozenSet[int]) -> Counter[str]:
     """Set to zeros what other GPUs than ``retained`` need; bytes by architecture, and of zeros.
 
     A container without code for these GPUs keeps the PTX that can be compiled for them.
@@ -54,7 +54,7 @@ def thin(data: bytearray, begin: int, size: int, retained: FrozenSet[int]) -> Co
             at += 8
             continue
         stop = at + header + length
-        inside = entries(data, at + header, stop)
+        inside = list_entries(data, at + header, stop)
         has = any(kind == ELF and architecture in retained for kind, architecture, _, _ in inside)
         for kind, architecture, first, payload in inside:
             totals[f"{'ptx' if kind == PTX else 'sm'}_{architecture}"] += payload
@@ -69,8 +69,8 @@ def thin(data: bytearray, begin: int, size: int, retained: FrozenSet[int]) -> Co
 def thin_library(path: pathlib.Path, architectures: FrozenSet[int]) -> None:
     """Thin a library in place."""
     data = bytearray(path.read_bytes())
-    for name, (offset, size) in sections(path).items():
+    for name, (offset, size) in list_sections(path).items():
         if "nv_fatbin" in name:
-            totals = thin(data, offset, size, architectures)
+            totals = thin_container(data, offset, size, architectures)
             print(name, size, {key: f"{value / 1e6:.1f} MB" for key, value in sorted(totals.items())}, flush=True)
     path.write_bytes(data)

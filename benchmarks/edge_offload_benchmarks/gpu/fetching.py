@@ -18,7 +18,7 @@ PLATFORMS = [
 ]
 
 
-def mib(count: int) -> str:
+def to_mib(count: int) -> str:
     """Bytes in MiB."""
     return f"{count / 2**20:.1f}"
 

@@ -1,4 +1,4 @@
-"""Networks that are measured, the same on robot, server and in one process (names: ``served.OWN``)."""
+"""Networks that are measured, the same on robot, server and in one process (names: ``served.BENCH_NETWORKS``)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Vit(nn.Module):
         return logits
 
 
-def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def _build_seeded(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return Pictures(make()).eval()
@@ -51,31 +51,31 @@ def resnet50() -> nn.Module:
     """ResNet-50 without trained weights."""
     import torchvision
 
-    return _seeded(lambda: torchvision.models.resnet50(weights=None))
+    return _build_seeded(lambda: torchvision.models.resnet50(weights=None))
 
 
 def resnet18() -> nn.Module:
     """ResNet-18 without trained weights."""
     import torchvision
 
-    return _seeded(lambda: torchvision.models.resnet18(weights=None))
+    return _build_seeded(lambda: torchvision.models.resnet18(weights=None))
 
 
 def mobilenet_v3_large() -> nn.Module:
     """MobileNetV3-Large without trained weights."""
     import torchvision
 
-    return _seeded(lambda: torchvision.models.mobilenet_v3_large(weights=None))
+    return _build_seeded(lambda: torchvision.models.mobilenet_v3_large(weights=None))
 
 
 def vit_s() -> nn.Module:
     """ViT-S without trained weights."""
-    return _seeded(Vit)
+    return _build_seeded(Vit)
 
 
 def tiny() -> nn.Module:
-    """For rehearsals: seconds on a slow CPU."""
-    return _seeded(
+    """Build a network for rehearsals: seconds on a slow CPU."""
+    return _build_seeded(
         lambda: nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1),
             nn.BatchNorm2d(8),
@@ -106,7 +106,7 @@ def fix_numerics(tf32: bool = False) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def build(name: str) -> nn.Module:
+def build_network(name: str) -> nn.Module:
     """The network, on the host, with the same weights everywhere."""
     if name in BUILDERS:
         return BUILDERS[name][0]()
@@ -115,7 +115,7 @@ def build(name: str) -> nn.Module:
     return registry.build_module(name)
 
 
-def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
+def make_inputs(name: str, count: int) -> List[List[torch.Tensor]]:
     """``count`` different inputs, on the host."""
     draw = torch.Generator().manual_seed(1)
     if name in BUILDERS:

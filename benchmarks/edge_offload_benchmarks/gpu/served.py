@@ -14,6 +14,6 @@ def wire_name(name: str) -> str:
     return f"{MODULE}:{name}" if name in BENCH_NETWORKS else name
 
 
-def allow(names: Iterable[str]) -> List[str]:
+def allow_options(names: Iterable[str]) -> List[str]:
     """Options of ``serve`` for the networks of that module."""
     return [option for name in names if name in BENCH_NETWORKS for option in ("--allow", wire_name(name))]

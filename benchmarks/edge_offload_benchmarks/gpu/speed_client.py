@@ -21,8 +21,8 @@ from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.modes.server import ServerRunner
-from edge_offload_benchmarks.gpu.networks import build, inputs, outputs_of
-from edge_offload_benchmarks.gpu.results import spread
+from edge_offload_benchmarks.gpu.networks import build_network, make_inputs, outputs_of
+from edge_offload_benchmarks.gpu.results import spread_ms
 from edge_offload_benchmarks.gpu.served import wire_name
 
 PATIENT = Budget(120.0, 120.0)
@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     ends = time.monotonic() + args.seconds
     for name in args.models:
-        given = inputs(name, 8)
+        given = make_inputs(name, 8)
         module: Any = None
         for mode in args.modes:
             facts: Dict[str, Any] = {"model": name, "mode": mode}
@@ -57,7 +57,7 @@ def main() -> None:
                 elif mode == "server":
                     facts.update(by_server(name, given, args, count, ends))
                 else:
-                    module = build(name).to("cuda") if module is None else module
+                    module = build_network(name).to("cuda") if module is None else module
                     facts.update(by_device(module, given, mode, count, ends))
             except Exception as error:
                 facts["failed"] = f"{type(error).__name__}: {str(error)[:400]}"
@@ -67,7 +67,7 @@ def main() -> None:
 def by_server(name: str, given: List[Any], args: Any, count: int, ends: float) -> Dict[str, Any]:
     """Facts of mode ``server``."""
     started_at = time.monotonic()
-    local = build(name)
+    local = build_network(name)
     with Client(args.server, keys=KeyStore(args.keys)) as client:
         client.wait_ready(30.0)
         runner = ServerRunner(wire_name(name), {}, client, lambda: registry.state_hash(local), fingerprint_of("cpu"))
@@ -80,7 +80,7 @@ def by_server(name: str, given: List[Any], args: Any, count: int, ends: float) -
         ready_s = time.monotonic() - started_at
         for frame in given:  # an engine is compared on the first ones
             runner.run(frame, {}, PATIENT)
-        return {"ready_s": ready_s, **measure(lambda frame: frame_by_server(runner, frame), given, count, ends)}
+        return {"ready_s": ready_s, **measure_frames(lambda frame: frame_by_server(runner, frame), given, count, ends)}
 
 
 def frame_by_server(runner: ServerRunner, frame: List[torch.Tensor]) -> Dict[str, Any]:
@@ -108,7 +108,7 @@ def by_device(network: Any, given: List[Any], mode: str, count: int, ends: float
     learning = (given * 3)[: 1 if mode in FEW else WARM_UP]
     trips = [frame_by_device(network, frame, device)["trips"] for frame in learning]
     ready_s = time.monotonic() - started_at
-    facts = measure(lambda frame: frame_by_device(network, frame, device), given, count, ends)
+    facts = measure_frames(lambda frame: frame_by_device(network, frame, device), given, count, ends)
     return {"learning_trips": trips, "ready_s": ready_s, **facts}
 
 
@@ -136,7 +136,7 @@ def frame_by_device(network: Any, frame: List[torch.Tensor], device: Any) -> Dic
     }
 
 
-def measure(call: Callable[[Any], Dict[str, Any]], given: List[Any], count: int, ends: float) -> Dict[str, Any]:
+def measure_frames(call: Callable[[Any], Dict[str, Any]], given: List[Any], count: int, ends: float) -> Dict[str, Any]:
     """The spread of frame times, and medians of the frames' facts."""
     seconds: List[float] = []
     every: List[Dict[str, Any]] = []
@@ -147,7 +147,7 @@ def measure(call: Callable[[Any], Dict[str, Any]], given: List[Any], count: int,
         seconds.append(time.perf_counter() - started_at)
         if time.monotonic() > min(ends, window + MODE_S):
             break
-    facts: Dict[str, Any] = {"wall": spread(seconds), "from_s": window, "to_s": time.monotonic()}
+    facts: Dict[str, Any] = {"wall": spread_ms(seconds), "from_s": window, "to_s": time.monotonic()}
     for key in every[0]:
         values = sorted(one[key] for one in every if isinstance(one[key], (int, float)))
         if values:

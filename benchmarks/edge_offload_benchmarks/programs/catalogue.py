@@ -23,7 +23,7 @@ class Environment:
 
     @property
     def isolated(self) -> bool:
-        """Whether it has a torch of its own."""
+        """True if the environment has a torch of its own."""
         return any(item.startswith("torch==") for item in self.requirements)
 
 
@@ -76,7 +76,7 @@ class Program:
 _programs: Dict[str, Program] = {}
 
 
-def program(name: str, varies: bool = False, quick: bool = False, environment: str = MAIN) -> Callable[[Any], Any]:
+def add_program(name: str, varies: bool = False, quick: bool = False, environment: str = MAIN) -> Callable[[Any], Any]:
     """Decorator: a function from a device's name to an :data:`Infer` is a program."""
 
     def note(make: Callable[[str], Infer]) -> Callable[[str], Infer]:
@@ -86,25 +86,25 @@ def program(name: str, varies: bool = False, quick: bool = False, environment: s
     return note
 
 
-def catalogue() -> Dict[str, Program]:
+def load_catalogue() -> Dict[str, Program]:
     """All programs by name. Their packages are imported when one is made."""
     for field in FIELDS:
         importlib.import_module(f"edge_offload_benchmarks.programs.{field}")
     return dict(_programs)
 
 
-def chosen(only: Sequence[str], environment: str) -> Tuple[str, ...]:
+def choose_programs(only: Sequence[str], environment: str) -> Tuple[str, ...]:
     """Names of an environment's programs that begin with one of ``only`` (all, if there are none), in order."""
     return tuple(
         name
-        for name, item in catalogue().items()
+        for name, item in load_catalogue().items()
         if item.environment == environment and (not only or any(name.startswith(start) for start in only))
     )
 
 
-def packages(names: Iterable[str]) -> Dict[str, List[str]]:
-    """What programs need, by environment; those that are not in the catalogue any more count for the first."""
-    programs = catalogue()
+def list_packages(names: Iterable[str]) -> Dict[str, List[str]]:
+    """List the packages of programs by environment; unlisted programs count for the first."""
+    programs = load_catalogue()
     needed = {programs[name].environment if name in programs else MAIN for name in names}
     return {
         name: list(requirements_of.requirements) for name, requirements_of in ENVIRONMENTS.items() if name in needed

@@ -20,7 +20,7 @@ from typing import Any, Iterator
 import torch
 
 from edge_offload.ir.torchvision_package import torchvision_package
-from edge_offload_benchmarks.programs.catalogue import catalogue
+from edge_offload_benchmarks.programs.catalogue import load_catalogue
 
 REFERENCE = "EDGE_OFFLOAD_BENCH_REFERENCE"
 LEARNED = 7
@@ -34,23 +34,28 @@ def main() -> int:
     torch.set_num_threads(1)
     if os.environ.get(REFERENCE):
         from edge_offload.execute import devices
-        from edge_offload_research.device.conformance.reference import settle
+        from edge_offload_research.device.conformance.reference import set_reference_flags
 
-        settle(devices.pick_device("cuda"))
+        set_reference_flags(devices.pick_device("cuda"))
     out, results = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch
-        infer = catalogue()[name].make(device)
+        infer = load_catalogue()[name].make(device)
         numbers = (json.loads(line)["number"] for line in sys.stdin)
         for number in range(int(sys.argv[3])) if len(sys.argv) > 3 else numbers:
-            trips, learning_s, started_at, busy = _trips(), _learning_s(), time.perf_counter(), time.process_time()
+            trips, learning_s, started_at, busy = (
+                _count_trips(),
+                _learning_s(),
+                time.perf_counter(),
+                time.process_time(),
+            )
             tensors = list(_tensors(infer(number)))
             line = {
                 "seconds": time.perf_counter() - started_at,
                 "busy_s": time.process_time() - busy,
-                "trips": _trips() - trips,
+                "trips": _count_trips() - trips,
                 "learning_s": _learning_s() - learning_s,
-                "digest": _digest(tensors),
+                "digest": _digest_of(tensors),
             }
             print(json.dumps(line), file=out, flush=True)
             if len(sys.argv) > 3:
@@ -63,7 +68,7 @@ def main() -> int:
 
 
 def _wait_for_split() -> None:
-    installed = _installed()
+    installed = _current_device()
     strategy = getattr(getattr(installed, "recorder", None), "strategy", None)
     state = getattr(strategy, "state", None)
     until = time.monotonic() + PATIENCE_S
@@ -79,8 +84,8 @@ def _tensors(result: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _digest(tensors: Any) -> str:
-    """Of dtype, sizes and bytes of all results."""
+def _digest_of(tensors: Any) -> str:
+    """Return the digest of dtype, sizes and bytes of all results."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -88,17 +93,17 @@ def _digest(tensors: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-def _trips() -> int:
-    installed = _installed()
+def _count_trips() -> int:
+    installed = _current_device()
     return int(installed.recorder.counters.round_trips) if installed is not None else 0
 
 
 def _learning_s() -> float:
-    installed = _installed()
+    installed = _current_device()
     return float(installed.recorder.learning_s) if installed is not None else 0.0
 
 
-def _installed() -> Any:
+def _current_device() -> Any:
     module = sys.modules.get("edge_offload.device.installation")
     return module.current_installation() if module is not None else None
 

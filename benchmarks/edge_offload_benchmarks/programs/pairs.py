@@ -18,7 +18,7 @@ from edge_offload_benchmarks.processes import Process, edge_offload
 LESSONS, MORE = 15, 9
 
 
-def measure(
+def measure_pairs(
     program: Sequence[str],
     modes: Tuple[str, str],
     session: Sequence[str],
@@ -37,7 +37,7 @@ def measure(
         timeout_s: longest wait for one (seconds).
 
     Returns:
-        See :func:`compare`; ``problem`` with what went wrong instead, if anything did.
+        See :func:`compare_runs`; ``problem`` with what went wrong instead, if anything did.
     """
     runs: List[List[Dict[str, Any]]] = [[], []]
     robots = [
@@ -45,7 +45,7 @@ def measure(
         for mode in modes
     ]
     try:
-        for turn, number in enumerate((*_lessons(), *range(LESSONS + MORE, LESSONS + MORE + pairs))):
+        for turn, number in enumerate((*_order_lessons(), *range(LESSONS + MORE, LESSONS + MORE + pairs))):
             for which in (0, 1) if turn % 2 else (1, 0):
                 runs[which].append(robots[which].request_answer({"number": number}, timeout_s))
     except RemoteError as error:
@@ -54,16 +54,16 @@ def measure(
     finally:
         for robot in robots:
             robot.end(10.0) if robot.alive else robot.stop()
-    return compare(modes, runs)
+    return compare_runs(modes, runs)
 
 
-def _lessons() -> List[int]:
+def _order_lessons() -> List[int]:
     """Inputs of four lengths come in turn; the fourth is left out of the first lessons and comes alone after them."""
     three = [number for number in range(2 * LESSONS) if number % 4 != 3][:LESSONS]
     return [*three, 3, *range(LESSONS + 1, LESSONS + MORE)]
 
 
-def compare(modes: Tuple[str, str], runs: Sequence[Sequence[Mapping[str, Any]]]) -> Dict[str, Any]:
+def compare_runs(modes: Tuple[str, str], runs: Sequence[Sequence[Mapping[str, Any]]]) -> Dict[str, Any]:
     """Times and round trips of two runs of the same inferences.
 
     Returns:

@@ -53,7 +53,7 @@ class ModeCost:
 
 @dataclass
 class Run:
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
         latencies_s, energies_j: per frame.
@@ -134,7 +134,7 @@ class VirtualRobot:
         return self.result
 
     def latencies(self, now: float) -> Dict[Mode, float]:
-        """What every mode would really take for the frame that begins now (for the oracle); the best of the plans."""
+        """Compute the true latency of every mode for a frame that starts now (for the oracle), with the best plan."""
         latencies_s: Dict[Mode, float] = {}
         for mode, cost in self._costs.items():
             robot_s, server_s, size = self._draw(cost)
@@ -158,7 +158,7 @@ class VirtualRobot:
         return NEVER if self._link.lost_within(now, transfer.received_s) < NEVER else transfer.received_s - now
 
     def _chance(self) -> random.Random:
-        """What the frame's costs are drawn from."""
+        """Make the random source of the frame's costs."""
         return random.Random(hash((self._seed, self._frame)))
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
@@ -260,7 +260,7 @@ class VirtualRobot:
         return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
 
     def _late(self, mode: Mode, now: float, probing: bool) -> FrameLateness:
-        """What is late for a frame that begins now in ``mode``, or ``probing`` a local computation."""
+        """Return the timeouts of a frame that starts now in ``mode``, or ``probing`` a local computation."""
         reading = self._link.estimator.make_reading(now)
         local_s = self._forecaster.forecast(now, Mode.LOCAL, reading).latency_s
         forecast = self._forecaster.forecast(now, mode, reading)
@@ -269,7 +269,7 @@ class VirtualRobot:
         return self._lateness.frame(forecast, local_s, self._deadline_s, now, self._watches)
 
     def _watched(self, late: FrameLateness, until: float) -> float:
-        """When the link is seen to have stopped, NEVER if it is not ``until`` then."""
+        """Return when the link is detected as stopped, NEVER if it is not ``until`` then."""
         watch = late.watch
         if watch is None:
             return NEVER

@@ -29,15 +29,15 @@ FAR = 30
 
 
 class Content(Protocol):
-    """What is true of what robots see."""
+    """Content of what robots see."""
 
     @property
     def interval(self) -> float:
-        """Seconds between frames."""
+        """Frame interval in seconds."""
 
     @property
     def habits(self) -> Habits:
-        """What is believed of the task before anything was measured."""
+        """Prior of the task before any measurement."""
 
     def drop(self, robot: int, frames: Array, ages: Array) -> Array:
         """Drop in ``frames`` [n] of results that are ``ages`` [n] frames older."""
@@ -151,15 +151,15 @@ class Robot:
         return size * 8e-6 / rate + trip / 2
 
     def up(self) -> float:
-        """Seconds from a capture to the arrival at the server."""
+        """Draw the seconds from a capture to the arrival at the server."""
         return self._way(self.link.up, UP_BYTES)
 
     def down(self) -> float:
-        """Seconds from the end of a batch to the result's use."""
+        """Draw the seconds from the end of a batch to the result's use."""
         return self._way(self.link.down, DOWN_BYTES)
 
     def captured(self, frame: int) -> float:
-        """When a frame is captured."""
+        """Return when a frame is captured."""
         return self.phase + frame * self.content.interval
 
     def frame(self, now: float) -> int:
@@ -178,12 +178,12 @@ class Robot:
         self.results.append((frame, usable))
 
     def estimate(self, now: float, sigmas: float) -> float:
-        """What it says it loses for each frame that a result is older."""
+        """Estimate the loss for each frame that a result is older."""
         curve = self.drops.curve(now)
         return min(1.0, (curve.slope + sigmas * curve.slope_error) * self.content.interval)
 
     def wish(self, bound: float, slope: float, batch: int, curve: Optional[DropCurve] = None) -> Wish:
-        """What it asks for; without a curve what it loses is a line through zero."""
+        """Make the wish for a promise; without a curve the loss is a line through zero."""
         interval = self.content.interval
         flicker, noise = (0.0, 0.0) if curve is None else (curve.intercept, curve.lasting)
         return Wish(
@@ -207,7 +207,7 @@ class Robot:
 
 
 class Planner(Protocol):
-    """Who is computed when, and with whom: as :class:`~edge_offload.server.promises.board.Board`."""
+    """Plans batches of robots in time, as :class:`~edge_offload.server.promises.board.Board`."""
 
     latencies: Latencies
 
@@ -215,7 +215,7 @@ class Planner(Protocol):
         """A robot asks for a promise."""
 
     def update_wish(self, robot: str, wish: Wish) -> None:
-        """What a robot says of itself."""
+        """Update the estimates of a robot."""
 
     def record_arrival(self, robot: str, frame: int, arrival: float) -> None:
         """A frame has come."""
@@ -230,7 +230,7 @@ class Planner(Protocol):
         """The next batch."""
 
     def start_next_batch(self, now: float, present: Optional[int] = None) -> Any:
-        """It begins."""
+        """Start the next batch."""
 
 
 def request_promise(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
@@ -376,7 +376,7 @@ BEFORE_S = 5.0
 
 
 def before(robot: Robot, latencies: Latencies) -> None:
-    """What a robot has seen, and learnt, before time 0."""
+    """Let a robot observe and learn before time 0."""
     frame = robot.frame(-BEFORE_S) + 1
     while robot.captured(frame) < -0.5:
         robot.computed(frame, robot.captured(frame) + robot.up() + latencies.batch_latency(1))
@@ -404,7 +404,7 @@ WINDOWS, BEYOND = 0.95, 1.5
 def check_promise(
     robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S
 ) -> Tuple[bool, float]:
-    """Whether the session was within its bound, on average and in windows; its mean drop over the reference."""
+    """Return whether the session was within its bound, on average and in windows; its mean drop over the reference."""
     first, last = robot.frame(first_s), robot.frame(seconds - 1.0)
     over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)
     mean = float(over.mean())

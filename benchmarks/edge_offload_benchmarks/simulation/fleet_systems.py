@@ -49,7 +49,7 @@ class FixedBoard(Board):
         super().admit_robot(now, robot, replace(wish, bound=1e6, slope=0.0), frame, arrival)
 
     def update_wish(self, robot: str, wish: Wish) -> None:
-        """Nothing follows from it."""
+        """Ignore the estimates."""
 
     def update_plan(self, now: float) -> List[Tuple[str, str]]:
         """See :class:`Board`; nobody has to go."""

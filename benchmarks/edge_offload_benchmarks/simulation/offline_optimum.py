@@ -35,7 +35,7 @@ def optimum(
     choice = np.full((end - begin, far, far), -1, dtype=np.int8)
 
     def passing(frame: int, frames: int) -> Tuple[List[Array], Array]:
-        """What each task costs over some frames, by its staleness in the first [far], and the staleness after them."""
+        """Return each task's cost over some frames, by its staleness in the first [far], and the staleness after."""
         index, sums = np.arange(far), [np.zeros(far), np.zeros(far)]
         for now in range(frame, frame + frames):
             for k, cost in enumerate(costs):

@@ -13,7 +13,7 @@ from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import CompiledPlan, compile_plan
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_benchmarks.simulation.virtual_link import VirtualLink
-from edge_offload_research.testbed.replay import replay
+from edge_offload_research.testbed.replay import replay_plan
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class PlannedCost:
         return self.place[self.table.find_index(bandwidth)]
 
     def is_local(self, number: int) -> bool:
-        """Whether a plan makes no use of the link."""
+        """Return whether a plan makes no use of the link."""
         return not self.plans[number].plan.transfers
 
     def is_remote(self, number: int) -> bool:
-        """Whether the robot computes no operator of a plan."""
+        """Return whether the robot computes no operator of a plan."""
         return self.plans[number].plan.kind == "server"
 
     def predicted_s(self, bandwidth: float) -> float:
-        """What the planner expects of the plan for a bandwidth."""
+        """Predict the plan's latency at a bandwidth (seconds)."""
         return self.times.predict_seconds(self.choose(bandwidth), bandwidth)
 
     def run(self, number: int, link: VirtualLink, sent_s: float, chance: random.Random) -> Tuple[Transfer, float]:
@@ -87,7 +87,7 @@ class PlannedCost:
             chance: what the ratio is drawn from.
         """
         begin, rtt_s = max(sent_s, link.free_up_s), link.rtt_s
-        replayed = replay(self.plans[number], self.model, link.trace, begin)
+        replayed = replay_plan(self.plans[number], self.model, link.trace, begin)
         ended = begin + replayed.latency_s * chance.choice(self.ratios)
         if math.isinf(ended):
             never = math.inf

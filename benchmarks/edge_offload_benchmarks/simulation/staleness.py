@@ -47,7 +47,7 @@ LogProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stretch:
-    """Which frames: ``count`` of the sample video from ``number`` on, or of the street ``number``.
+    """Frames of a table: ``count`` of the sample video from ``number`` on, or of the street ``number``.
 
     ``validation`` streets have kinds of objects that no other has. ``size``: long side of the network's images (px), 0:
     its own.
@@ -61,7 +61,7 @@ class Stretch:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         size = f"-{self.size}px" if self.size else ""
         return f"{self.task}-{self.number}-{self.count}{'-held-out' if self.validation else ''}{size}"
 
@@ -75,7 +75,7 @@ class Table:
 
     @property
     def frames(self) -> int:
-        """How many."""
+        """Number of frames."""
         return len(self.arrays["drop/local"])
 
     def drop(self, method: str) -> Array:
@@ -111,7 +111,7 @@ def save(path: pathlib.Path, table: Table) -> None:
 
 
 def table(folder: pathlib.Path, stretch: Stretch, log: LogProgress) -> Table:
-    """Of a stretch: read if ``folder`` has it, else made and kept there (minutes)."""
+    """Read the table of a stretch if ``folder`` has it, else compute and save it there (minutes)."""
     path = folder / f"{stretch.name}.npz"
     if not path.exists():
         save(path, (_people if stretch.task == "people" else _scene)(stretch, log))

@@ -64,7 +64,7 @@ def _lived(
 def _ways(
     link: str, share: float, computes_s: Sequence[float], seed: int
 ) -> Callable[[Pair, int], Callable[[int, int], int]]:
-    """Of a pair of stretches: frames that an offload takes, by task and frame."""
+    """Make the latencies of offloads of a pair of stretches in frames, by task and frame."""
     named = named_link(link)
     start_s = float(np.random.default_rng(seed).uniform(0, named.up.period_s))
 

@@ -28,7 +28,7 @@ PAUSE_S = 10.0
 
 @dataclass(frozen=True)
 class Pair:
-    """What both tasks lose over the same frames.
+    """Losses of both tasks over the same frames.
 
     Attributes:
         tables: of either task.
@@ -68,7 +68,7 @@ class Pair:
 
 
 def by_frame(table: Array) -> Array:
-    """What is known by a result's own frame [n, k] by the frame where it is shown [n + k, k]; NaN: before the first."""
+    """Shift a table from a result's frame [n, k] to the frame where it is shown [n + k, k]; NaN: before the first."""
     shifted = np.full(table.shape, np.nan)
     for later in range(table.shape[1]):
         shifted[later:, later] = table[: len(table) - later, later]
@@ -76,7 +76,7 @@ def by_frame(table: Array) -> Array:
 
 
 class Estimates:
-    """What a robot knows of both tasks: it compares whenever a result comes. Goes on from stretch to stretch."""
+    """Estimates of both tasks, by comparisons with each new result. They persist from stretch to stretch."""
 
     def __init__(self) -> None:
         self.tasks = [DropEstimator(), DropEstimator()]
@@ -99,13 +99,13 @@ class Estimates:
         self.tasks[k].compared_local(self.now_s(now), float(pair.local(k)[frame]))
 
     def prefers_local(self, k: int, frame: int, stale: int) -> bool:
-        """Whether the local algorithm's result is shown (the low-level loop of section 2.5.3)."""
+        """Return whether the local algorithm's result is shown (the low-level loop of section 2.5.3)."""
         return self.tasks[k].curve(self.now_s(frame)).prefers_local(stale / RATE)
 
 
 @dataclass
 class Situation:
-    """What whoever gives a turn may look at."""
+    """Input of a decision on the next turn."""
 
     pair: Pair
     frame: int
@@ -128,7 +128,7 @@ class Pattern:
         self._next = 0
 
     def __call__(self, now: Situation) -> int:
-        """Whose turn it is."""
+        """Choose the task of the next turn."""
         self._next += 1
         return self._turns[(self._next - 1) % len(self._turns)]
 
@@ -140,7 +140,7 @@ class Turns:
         self._weights, self._true_rates = weights, true_rates
 
     def __call__(self, now: Situation) -> int:
-        """Whose turn it is."""
+        """Choose the task of the next turn."""
         # of equal ones the oldest result goes first
         tasks = sorted((self._task(now, k) for k in (0, 1)), key=lambda task: -task.stale_s)
         return "ab".index(self.choose(tasks, ("ab"[now.run[0]], now.run[1]) if now.run[1] else ("", 0)))
@@ -160,7 +160,7 @@ class Turns:
 
 
 class Planned(Turns):
-    """:func:`edge_offload_research.turn_plans.plan`, made anew for every turn."""
+    """:func:`edge_offload_research.turn_plans.plan_turns`, made anew for every turn."""
 
     def choose(self, tasks: Sequence[Task], run: Tuple[str, int]) -> str:
         """See :class:`Turns`."""
@@ -171,7 +171,7 @@ class Planned(Turns):
             for task in tasks
         )
         horizon_s = max(turn_plans.HORIZON / RATE, 2.5 * max(task.latency_s for task in tasks))
-        return turn_plans.plan(turn_plans.Problem(turn_tasks, horizon_s, Rules.max_run, run)).first
+        return turn_plans.plan_turns(turn_plans.Problem(turn_tasks, horizon_s, Rules.max_run, run)).first
 
 
 def true_rates(pair: Pair, k: int, frame: int) -> Tuple[float, float, Optional[float]]:

@@ -108,7 +108,7 @@ def _measure(
 
 
 def _replayed(address: str, keys: str, model: str, frames: int) -> Dict[str, Any]:
-    """What frames of mode ``replay`` cost; nothing, with a word, where this machine cannot run them."""
+    """Measure frames of mode ``replay``; nothing, with a line of text, where this machine cannot run them."""
     with Process(modes_robot(address, keys, model), ONE_THREAD) as robot:
         lacks = robot.request_answer({"prepare": Mode.REPLAY.value}, OPEN_S)["lacks"]
         costs = robot.request_answer({"costs": 0 if lacks else frames}, OPEN_S)
@@ -137,7 +137,7 @@ def replay_cost(costs: Mapping[str, Any], slowdown: float, pauses_s: Sequence[fl
 
 
 def _time_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
-    """Seconds that the robot codes the input and decodes the answer."""
+    """Time the robot's coding of the input and decoding of the answer."""
     from edge_offload.execute.tensors import pack_tensors, unpack_tensors
 
     descriptors, buffers = pack_tensors(outputs)

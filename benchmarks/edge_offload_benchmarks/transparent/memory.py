@@ -31,7 +31,7 @@ def measure(robot: Any, server_pid: int, names: Sequence[str], scale: float = 1.
         return total
 
     def send_request(request: Dict[str, Any]) -> Dict[str, Any]:
-        answer: Dict[str, Any] = robot.ask(request)
+        answer: Dict[str, Any] = robot.request_answer(request)
         if "error" in answer:
             raise RemoteError(f"{name}: {answer['error']}")
         return answer
@@ -62,7 +62,7 @@ def measure(robot: Any, server_pid: int, names: Sequence[str], scale: float = 1.
 
 
 def plateau(sizes: Sequence[int]) -> bool:
-    """Whether what was read in the second half is no more than what was read before it, within the noise of pages."""
+    """Return whether the second half is at most what was read before, within the noise of pages."""
     half = len(sizes) // 2
     before, after = max(sizes[: half + 1]), max(sizes[half:])
     return after - before <= max(SHARE * before, BYTES)

@@ -31,7 +31,7 @@ class CudaReference:
         )
 
     def outputs(self, model: str, tensor: torch.Tensor) -> List[torch.Tensor]:
-        """What the network called ``model`` makes of one input, on the host.
+        """Compute the outputs of ``model`` for one input, on the host.
 
         Raises:
             RemoteError: the process has ended.
@@ -63,11 +63,11 @@ def main() -> int:
     from edge_offload.execute import devices
     from edge_offload.execute.module import as_tensors
     from edge_offload.models.registry import build_module
-    from edge_offload_research.device.conformance.reference import settle
+    from edge_offload_research.device.conformance.reference import set_reference_flags
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    settle(devices.pick_device("cuda"))
+    set_reference_flags(devices.pick_device("cuda"))
     by_name = {case.name: case for case in (*cases(), *small_cases())}
     name, module = "", torch.nn.Module()
     for line in sys.stdin:

@@ -182,14 +182,14 @@ class Steady:
 
 
 def same_bits(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """Whether two results have the same shapes and values."""
+    """Return whether two results have the same shapes and values."""
     return len(outputs) == len(expected) and all(
         a.shape == b.shape and torch.equal(a, b) for a, b in zip(outputs, expected)
     )
 
 
 def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
-    """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included.
+    """Time a call in a chain of replayed functional operators, the interpreter and torch's binding included.
 
     The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
     emulator and whatever else runs on the same core take from the one and not from the other.
@@ -220,7 +220,7 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
 
 
 class Requests:
-    """What the robot can be asked for: a method per request, with the request's other fields as arguments."""
+    """Requests to the robot: a method per request, with the request's other fields as arguments."""
 
     def __init__(self, address: str, reference: Optional[CudaReference] = None) -> None:
         self._address = address
@@ -250,7 +250,7 @@ class Requests:
         return measure(self.robot, [Mode(name) for name in modes], count, self._reference)
 
     def do_kernel(self) -> Dict[str, float]:
-        """What a replayed call costs."""
+        """Measure the cost of a replayed call."""
         return kernel_cost()
 
     def do_steady(self, model: str) -> Dict[str, Any]:

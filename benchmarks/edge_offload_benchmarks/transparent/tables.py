@@ -26,7 +26,7 @@ WHOSE = {"cpu": "the robot's own", "cuda": "plain CUDA's"}
 
 
 def bits_row(item: Mapping[str, Any], whose: str = WHOSE["cpu"]) -> str:
-    """How many inferences of one network were compared."""
+    """Format the number of compared inferences of one network."""
     equal = f"{item['equal']} of {item['inferences']} inferences in mode replay equal {whose}"
     return f"{item['model']:<38} {equal}, {item['round_trips']} round trips"
 
@@ -81,12 +81,12 @@ def _ratio(value: Optional[float]) -> str:
 
 def plot(record: Dict[str, Any], path: pathlib.Path) -> None:
     """Median latency by network and mode, one panel per link."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     links = list(dict.fromkeys(line["link"] for line in record["records"]))
     models = list(dict.fromkeys(line["model"] for line in record["records"]))
     modes = ("local", "server", *("replay", "lazy", "cached", "per_op"))
-    with panels(path, len(links), 1, (11, 3.6 * len(links))) as grid:
+    with open_panels(path, len(links), 1, (11, 3.6 * len(links))) as grid:
         for panel, link in zip(grid[:, 0], links):
             for offset, mode in enumerate(modes):
                 p50_s = {line["model"]: line["latency_s"]["p50"] for line in record["records"]

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
 from edge_offload_benchmarks.gpu.phases.bits import by_size
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, end_all, module
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, end_all, module_command
 from edge_offload_benchmarks.gpu.results import Phase
 
 #: Runs of each entry by mode: replay needs some to learn from.
@@ -41,9 +41,9 @@ def run(phase: Phase) -> None:
             for name in ("plain", "replay") if settings.tiny else ("plain", "again", *RUNS):
                 out = folder / f"{name}{part}.pt"
                 runs = RUNS.get(name, max(RUNS.values()) if name == "plain" else 1)
-                command = module("conformance_child", "--out", str(out), "--runs", str(runs), *common)
+                command = module_command("conformance_child", "--out", str(out), "--runs", str(runs), *common)
                 if name in RUNS:
-                    process = Process(settings, out.stem, [*server.exec("--mode", name), *command], **BLIND)
+                    process = Process(settings, out.stem, [*server.exec_command("--mode", name), *command], **BLIND)
                 else:
                     command += ["--device", settings.device]
                     process = Process(settings, out.stem, command, OMP_NUM_THREADS="1")
@@ -51,16 +51,16 @@ def run(phase: Phase) -> None:
         end_all((process for process, _ in children.values()), phase.remaining_s() - 12)
         outcomes: Dict[str, Dict[Any, Any]] = {}
         for name, (process, out) in children.items():
-            with phase.guarded(name):
+            with phase.guard_errors(name):
                 code = process.end(5)
                 if code != 0:
-                    phase.record(name, failed=f"exit code {code}", log=process.tail(1500))
+                    phase.record(name, failed=f"exit code {code}", log=process.read_tail(1500))
                 if out.exists():
                     outcomes.setdefault(name.rstrip("0123456789"), {}).update(torch.load(out, weights_only=False))
-    judge(phase, outcomes)
+    record_verdicts(phase, outcomes)
 
 
-def verdict(want: Sequence[Any], have: Sequence[Any]) -> str:
+def worst_verdict(want: Sequence[Any], have: Sequence[Any]) -> str:
     """The worst difference between the results of a call's samples."""
     if len(want) != len(have):
         return "count"
@@ -96,10 +96,12 @@ def of_value(x: Any, y: Any) -> str:
     return by_size(float((one.double() - right.double()).abs().nan_to_num(0, 0, 0).max()) / scale)
 
 
-def judge(phase: Phase, outcomes: Dict[str, Dict[Any, Any]]) -> None:
+def record_verdicts(phase: Phase, outcomes: Dict[str, Dict[Any, Any]]) -> None:
     """Record counts of verdicts by mode and what is in each; the whole list goes to conformance.jsonl."""
     plain, repeated = outcomes.get("plain", {}), outcomes.get("again", {})
-    unsteady = {key[:2] for key, value in repeated.items() if key in plain and verdict(plain[key], value) != "bits"}
+    unsteady = {
+        key[:2] for key, value in repeated.items() if key in plain and worst_verdict(plain[key], value) != "bits"
+    }
     errors = sum(isinstance(one, tuple) for value in plain.values() for one in value)
     phase.record(
         "plain",
@@ -115,7 +117,7 @@ def judge(phase: Phase, outcomes: Dict[str, Dict[Any, Any]]) -> None:
         for key, value in outcomes.get(mode, {}).items():
             if key not in plain:
                 continue
-            name = verdict(plain[key], value)
+            name = worst_verdict(plain[key], value)
             name = "unsteady" if name != "bits" and key[:2] in unsteady else name
             counts[name] += 1
             if name not in ("bits", "unsteady"):

@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, Tuple
 
 from edge_offload_benchmarks.gpu.power import Power
-from edge_offload_benchmarks.gpu.results import Phase, spread
+from edge_offload_benchmarks.gpu.results import Phase, spread_ms
 
 PACKAGES = (
     "numpy",
@@ -36,18 +36,18 @@ SMI = "name,driver_version,power.draw,clocks.sm,clocks.mem,temperature.gpu,compu
 
 def run(phase: Phase) -> None:
     """Record the machine first, then its floors."""
-    with phase.guarded("machine"):
-        machine(phase)
+    with phase.guard_errors("machine"):
+        record_machine(phase)
     if phase.settings.cuda:
-        with phase.guarded("gpu"):
-            gpu(phase)
-        with phase.guarded("nvml"):
-            nvml(phase)
-    with phase.guarded("floors"):
-        floors(phase)
+        with phase.guard_errors("gpu"):
+            record_gpu(phase)
+        with phase.guard_errors("nvml"):
+            record_power(phase)
+    with phase.guard_errors("floors"):
+        measure_floors(phase)
     if phase.settings.cuda:
-        with phase.guarded("throughput"):
-            throughput(phase)
+        with phase.guard_errors("throughput"):
+            measure_throughput(phase)
 
 
 def output_of(*command: str) -> str:
@@ -67,7 +67,7 @@ def version_of(name: str) -> str:
         return "absent"
 
 
-def machine(phase: Phase) -> None:
+def record_machine(phase: Phase) -> None:
     """Versions, cores, compilers, headers, room on disks."""
     started_at = time.monotonic()
     import torch
@@ -110,7 +110,7 @@ def machine(phase: Phase) -> None:
     )
 
 
-def gpu(phase: Phase) -> None:
+def record_gpu(phase: Phase) -> None:
     """The GPU, its driver, the runtime's and cuDNN's versions, and the flags that decide bits."""
     import torch
 
@@ -134,16 +134,16 @@ def gpu(phase: Phase) -> None:
     )
 
 
-def nvml(phase: Phase) -> None:
+def record_power(phase: Phase) -> None:
     """Power at rest."""
     power = Power()
-    first, started_at = power.joules(), time.monotonic()
+    first, started_at = power.read_joules(), time.monotonic()
     time.sleep(1.0)
-    watts = (power.joules() - first) / (time.monotonic() - started_at)
-    phase.record("nvml", idle_watts=watts, usage_watts=power.watts(), memory_mb=power.memory_mb())
+    watts = (power.read_joules() - first) / (time.monotonic() - started_at)
+    phase.record("nvml", idle_watts=watts, usage_watts=power.read_watts(), memory_mb=power.memory_mb())
 
 
-def measure(count: int, call: Callable[[], Any], wait: Callable[[], Any]) -> Dict[str, float]:
+def measure_spread(count: int, call: Callable[[], Any], wait: Callable[[], Any]) -> Dict[str, float]:
     """The spread of the durations of a call, on an idle device."""
     seconds: List[float] = []
     for _ in range(count):
@@ -151,10 +151,10 @@ def measure(count: int, call: Callable[[], Any], wait: Callable[[], Any]) -> Dic
         started_at = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - started_at)
-    return spread(seconds)
+    return spread_ms(seconds)
 
 
-def floors(phase: Phase) -> None:
+def measure_floors(phase: Phase) -> None:
     """Microseconds of an operator, of a read, and of copies by size."""
     import torch
 
@@ -171,13 +171,13 @@ def floors(phase: Phase) -> None:
         launched = time.perf_counter() - started_at
         wait()
         phase.record("launch", python_op_us=launched / 5e-3, until_done_us=(time.perf_counter() - started_at) / 5e-3)
-        phase.record("item", **measure(200, lambda: one[0].item(), wait))
+        phase.record("item", **measure_spread(200, lambda: one[0].item(), wait))
         if cuda:
-            with phase.guarded("graph of 200"):
+            with phase.guard_errors("graph of 200"):
                 graph_floor(phase, one)
         for size in (150_528, 921_600, 8 << 20):
-            with phase.guarded(f"copies of {size}"):
-                copies(phase, size, wait)
+            with phase.guard_errors(f"copies of {size}"):
+                measure_copies(phase, size, wait)
 
 
 def graph_floor(phase: Phase, one: Any) -> None:
@@ -197,7 +197,7 @@ def graph_floor(phase: Phase, one: Any) -> None:
     phase.record("graph of 200", launch_us=launched / 1e-4, until_done_us=(time.perf_counter() - started_at) / 1e-4)
 
 
-def copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
+def measure_copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
     """Milliseconds of copies of ``size`` bytes, by memory that is pageable and that is pinned."""
     import torch
 
@@ -216,10 +216,10 @@ def copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
             ("pinned_up_ms", lambda: (on_device.copy_(locked, non_blocking=True), wait())),
             ("pinned_down_ms", lambda: (locked.copy_(on_device, non_blocking=True), wait())),
         ]
-    phase.record(f"copies of {size}", **{name: measure(50, call, wait)["ms"] for name, call in calls})
+    phase.record(f"copies of {size}", **{name: measure_spread(50, call, wait)["ms"] for name, call in calls})
 
 
-def throughput(phase: Phase) -> None:
+def measure_throughput(phase: Phase) -> None:
     """Bandwidth of memory, and floating-point operations per second in float32 with TF32 and without."""
     import torch
 

@@ -27,11 +27,11 @@ def run(phase: Phase) -> None:
         libraries.CODECS,
         libraries.WINDOWS,
     ):
-        with phase.guarded(recipe.name):
-            place(phase, recipe, fits)
+        with phase.guard_errors(recipe.name):
+            place_library(phase, recipe, fits)
 
 
-def place(phase: Phase, recipe: Any, fits: bool) -> None:
+def place_library(phase: Phase, recipe: Any, fits: bool) -> None:
     """Copy a carried library into the cache under its name there, or build it."""
     started_at = time.monotonic()
     ready = carried.NATIVE / f"{recipe.name}.so"
@@ -40,7 +40,7 @@ def place(phase: Phase, recipe: Any, fits: bool) -> None:
     # what is compiled for this processor (codecs) is built here: it takes seconds
     if path.exists():
         how = "present"
-    elif fits and ready.exists() and not recipe.processor and compatible(recipe):
+    elif fits and ready.exists() and not recipe.processor and is_compatible(recipe):
         shutil.copy(ready, path)
         path.chmod(0o755)
         how = "placed"
@@ -50,12 +50,12 @@ def place(phase: Phase, recipe: Any, fits: bool) -> None:
     phase.record(recipe.name, how=how, seconds=time.monotonic() - started_at, path=path.name)
 
 
-def compatible(recipe: Any) -> bool:
-    """Whether this Python and torch are those that the carried libraries were built for."""
+def is_compatible(recipe: Any) -> bool:
+    """Return whether the carried libraries were built for this Python and torch."""
     import sys
 
     import torch
 
-    target = carried.target()
+    target = carried.read_target()
     same_python = not recipe.extension or list(sys.version_info[:2]) == target.get("python")
     return same_python and (not recipe.torch or torch.__version__ == target.get("torch"))
