@@ -58,7 +58,7 @@ class ContentDropEstimator(DropEstimator):
         self._learn(now, drop, row)
 
     def curve(self, now: float, content: Optional[Mapping[str, float]] = None) -> DropCurve:
-        """What is expected now, of content like this.
+        """Return the expected drops now, of content like this.
 
         Raises:
             BadInput: a feature that is no number.

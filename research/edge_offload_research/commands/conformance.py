@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload import records
     from edge_offload_research.device.conformance import report
-    from edge_offload_research.device.conformance.run import Child, Journal, Settings, catalogue, judge_all
+    from edge_offload_research.device.conformance.run import Child, Journal, Settings, judge_all, read_catalogue
 
     modes = args.modes.split(",")
     strange = [mode for mode in modes if mode not in MODES]
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(modes, args.limit, args.timeout, launcher, layouts, args.reference)
     child = Child(settings)
     try:
-        entries_facts = catalogue(child)
+        entries_facts = read_catalogue(child)
         names = [
             name for name in entries_facts["entries"] if any(fnmatch.fnmatchcase(name, glob) for glob in args.entries)
         ]
@@ -91,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     finally:
         child.close()
     record = report.record_of(entries, facts)
-    print(report.table(record))
+    print(report.format_table(record))
     write_each(
         lambda: records.write(args.json, "conformance", record) if args.json else None,
-        lambda: write_text(args.markdown, report.page(record)) if args.markdown else None,
+        lambda: write_text(args.markdown, report.format_page(record)) if args.markdown else None,
     )
     return 1 if any(totals["wrong"] for totals in record["totals"].values()) else 0

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="--verify only what --out does not hold yet")
 
 
-def bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
+def bandwidth_bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
     """Bandwidths in bytes per second, in equal ratios."""
     return tuple(low * (high / low) ** (k / (count - 1)) for k in range(count))
 
@@ -103,20 +103,20 @@ def run(args: argparse.Namespace) -> int:
     # what is named is read before minutes are spent on measuring
     profiles = [Profile.read(path) if path else None for path in (args.profile, args.server_profile)]
     network = network_of(args, dense=args.verify)
-    model = _model(args, network, *profiles)
-    bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bins()
+    model = _make_model(args, network, *profiles)
+    bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bandwidth_bins()
     objective = Objective(args.objective, args.weight, args.deadline)
     if args.verify:
-        return _verify(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
+        return _verify_plans(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
     effort = Effort(seconds=args.seconds, evaluations=EVALUATIONS)
     if args.bounds:
         return _note_bounds(args, model, bandwidths, effort, earlier)
     started = time.perf_counter()
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
-    table, bounds = _bounds(args, model, table)
-    rows = _rows(args, model, table, objective, bounds)
-    _print(args, rows, planning_s)
+    table, bounds = _bound_table(args, model, table)
+    rows = _make_rows(args, model, table, objective, bounds)
+    _print_rows(args, rows, planning_s)
     if args.out:
         records.write(args.out, "split_table", {
             "model": args.model, "planner": args.planner, "objective": args.objective, "slowdown": args.slowdown,
@@ -124,15 +124,15 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
     if args.plot or args.measure:
         rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
-        measured = _measured(args, network, model, table.plan_at(rate), rate) if args.measure else None
+        measured = _measure_plan(args, network, model, table.plan_at(rate), rate) if args.measure else None
         if args.plot:
-            from edge_offload_research.split.model.draw import draw
+            from edge_offload_research.split.model.draw import draw_plan
 
-            draw(table.plan_at(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
+            draw_plan(table.plan_at(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
     return 0
 
 
-def _measured(
+def _measure_plan(
     args: argparse.Namespace, network: TracedNetwork, model: CostModel, plan: SplitPlan, rate: float
 ) -> Tuple[float, Sequence[TimelineSpan]]:
     """Makespan and timeline of a plan that is run here; says what both sides did."""
@@ -149,12 +149,12 @@ def _measured(
     expected_s = simulate_plan(plan, model, rate).makespan_s
     print(f"at {rate / 1e6:.1f} MB/s (link emulated), {len(seconds)} times: median "
           f"{statistics.median(seconds) * 1e3:.1f} ms, {expected_s * 1e3:.1f} were expected; robot idle "
-          f"{measured.idle(Side.ROBOT):.0%}, server idle {measured.idle(Side.SERVER):.0%}, "
+          f"{measured.idle_share(Side.ROBOT):.0%}, server idle {measured.idle_share(Side.SERVER):.0%}, "
           f"overlap_ratio {measured.overlap_ratio:.2f}")  # fmt: skip
     return measured.makespan_s, measured.spans
 
 
-def _model(
+def _make_model(
     args: argparse.Namespace, network: TracedNetwork, robot: Optional[Profile], server: Optional[Profile]
 ) -> CostModel:
     from edge_offload.execute.heap import retain_freed_memory
@@ -169,7 +169,7 @@ def _model(
     )
 
 
-def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
+def _make_rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
           bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
@@ -180,7 +180,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
     baselines = {key: plan_table(space, name, objective).predicted_s for key, name in names.items()}
-    gaps = _gaps(args, space, table, objective)
+    gaps = _certify_gaps(args, space, table, objective)
     rows = []
     for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
         outcome = simulate_plan(plan, model, rate)
@@ -201,15 +201,17 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     return rows
 
 
-def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
+def _certify_gaps(
+    args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective
+) -> List[Optional[float]]:
     if not args.certify:
         return [None] * len(table.plans)
-    from edge_offload_research.split.bounds.certificate import certify
+    from edge_offload_research.split.bounds.certificate import certify_table
 
-    return certify(space, table, objective)
+    return certify_table(space, table, objective)
 
 
-def _bounds(args: argparse.Namespace, model: CostModel,
+def _bound_table(args: argparse.Namespace, model: CostModel,
             table: PlanTable) -> Tuple[PlanTable, List[Optional[float]]]:  # fmt: skip
     """The table, improved where the search for a bound comes by better plans, and each plan's gap."""
     if args.bound is None:
@@ -244,7 +246,7 @@ def _note_bounds(
             continue
         planned = plan_table(Space(model, [rate], not args.no_codecs), args.planner, None, effort)
         started = time.perf_counter()
-        table, (gap,) = _bounds(args, model, planned)
+        table, (gap,) = _bound_table(args, model, planned)
         earlier.append({
             "model": args.model, "bandwidth_bytes_per_s": rate, "slowdown": args.slowdown, "codecs": not args.no_codecs,
             "labels": args.bound, "shape": table.plans[0].kind, "planned_s": planned.predicted_s[0],
@@ -258,7 +260,7 @@ def _note_bounds(
     return 0
 
 
-def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:
+def _print_rows(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:
     emulated = f", robot emulated {args.slowdown:g}x slower" if args.slowdown != 1.0 else ""
     print(f"{args.model}: {args.planner}, {args.objective}, planned in {planning_s:.1f} s{emulated}")
     print(f"{'MB/s':>6} {'plan':<7} {'ms':>8} {'J':>7} {'up kB':>8} {'down kB':>8} {'robot rows':>10} "
@@ -274,13 +276,13 @@ def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s:
 def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:
     """Bandwidth at which the plan gains most over the best baseline."""
 
-    def gain(row: Dict[str, Any]) -> float:
+    def gain_of(row: Dict[str, Any]) -> float:
         return float(min(row["device_only_s"], row["server_only_s"], row["layers_s"]) / max(row["makespan_s"], 1e-9))
 
-    return float(max(rows, key=gain)["bandwidth_bytes_per_s"])
+    return float(max(rows, key=gain_of)["bandwidth_bytes_per_s"])
 
 
-def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, bandwidths: Sequence[float],
+def _verify_plans(args: argparse.Namespace, network: TracedNetwork, model: CostModel, bandwidths: Sequence[float],
             objective: Objective, effort: Effort) -> int:  # fmt: skip
     import json
     import random
@@ -291,7 +293,7 @@ def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, 
     from edge_offload.split.model.check import check_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import PLANNERS, plan_table
-    from edge_offload_research.split.model.exactness import Verifier, passes, random_split, shortened
+    from edge_offload_research.split.model.exactness import Verifier, passes_check, random_split, shortened_plans
 
     options = list(args.option)
     earlier = records.read_list(args.out, "split_exactness")
@@ -313,15 +315,21 @@ def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, 
     for name in PLANNERS:
         if name not in verified_planners:
             plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
-            save_record({**verifier.record(args.model, name, plans), "options": options})
+            save_record({**verifier.make_record(args.model, name, plans), "options": options})
     if "random" not in verified_planners:
         identity = sequence_hash(network.program.sequence)
         anywhere = [check_plan(random_split(network.located, random.Random(seed)), network.located, identity)
                     for seed in range(args.random)]  # fmt: skip
-        mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
-        refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)
-        save_record({**verifier.record(args.model, "random", anywhere), "options": options, "mutants": len(mutants),
-              "mutants_refused": refused})  # fmt: skip
+        mutants = [mutant for plan in anywhere for mutant in shortened_plans(plan)]
+        refused = sum(not passes_check(mutant, network.located, identity) for mutant in mutants)
+        save_record(
+            {
+                **verifier.make_record(args.model, "random", anywhere),
+                "options": options,
+                "mutants": len(mutants),
+                "mutants_refused": refused,
+            }
+        )
     json.dump(verified, sys.stdout, indent=2)
     print()
     saver.settle()

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise BadInput(f"cannot read {args.file}: {error}", remedy="give a JSON file; see --help") from error
     problems = given if isinstance(given, list) else [given]
-    answers = [_answer(problem) for problem in problems]
+    answers = [_plan_promises(problem) for problem in problems]
     if args.json:
         print(json.dumps(answers if isinstance(given, list) else answers[0]))
         return 0
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(problem: Any) -> Dict[str, Any]:
+def _plan_promises(problem: Any) -> Dict[str, Any]:
     from edge_offload.server.promises.packing import order_requests, pack_requests
 
-    names, paces, latencies, begin, horizon, grace = _parse(problem)
+    names, paces, latencies, begin, horizon, grace = _parse_problem(problem)
     requests = order_requests(paces, begin + horizon)
     batches = pack_requests(paces, requests, latencies, begin, grace)
     return {
@@ -72,7 +72,7 @@ def _answer(problem: Any) -> Dict[str, Any]:
     }
 
 
-def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float]:
+def _parse_problem(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float]:
     from edge_offload.errors import BadInput
     from edge_offload.server.promises.latencies import Latencies
     from edge_offload.server.promises.packing import Pace
@@ -83,8 +83,8 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
     if unknown:
         raise BadInput(f"unknown in the problem: {', '.join(sorted(map(str, unknown)))}", remedy="see --help")
     latencies = Latencies.parse(problem.get("lat", []))
-    begin, horizon = _number(problem, "t0"), _number(problem, "horizon", least=0.0)
-    grace = _number(problem, "grace", least=0.0) if "grace" in problem else 0.0
+    begin, horizon = _read_number(problem, "t0"), _read_number(problem, "horizon", least=0.0)
+    grace = _read_number(problem, "grace", least=0.0) if "grace" in problem else 0.0
     robots = problem.get("robots")
     if not isinstance(robots, list) or len(robots) > MAX_ROBOTS:
         raise BadInput(f"robots are a list of at most {MAX_ROBOTS}")
@@ -100,13 +100,13 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
         if name in names:
             raise BadInput(f"two robots are called {name}")
         integers = {
-            key: _number(robot, key, least, f"robot {name}: ")
+            key: _read_number(robot, key, least, f"robot {name}: ")
             for key, least in (("interval", 1.0), ("batch", 1.0), ("frame", -math.inf))
         }
         for key, value in integers.items():
             if value != int(value) or abs(value) > MOST_FRAME:
                 raise BadInput(f"robot {name}: {key} is {value:g}", remedy="give a whole number below 2^53")
-        arrival = _number(robot, "arrival", -math.inf, f"robot {name}: ")
+        arrival = _read_number(robot, "arrival", -math.inf, f"robot {name}: ")
         names.append(name)
         paces.append(
             Pace(str(name), int(integers["interval"]), int(integers["batch"]), int(integers["frame"]), arrival)
@@ -117,7 +117,7 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
     return names, paces, latencies, begin, horizon, grace
 
 
-def _number(of: Dict[str, Any], key: str, least: float = -math.inf, where: str = "") -> float:
+def _read_number(of: Dict[str, Any], key: str, least: float = -math.inf, where: str = "") -> float:
     from edge_offload.errors import BadInput
 
     value = of.get(key)

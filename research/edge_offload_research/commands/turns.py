@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from edge_offload.errors import BadInput
-    from edge_offload_research.turn_plans import count, plan
+    from edge_offload_research.turn_plans import count_plans, plan_turns
 
     text = sys.stdin.read() if args.file == "-" else pathlib.Path(args.file).read_text(encoding="utf-8")
     try:
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             problem = problem_of(one)
             if args.count:
-                counted.append(count(problem))
+                counted.append(count_plans(problem))
                 lines.append(str(counted[-1]))
                 continue
-            planned = plan(problem)
+            planned = plan_turns(problem)
         except BadInput as error:
             where = f"problem {number}: " if several else ""
             raise BadInput(f"{where}{error.cause}", error.remedy) from error
@@ -80,7 +80,7 @@ def problem_of(given: Any) -> Any:
     from edge_offload.errors import BadInput
     from edge_offload_research.turn_plans import Problem, Task
 
-    def fields(what: str, one: Any, needed: Any, others: Dict[str, Any]) -> Dict[str, Any]:
+    def check_fields(what: str, one: Any, needed: Any, others: Dict[str, Any]) -> Dict[str, Any]:
         if not isinstance(one, dict):
             raise BadInput(f"{what} is {one!r}", remedy="write an object in braces")
         missing, unknown = [key for key in needed if key not in one], sorted(set(one) - {*needed, *others})
@@ -97,12 +97,12 @@ def problem_of(given: Any) -> Any:
             raise BadInput(f"{what} is {value!r}", remedy="give a whole number of frames")
         return value
 
-    facts = fields("the problem", given, ("tasks",), PROBLEM)
+    facts = check_fields("the problem", given, ("tasks",), PROBLEM)
     if not isinstance(facts["tasks"], list):
         raise BadInput(f"tasks are {facts['tasks']!r}", remedy="give a list of tasks")
     tasks = []
     for one in facts["tasks"]:
-        task = fields("a task", one, ("name", "latency", "last", "rate"), TASK)
+        task = check_fields("a task", one, ("name", "latency", "last", "rate"), TASK)
         last = check_frame_count(f"task {task['name']}: last", task["last"])
         tasks.append(
             Task(task["name"], task["latency"], last, task["rate"], task["intercept"], task["local"], task["weight"])

@@ -17,7 +17,7 @@ from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import CompiledPlan, compile_plan, robot_energy
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_research.emulate.trace import Trace
-from edge_offload_research.testbed.replay import Inference, replay
+from edge_offload_research.testbed.replay import Inference, replay_plan
 
 PROBE_BYTES = 16 * 1024
 FIRST_GUESS = 5e6
@@ -75,13 +75,13 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
     while now < until:
         bandwidth = trace.rate_at(now) if oracle else seen
         chosen = compiled[distinct[table.find_index(bandwidth)]]
-        inference = replay(chosen, model, trace, now)
+        inference = replay_plan(chosen, model, trace, now)
         wire_s = inference.wire_s
         following = now + inference.latency_s + gap_s
         if inference.seen_bytes_per_s > 0:
             seen, probe = inference.seen_bytes_per_s, None
         elif probes and not oracle:
-            probe = probe or (now, trace.finish(now, PROBE_BYTES))
+            probe = probe or (now, trace.finish_time(now, PROBE_BYTES))
             wire_s += min(probe[1], following) - max(probe[0], now)
             if probe[1] <= following:
                 seen, probe = PROBE_BYTES / (probe[1] - probe[0]), None
@@ -91,10 +91,10 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
         now = following
     if not inferences:
         raise BadInput("no inference fits into the trace", remedy="give a longer one")
-    return _summary(inferences, model)
+    return _summarise(inferences, model)
 
 
-def _summary(inferences: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop:
+def _summarise(inferences: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop:
     compute = float(np.mean([min(item.robot_s, item.latency_s) for item, _ in inferences]))
     wire = float(np.mean([wire_s for _, wire_s in inferences]))
     latencies = np.array([item.latency_s for item, _ in inferences])

@@ -83,7 +83,7 @@ def read_operators(directory: pathlib.Path, model: str) -> List[ProfiledOperator
     operators: List[ProfiledOperator] = []
     older: Dict[str, float] = {}
     try:
-        for number, row in enumerate(_rows(path)):
+        for number, row in enumerate(_read_rows(path)):
             shapes = [shape for shape in row["out_shapes"].split(";") if shape]
             operators.append(ProfiledOperator(
                 int(row["idx"]), row["op"], int(row["local_dim"]) if row["local_dim"] else None,
@@ -124,7 +124,7 @@ def read_measured(directory: pathlib.Path, environment: str = "indoors") -> Dict
     path = directory / "summary.csv"
     by_method: Dict[Tuple[str, str], Measured] = {}
     try:
-        for row in _rows(path):
+        for row in _read_rows(path):
             if row["env"] == environment:
                 by_method[row["model"], row["method"]] = Measured(
                     float(row["dur_mean_ms"]) / 1e3,
@@ -139,7 +139,7 @@ def read_measured(directory: pathlib.Path, environment: str = "indoors") -> Dict
     return by_method
 
 
-def _rows(path: pathlib.Path) -> Iterator[Dict[str, str]]:
+def _read_rows(path: pathlib.Path) -> Iterator[Dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             for number, row in enumerate(csv.DictReader(stream)):

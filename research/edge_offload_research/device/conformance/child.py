@@ -29,7 +29,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     from edge_offload.device.installation import current_installation
     from edge_offload.errors import Unsupported
-    from edge_offload_research.device.conformance.judge import DTYPES, entry_name, find, judge
+    from edge_offload_research.device.conformance.judge import DTYPES, entry_name, find_entry, judge_entry
     from edge_offload_research.device.conformance.reference import CudaReference
 
     torch.set_num_threads(1)
@@ -49,9 +49,9 @@ def main(argv: Optional[List[str]] = None) -> int:
             )
             continue
         assert device is not None
-        op = find(op_db, name)
+        op = find_entry(op_db, name)
         assert op is not None
-        _write_record(judge(op, args.modes.split(","), args.limit, device, args.layouts.split(","), reference))
+        _write_record(judge_entry(op, args.modes.split(","), args.limit, device, args.layouts.split(","), reference))
         if device.recorder.failed:
             return 3
     return 0

@@ -22,7 +22,14 @@ from torch.utils._pytree import tree_flatten
 from edge_offload.errors import DeviceLost, EdgeOffloadError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute.devices import gpu_failure
-from edge_offload_research.device.conformance.judge import SEED, Raised, call, drawn, find, seed
+from edge_offload_research.device.conformance.judge import (
+    SEED,
+    Raised,
+    call_operator,
+    draw_samples,
+    find_entry,
+    set_seed,
+)
 
 MARK = "reference "
 
@@ -56,7 +63,7 @@ class CudaReference:
             if answer is None or "problem" in answer:
                 raise EdgeOffloadError(f"the reference has no result: {(answer or {}).get('problem', 'it ended')}")
             stored = torch.load(path, weights_only=True)
-        if stored["digests"] != [[digest(sample) for sample in each] for each in samples]:
+        if stored["digests"] != [[digest_of(sample) for sample in each] for each in samples]:
             raise EdgeOffloadError("the reference's process draws other samples than this one")
         return [[Raised(one["raised"]) if isinstance(one, dict) else one for one in each] for each in stored["results"]]
 
@@ -101,7 +108,7 @@ def main() -> int:
     """Answer a question a line until the standard input ends, or the GPU fails (exit code 3)."""
     warnings.filterwarnings("ignore")
     try:
-        settle(devices.pick_device("cuda"))
+        set_reference_flags(devices.pick_device("cuda"))
     except EdgeOffloadError as error:
         _write_answer({"problem": error.cause, "remedy": error.remedy})
         return 2
@@ -111,7 +118,7 @@ def main() -> int:
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            torch.save(results_of(find(op_db, question["entry"]), question), question["path"])
+            torch.save(results_of(find_entry(op_db, question["entry"]), question), question["path"])
         except Exception as error:
             _write_answer({"problem": f"{type(error).__name__}: {error}"[:300]})
             if isinstance(gpu_failure(error), DeviceLost):
@@ -121,7 +128,7 @@ def main() -> int:
     return 0
 
 
-def settle(device: torch.device) -> None:
+def set_reference_flags(device: torch.device) -> None:
     """The flags of a reference: float32 in full, and the same bits every time."""
     torch.set_num_threads(1)
     devices.fix_kernel_choice(device)
@@ -131,20 +138,20 @@ def settle(device: torch.device) -> None:
 
 def results_of(op: Any, question: Dict[str, Any]) -> Dict[str, Any]:
     """``results``: by the number of the values and of the sample its leaves or an error; ``digests`` of the samples."""
-    sets = drawn(op, question["dtype"], question["count"], question["limit"])
+    sets = draw_samples(op, question["dtype"], question["count"], question["limit"])
     results: List[List[Any]] = []
     for samples in sets:
         results.append([])
         for sample in samples:
-            seed(SEED)
+            set_seed(SEED)
             try:
-                leaves = tree_flatten(call(op, sample, "cuda", question["layout"]))[0]
+                leaves = tree_flatten(call_operator(op, sample, "cuda", question["layout"]))[0]
                 results[-1].append([as_it_lies(one) if isinstance(one, torch.Tensor) else one for one in leaves])
             except Exception as error:
                 if isinstance(gpu_failure(error), DeviceLost):
                     raise
                 results[-1].append({"raised": Raised.of(error).text})
-    return {"results": results, "digests": [[digest(sample) for sample in samples] for samples in sets]}
+    return {"results": results, "digests": [[digest_of(sample) for sample in samples] for samples in sets]}
 
 
 def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,8 +164,8 @@ def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
     return empty.set_(raw.untyped_storage(), plain.storage_offset(), plain.size(), plain.stride())
 
 
-def digest(sample: Any) -> str:
-    """Of the values of a sample, by which two processes see that they have drawn the same."""
+def digest_of(sample: Any) -> str:
+    """Return the digest of a sample's values, by which two processes check that they have drawn the same."""
     hasher = hashlib.sha256()
     for leaf in tree_flatten((sample.input, list(sample.args), dict(sample.kwargs)))[0]:
         if isinstance(leaf, torch.Tensor):

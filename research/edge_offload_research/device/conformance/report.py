@@ -42,7 +42,7 @@ def record_of(entries: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) ->
     return {**facts, "totals": totals, "entries": [dict(entry) for entry in entries]}
 
 
-def table(record: Mapping[str, Any]) -> str:
+def format_table(record: Mapping[str, Any]) -> str:
     """Totals by mode, as lines of text."""
     count = len(record["entries"])
     lines = [f"{'mode':10}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES) + "    passed of all"]
@@ -52,7 +52,7 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def page(record: Mapping[str, Any]) -> str:
+def format_page(record: Mapping[str, Any]) -> str:
     """The compatibility page, in Markdown."""
     entries = record["entries"]
     samples = sum(entry["samples"] for entry in entries)
@@ -87,14 +87,14 @@ def page(record: Mapping[str, Any]) -> str:
         share = 100 * totals["passed"] / max(1, len(entries))
         lines.append(f"| {mode} | " + " | ".join(str(totals[outcome]) for outcome in OUTCOMES) + f" | {share:.1f} % |")
     for outcome, title in (("wrong", "Wrong"), ("refused", "Refused")):
-        lines += ["", f"## {title}", "", *_reasons(entries, outcome)]
+        lines += ["", f"## {title}", "", *_list_reasons(entries, outcome)]
     lines += ["", "## Excluded", ""]
     present = {entry["entry"] for entry in entries}
     lines += [f"- `{name}`: {reason}" for name, reason in EXCLUSIONS.items() if name in present]
     return "\n".join(lines) + "\n"
 
 
-def _reasons(entries: Sequence[Mapping[str, Any]], outcome: str) -> List[str]:
+def _list_reasons(entries: Sequence[Mapping[str, Any]], outcome: str) -> List[str]:
     lines = []
     for entry in entries:
         modes = [mode for mode, one in entry["outcomes"].items() if one == outcome]

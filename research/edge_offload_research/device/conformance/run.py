@@ -24,7 +24,7 @@ START_S = 900.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How entries are judged.
+    """Settings of the run.
 
     Attributes:
         modes: execution modes.
@@ -111,7 +111,7 @@ class Child:
                 self.last_error_line = line.strip()[:200]
 
 
-def catalogue(child: Child) -> Dict[str, Any]:
+def read_catalogue(child: Child) -> Dict[str, Any]:
     """``entries``: the names of all entries of op_db; ``torch``: whose version; ``dtypes``: those of the samples.
 
     Raises:
@@ -178,7 +178,7 @@ def judge_all(
     """
     idle = [first] if first is not None else []  # popped and put back by single operations, which are atomic
 
-    def work(name: str) -> None:
+    def judge_entries(name: str) -> None:
         child = idle.pop() if idle else Child(settings)
         fresh = child.judged == 0
         record = child.request_answer(name, settings.timeout_s + (START_S if fresh else 0))
@@ -187,7 +187,7 @@ def judge_all(
             child, fresh = Child(settings), True
             record = child.request_answer(name, settings.timeout_s + START_S)
         if record is None or child.process.poll() is not None or child.judged > BATCH:
-            record = record or _died(name, settings, child.close())
+            record = record or _crash_record(name, settings, child.close())
             child.close()
         else:
             idle.append(child)
@@ -196,14 +196,14 @@ def judge_all(
 
     try:
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            list(pool.map(work, [name for name in names if name not in journal.records]))
+            list(pool.map(judge_entries, [name for name in names if name not in journal.records]))
     finally:
         for child in idle:
             child.close()
     return [journal.records[name] for name in names]
 
 
-def _died(name: str, settings: Settings, how: str) -> Dict[str, Any]:
+def _crash_record(name: str, settings: Settings, how: str) -> Dict[str, Any]:
     return {
         "entry": name,
         "outcomes": dict.fromkeys(settings.modes, "wrong"),

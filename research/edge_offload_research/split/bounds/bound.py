@@ -41,7 +41,7 @@ SLACK = 0.002
 
 @dataclass(frozen=True)
 class Limits:
-    """How hard to try.
+    """Limits of the effort.
 
     Attributes:
         gap: a bound this close is good enough; nothing closer is looked for.
@@ -69,7 +69,7 @@ def improve_and_bound(space: Space, table: PlanTable,
     gaps: List[Optional[float]] = []
     for index in range(len(table.plans)):
         try:
-            table, bound = _improved(space, table, index, limits)
+            table, bound = _improve_plan(space, table, index, limits)
         except BadInput:
             return table, [None] * len(table.plans)
         gaps.append(max(table.predicted_s[index] / bound - 1.0, 0.0) if bound > 0 else None)
@@ -82,7 +82,7 @@ def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> fl
     Raises:
         BadInput: see :class:`~edge_offload_research.split.bounds.counts.Counts`.
     """
-    return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
+    return _bound_makespan(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
 
 
 def better_plan(space: Space, counts: Counts, makespan: float, search: Search, index: int) -> Optional[ScoredPlan]:
@@ -108,10 +108,10 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
     return best
 
 
-def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
+def _improve_plan(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
     """The table with the best plan that a narrow search and the one for the bound come by; the bound."""
     counts = Counts(space, float(space.bandwidths[index]))
-    table = _with_better(space, table, index, _moved(space, table, index, limits.moves))
+    table = _with_better(space, table, index, _move_rows(space, table, index, limits.moves))
     makespan = table.predicted_s[index]
     device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
     quick = min(_by_clocks(counts, min(makespan, device_only_s), limits), device_only_s)
@@ -121,7 +121,7 @@ def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tup
     narrow.run()
     table = _with_better(space, table, index, better_plan(space, counts, makespan, narrow, index))
     makespan = table.predicted_s[index]
-    bound, search = _bound(space, counts, index, makespan, limits, narrow.potentials)
+    bound, search = _bound_makespan(space, counts, index, makespan, limits, narrow.potentials)
     return _with_better(space, table, index, better_plan(space, counts, makespan, search, index)), max(bound, quick)
 
 
@@ -142,7 +142,7 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
         return 0.0
 
 
-def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[ScoredPlan]:
+def _move_rows(space: Space, table: PlanTable, index: int, moves: int) -> Optional[ScoredPlan]:
     """The table's plan at one bandwidth with the server's rows moved, if that is faster."""
     single = Space(space.model, [float(space.bandwidths[index])], space.codecs)
     steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps_of(side)} for side in Side]
@@ -160,13 +160,13 @@ def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Sc
     about = {**table.plans[index].about, "makespan_s": makespan, "energy_j": joules}
     return replace(
         table,
-        plans=_put(table.plans, index, plan.with_about(**about)),
-        predicted_s=_put(table.predicted_s, index, makespan),
-        predicted_j=_put(table.predicted_j, index, joules),
+        plans=_replace_item(table.plans, index, plan.with_about(**about)),
+        predicted_s=_replace_item(table.predicted_s, index, makespan),
+        predicted_j=_replace_item(table.predicted_j, index, joules),
     )
 
 
-def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
+def _bound_makespan(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
            tables: Optional[List[Potential]]) -> Tuple[float, Search]:  # fmt: skip
     device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
     best = min(makespan, device_only_s)
@@ -177,5 +177,5 @@ def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Li
     return min(max(search.run(), at_once), device_only_s), search
 
 
-def _put(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:
+def _replace_item(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:
     return (*items[:index], item, *items[index + 1 :])

@@ -105,8 +105,8 @@ class Counts:
                     for u, _ in args]  # fmt: skip
             row_s = [self._row_s(number, rates[side]) for side in Side]
             row_s.append(self._single_s(number, rates[Side.ROBOT]))
-            self.operators.append(Counted(index, needed[index], length, _seconds(model.robot[index], length),
-                                          _seconds(model.server[index], length), args, int(np.argmax(work)),
+            self.operators.append(Counted(index, needed[index], length, _seconds_of(model.robot[index], length),
+                                          _seconds_of(model.server[index], length), args, int(np.argmax(work)),
                                           tuple(place[user] for user in users[number]), *row_s))  # fmt: skip
         self.input_length = located.count_rows(inputs[0])
         self.input_s = self._row_s(inputs[0], rates[Side.ROBOT])
@@ -123,24 +123,24 @@ class Counts:
         return min(max(raw / (option.ratio * rate), option.encode_s(raw, Side.ROBOT), option.decode_s(raw, Side.ROBOT))
                    for option in options)  # fmt: skip
 
-    def consumers(self, value: int) -> Sequence[int]:
-        """Who reads what operator ``value`` makes."""
+    def list_consumers(self, value: int) -> Sequence[int]:
+        """List the readers of operator ``value``."""
         return self.input_consumers if value == INPUT else self.operators[value].consumers
 
-    def follows(self, value: int) -> bool:
-        """Whether the next operator (behind the last one: the robot) reads the value, and awaits what is sent of it."""
-        return value + 1 in self.consumers(value) or value + 1 == len(self.operators)
+    def is_next(self, value: int) -> bool:
+        """Return whether the next operator (after the last one: the robot) reads the value, and awaits its transfer."""
+        return value + 1 in self.list_consumers(value) or value + 1 == len(self.operators)
 
-    def simple(self, value: int) -> bool:
-        """Whether nothing else reads the value."""
-        return self.follows(value) and len(self.consumers(value)) <= 1
+    def has_one_reader(self, value: int) -> bool:
+        """Return whether nothing else reads the value."""
+        return self.is_next(value) and len(self.list_consumers(value)) <= 1
 
-    def footprints(self, index: int) -> Dict[int, Array]:
+    def list_footprints(self, index: int) -> Dict[int, Array]:
         """Argument -> fewest rows that 0 … length rows of operator ``index`` need."""
         return dict(self.operators[index].args)
 
 
-def _seconds(cost: OperatorCost, length: int) -> Array:
+def _seconds_of(cost: OperatorCost, length: int) -> Array:
     seconds: Array = cost.launch_s + cost.row_s * np.arange(length + 1)
     seconds[0] = 0.0
     return seconds

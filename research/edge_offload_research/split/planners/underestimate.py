@@ -38,7 +38,7 @@ def strictly_needed(located: LocalityMap) -> Dict[int, int]:
 
 
 def least_footprints(located: LocalityMap, index: int) -> Dict[int, Array]:
-    """For every argument: the fewest of its rows that any c rows of the operator need, c = 0 … all."""
+    """Return for every argument the fewest of its rows that any c rows of the operator need, c = 0 … all."""
     length = located.operators[index].length
     lows: Dict[int, Array] = {}
     highs: Dict[int, Array] = {}
