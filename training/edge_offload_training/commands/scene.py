@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
-    return {"complete": _complete, "evaluate": _evaluate, "make": _make}[args.action](args)
+    return {"complete": _complete_scan, "evaluate": _evaluate_network, "make": _make_scenes}[args.action](args)
 
 
 def completer_of(args: argparse.Namespace) -> Any:
@@ -96,7 +96,7 @@ def completer_of(args: argparse.Namespace) -> Any:
     return completer
 
 
-def _complete(args: argparse.Namespace) -> int:
+def _complete_scan(args: argparse.Namespace) -> int:
     import io
     import pathlib
 
@@ -155,25 +155,25 @@ def _complete(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(args: argparse.Namespace) -> int:
+def _evaluate_network(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload_training.sconet.evaluation import evaluate
 
     completer = completer_of(args)
     network = completer.module if completer.trained else None
 
-    def progress(text: str) -> None:
+    def print_progress(text: str) -> None:
         if sys.stderr.isatty():
             print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
-    scores = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, progress)
-    print("\n".join(_table(scores)))
+    scores = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, print_progress)
+    print("\n".join(_format_table(scores)))
     if args.json:
         records.write(args.json, "scene_scores", scores)
     return 0
 
 
-def _table(record: Dict[str, Any]) -> List[str]:
+def _format_table(record: Dict[str, Any]) -> List[str]:
     kinds = "kinds and sizes never trained on" if record["held_out"] else "kinds and sizes as in training"
     lines = [
         f"{record['runs']} runs of {record['scenes']} scenes, {kinds}; mean and standard deviation over the runs",
@@ -192,7 +192,7 @@ def _table(record: Dict[str, Any]) -> List[str]:
     return lines
 
 
-def _make(args: argparse.Namespace) -> int:
+def _make_scenes(args: argparse.Namespace) -> int:
 
     import numpy as np
 

@@ -33,7 +33,7 @@ MOVING_CAMERA = Augmentation(mosaic=0.5, crop=True, paste=0.0, scale=0.5, shift=
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user chooses.
+    """Settings of a user.
 
     Attributes:
         scale: depth and width of the network.
@@ -117,10 +117,17 @@ def prepare(settings: Settings, dataset: Dataset, folder: pathlib.Path, device: 
     config = settings.config()
     check_step(settings.window, min(settings.batch, len(dataset)))
     side = config.weights.keypoint_box * max(config.canvas)
-    network = start.fresh(settings.scale, anchors_for(dataset, side, config.weights.anchor_ratio), settings.seed)
+    network = start.make_network(settings.scale, anchors_for(dataset, side, config.weights.anchor_ratio), settings.seed)
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Trainer(
-        network, start.anchors_of(network), list(STRIDES), dataset, config, folder, start.trainable(network), device
+        network,
+        start.anchors_of(network),
+        list(STRIDES),
+        dataset,
+        config,
+        folder,
+        start.make_trainable(network),
+        device,
     )
 
 
@@ -167,7 +174,7 @@ def progress(
 
 
 def spread(frames: Sequence[int], count: int) -> List[int]:
-    """At most ``count`` of ``frames``, evenly spread."""
+    """Select at most ``count`` of ``frames``, evenly spread."""
     if len(frames) <= count:
         return list(frames)
     return [frames[index] for index in np.linspace(0, len(frames) - 1, count).round().astype(int)]

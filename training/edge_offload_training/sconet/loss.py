@@ -24,7 +24,7 @@ def loss(logits: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, Dict
     shares = F.log_softmax(logits.permute(0, 2, 3, 4, 1).reshape(-1, logits.shape[1]), dim=1)
     expected = labels.reshape(-1)
     classes = F.nll_loss(shares, expected, weights, ignore_index=IGNORED)
-    dice = _dice(1.0 - shares[:, 0].exp(), expected > 0, labelled)
+    dice = _dice_loss(1.0 - shares[:, 0].exp(), expected > 0, labelled)
     return classes + dice, {"classes": float(classes.detach()), "completion": float(dice.detach())}
 
 
@@ -39,9 +39,9 @@ def coarse_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return logits.sum() * 0.0
     truth = (labels > 0).float()
     bits = F.binary_cross_entropy_with_logits(logits, truth, labelled.float(), reduction="sum") / labelled.sum()
-    return bits + _dice(torch.sigmoid(logits), truth, labelled)
+    return bits + _dice_loss(torch.sigmoid(logits), truth, labelled)
 
 
-def _dice(full: torch.Tensor, truth: torch.Tensor, labelled: torch.Tensor) -> torch.Tensor:
+def _dice_loss(full: torch.Tensor, truth: torch.Tensor, labelled: torch.Tensor) -> torch.Tensor:
     full, truth = full * labelled, truth * labelled
     return 1.0 - (2.0 * (full * truth).sum() + 1.0) / (full.sum() + truth.sum() + 1.0)

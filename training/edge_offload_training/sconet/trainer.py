@@ -22,7 +22,7 @@ LONGEST_GRADIENT = 5.0
 
 @dataclass(frozen=True)
 class Config:
-    """What determines a run. A resumed run must have the same, except for ``steps`` and ``learning_rate``.
+    """Configuration of a run. A resumed run must have the same, except for ``steps`` and ``learning_rate``.
 
     Attributes:
         steps: in all. The learning rate falls over the last quarter of them; a run that is continued with more
@@ -45,7 +45,7 @@ class Config:
     crops: CropConfig = dataclasses.field(default_factory=CropConfig)
 
     def identity(self) -> str:
-        """What a checkpoint must agree with, as JSON."""
+        """Return the configuration that a checkpoint must share, as JSON."""
         settings = dataclasses.asdict(self)
         for free in ("steps", "learning_rate", "save_every"):
             del settings[free]
@@ -113,11 +113,11 @@ class Trainer:
         volume = self.network.volume(batch.occupancy.to(self._device))
         coarse = coarse_loss(volume[:, 0], batch.around.to(self._device))
         # channels last: on a CPU the 3D convolutions take less than half the time
-        windows = batch.windows(volume).contiguous(memory_format=torch.channels_last_3d)
+        windows = batch.cut_windows(volume).contiguous(memory_format=torch.channels_last_3d)
         fine, parts = loss(self.network.head(windows), batch.labels.to(self._device))
         total = fine + self.config.coarse * coarse
         parts["coarse"] = float(coarse.detach())
-        value = self._learner.descend(total, self.step, self.config.rate(self.step), LONGEST_GRADIENT)
+        value = self._learner.descend_step(total, self.step, self.config.rate(self.step), LONGEST_GRADIENT)
         self.step += 1
         return {"loss": value, **parts}
 
