@@ -91,7 +91,7 @@ def test_temporal_wins_for_a_fixed_camera(machine):
     assert codecs.select(frame, 5e6, sender) == "temporal+zstd"
 
 
-def test_a_codec_that_becomes_slow_is_left(machine):
+def test_a_codec_that_becomes_slow_is_replaced(machine):
     frame, selector = picture(120, 160), Selector(clock=machine.clock)
     assert settle(selector, frame, 20e6) == "gradient+zstd"
     machine.speeds["gradient+zstd"] = 5e6  # the robot throttles
@@ -169,7 +169,7 @@ def test_small_tensors_are_not_worth_a_thought():
     assert codecs.select(np.zeros(10), 1e3) == "raw"
 
 
-def test_report_says_what_was_measured(machine):
+def test_report_shows_measured_values(machine):
     selector = Selector(clock=machine.clock)
     settle(selector, picture(120, 160), 5e6)
     rows = {row["codec"]: row for row in selector.report()}
