@@ -31,7 +31,7 @@ def test_a_csv_is_a_table(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("batch,latency_ms\n1,10\n2,9\n", "less than"),
         ("batch,latency_ms\n1,nan\n", "latency of a batch of 1"),
@@ -45,24 +45,24 @@ def test_a_csv_is_a_table(tmp_path: pathlib.Path) -> None:
         ("batch,latency_ms\n" + "".join(f"{n},{n}\n" for n in range(1, 99)), "without a gap"),
     ],
 )
-def test_what_is_no_table_is_told(tmp_path: pathlib.Path, text: str, words: str) -> None:
+def test_an_invalid_table_is_reported(tmp_path: pathlib.Path, text: str, message: str) -> None:
     path = tmp_path / "table.csv"
     path.write_text(text)
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         load_csv(path)
     with pytest.raises(BadInput, match="cannot read"):
         load_csv(tmp_path / "none.csv")
 
 
-def test_measured_once_and_kept(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_measured_once_and_cached(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     module = torch.nn.Linear(4, 4)
-    found = batches(module, ModuleExecutor(module)).load_or_measure(lambda: None, tmp_path)
-    assert len(found.median_s) == len(found.p95_s) == 8
-    assert list(found.median_s) == sorted(found.median_s)
-    assert list(found.p95_s) == sorted(found.p95_s)
-    assert all(p95 >= median > 0 for median, p95 in zip(found.median_s, found.p95_s))
-    again = batches(module, ModuleExecutor(module)).load_or_measure(lambda: pytest.fail("measured again"), tmp_path)
-    assert again == found
+    table = batches(module, ModuleExecutor(module)).load_or_measure(lambda: None, tmp_path)
+    assert len(table.median_s) == len(table.p95_s) == 8
+    assert list(table.median_s) == sorted(table.median_s)
+    assert list(table.p95_s) == sorted(table.p95_s)
+    assert all(p95 >= median > 0 for median, p95 in zip(table.median_s, table.p95_s))
+    reloaded = batches(module, ModuleExecutor(module)).load_or_measure(lambda: pytest.fail("measured again"), tmp_path)
+    assert reloaded == table
     for path in tmp_path.glob("*.json"):
         path.write_text('{"median_s": [2, 1], "p95_s": [2, 1], "equal": 1, "reason": ""}')
     with caplog.at_level(logging.WARNING):
@@ -75,12 +75,12 @@ def test_a_module_that_cannot_be_batched_has_batch_one(tmp_path: pathlib.Path) -
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[x > float(x.mean())]
 
-    found = batches(Undecided(), ModuleExecutor(Undecided())).load_or_measure(lambda: None, tmp_path)
-    assert len(found.median_s) == found.equal == 1
-    assert found.reason.startswith("batch 2: ")
+    table = batches(Undecided(), ModuleExecutor(Undecided())).load_or_measure(lambda: None, tmp_path)
+    assert len(table.median_s) == table.equal == 1
+    assert table.reason.startswith("batch 2: ")
 
 
-def test_an_emulated_device_says_so_and_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emulated_device_is_marked_and_slow_as_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(emulated.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(emulated.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
